@@ -12,15 +12,15 @@ export PYTHONDONTWRITEBYTECODE =
 OLDEST_TESTS = $(addprefix tests/, tiles test_persistence.py rows/test_open.py rows/test_staging.py \
 	fitting/test_resume.py fitting/test_checkpoint.py selection/test_resume.py \
 	estimators/test_kernel_ridge.py estimators/test_dask_frames.py kernels/test_text.py features/test_maps.py \
-	linalg/test_cholesky.py machine/test_profile.py posterior/test_processes.py solvers/test_refinement.py \
-	planning/test_direct.py cli cluster/test_preload.py cluster/test_tls.py test_gram.py test_blas.py test_inspection.py \
+	algorithms/test_cholesky.py machine/test_profile.py posterior/test_processes.py algorithms/test_residuals.py \
+	planning/test_direct.py cli cluster/test_preload.py cluster/test_tls.py test_gram.py algorithms/test_blas.py test_inspection.py \
 	test_sparse.py transformers test_predictions_out.py)
 
 # Those that touch what depends on Python itself and on the newest packages: values, files, processes, commands.
 PYTHONS = 3.12 3.13
-PYTHONS_TESTS = $(addprefix tests/, kernels/test_values.py kernels/test_parameters.py kernels/test_categories.py \
+PYTHONS_TESTS = $(addprefix tests/, data/test_kernel_values.py kernels/test_parameters.py kernels/test_categories.py \
 	estimators/test_kernel_ridge.py estimators/test_ecosystem.py rows/test_sources.py fitting/test_resume.py \
-	linalg/test_cholesky.py solvers/test_refinement.py tiles/test_store.py cli/test_commands.py test_persistence.py \
+	algorithms/test_cholesky.py algorithms/test_residuals.py tiles/test_store.py cli/test_commands.py test_persistence.py \
 	test_config.py)
 
 .PHONY: demo test nightly guard random oldest pythons check docs format clean

@@ -22,7 +22,7 @@ class DkrrError(Exception):
         return one_line(safe_message(super().__str__().strip()))
 
 
-def _short_traceback(error: DkrrError) -> list[str]:
+def short_traceback(error: Exception) -> list[str]:
     """Lines that IPython shows of an error whose message suffices: the user's own calls, none of this package."""
     frames = traceback.extract_tb(error.__traceback__)
     own = takewhile(lambda frame: not frame.filename.startswith(_PACKAGE), frames)
@@ -33,7 +33,7 @@ def _short_traceback(error: DkrrError) -> list[str]:
 class InputError(DkrrError, ValueError):
     """An argument, an array or a file has the wrong shape, type or value."""
 
-    _render_traceback_ = _short_traceback
+    _render_traceback_ = short_traceback
 
 
 class InputTypeError(InputError, TypeError):
@@ -47,7 +47,7 @@ class KernelFunctionError(DkrrError):
 class PlanError(DkrrError, ValueError):
     """No plan fits the limits; nothing has been computed."""
 
-    _render_traceback_ = _short_traceback
+    _render_traceback_ = short_traceback
 
 
 class MemoryLimitError(PlanError):
@@ -57,7 +57,7 @@ class MemoryLimitError(PlanError):
 class StoreError(DkrrError, OSError):
     """A store is missing, damaged, of another kind, or belongs to another problem."""
 
-    _render_traceback_ = _short_traceback
+    _render_traceback_ = short_traceback
 
 
 class WrongStoreError(StoreError, InputError):

@@ -406,7 +406,7 @@ def _is_line_of_history(value: Any) -> bool:
 
 _OF_ALL = {"form": _is_text, "alpha": _is_finite, "quadratic": _is_list_of(_is_real, 1)}
 KEPT_NUMBERS: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "primal": _OF_ALL,
+    "primal": _OF_ALL | {"centred": _is_one_of(True, False)},
     "dual": _OF_ALL | {"tile": _is_positive, "panel": _is_positive},
 }
 """Entries of `factors` in `uncertainty`, by the form of a factor."""

@@ -12,6 +12,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+import threadpoolctl
 from distributed import Client
 from hypothesis import HealthCheck, settings
 
@@ -69,6 +70,13 @@ def same_loggers() -> Iterator[None]:
     for one, level, handlers, one.propagate, one.disabled in before:
         one.setLevel(level)
         one.handlers[:] = handlers
+
+
+@pytest.fixture(scope="module")
+def one_blas_thread() -> Iterator[None]:
+    """Small problems by the hundred: BLAS threads would only wait for each other."""
+    with threadpoolctl.threadpool_limits(1, "blas"):
+        yield
 
 
 @pytest.fixture(scope="session")

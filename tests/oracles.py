@@ -190,8 +190,32 @@ def kernel_features(K):
     return vectors[:, keep] * np.sqrt(values[keep])
 
 
-def naive_probabilities(scores):
-    """Softmax of a row after the other; a single column of scores is that of the second of two classes."""
+def assert_close(actual, expected, tolerance=1e-8):
+    """No entry is off by more than `tolerance` times the largest one expected."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(1e-300, np.abs(expected).max()))
+
+
+def naive_residual(K, y, alpha, coef, intercept, weights=None, fit_intercept=False):
+    """‖r‖ / ‖b‖ of each target for the dual system: r = √w (y − b − Kα) − λα / √w, b = √w (y − ȳ), rows of w > 0."""
+    w = np.ones(len(y)) if weights is None else weights
+    root, found = np.sqrt(w[w > 0]), []
+    for k in range(y.shape[1]):
+        errors = (y[:, k] - K @ coef[:, k] - intercept[k])[w > 0]
+        side = root * (y[:, k] - (np.average(y[:, k], weights=w) if fit_intercept else 0.0))[w > 0]
+        found.append(np.linalg.norm(root * errors - alpha[k] * coef[w > 0, k] / root) / np.linalg.norm(side))
+    return np.array(found)
+
+
+def naive_probabilities(scores, multi_class="multinomial"):
+    """Softmax of a row after the other; a single column of scores is that of the second of two classes.
+
+    "ovr": the classes' own probabilities, divided by their sum.
+    """
+    if multi_class == "ovr" and scores.shape[1] > 1:
+        separate = 1 / (1 + np.exp(-scores))
+        return separate / separate.sum(axis=1, keepdims=True)
     if scores.shape[1] == 1:
         scores = np.hstack([np.zeros_like(scores), scores])
     rows = []
@@ -225,6 +249,23 @@ def naive_logistic(phi, codes, alpha, weights=None, fit_intercept=True, multi_cl
             B[-1] -= B[-1].mean()  # the same number for all classes changes nothing
     dual = v[:, None] * ((Y[:, 1:] if n_classes == 2 else Y) - P) / (2 * alpha)
     return (B[:-1], B[-1], dual) if fit_intercept else (B, np.zeros(B.shape[1]), dual)
+
+
+def naive_gradient(K, codes, alpha, coef, intercept, weights=None, fit_intercept=True, multi_class="multinomial"):
+    """Norm of the gradient in the kernel's space, relative to that at zero; the largest of the models of "ovr"."""
+    v, Y = np.ones(len(K)) if weights is None else weights, np.eye(int(codes.max()) + 1)[codes]
+    is_softmax = Y.shape[1] > 2 and multi_class == "multinomial"
+    Y = Y[:, 1:] if Y.shape[1] == 2 else Y
+
+    def squares(coef, intercept):
+        scores = K @ coef + intercept
+        r = v[:, None] * ((naive_probabilities(scores) if is_softmax else 0.5 * (1 + np.tanh(0.5 * scores))) - Y)
+        free = r.sum(axis=0) ** 2 if fit_intercept else np.zeros(Y.shape[1])
+        r = r + 2 * alpha * coef
+        total = free + (r * (K @ r)).sum(axis=0)
+        return total.sum(keepdims=True) if is_softmax else total
+
+    return np.sqrt(squares(coef, intercept) / squares(np.zeros_like(coef), np.zeros(coef.shape[1]))).max()
 
 
 def _newton(A, Y, v, penalties):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from dkrr.tiles import buckets
-from tests.cluster.processes import free_port
+from tests.processes import free_port
 
 # moto looks at who asks, and does not check signatures.
 WHO = "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"

@@ -76,11 +76,15 @@ def save_or_keep(model: Any, path: str, *, overwrite: bool, uncertainty: bool) -
         library.save(model, path, overwrite=overwrite, uncertainty=uncertainty)
     except (DkrrError, OSError) as error:
         place = f"{tempfile.mkdtemp(prefix='dkrr-model-', dir=setting('temporary-directory'))}/model.zarr"
-        try:
-            library.save(model, place)
-        except (DkrrError, OSError) as second:
-            raise DkrrError(f"{error}; nor could the model be saved elsewhere ({second}): it is lost") from error
-        raise DkrrError(f"{error}; the model was saved at {place} instead: move it from there") from error
+        for with_uncertainty in (True, False) if uncertainty else (False,):
+            try:
+                library.save(model, place, uncertainty=with_uncertainty)
+            except (DkrrError, OSError) as reason:
+                second = reason
+                continue
+            without = "" if with_uncertainty == uncertainty else " without its uncertainty"
+            raise DkrrError(f"{error}; the model was saved at {place} instead{without}: move it from there") from error
+        raise DkrrError(f"{error}; nor could the model be saved elsewhere ({second}): it is lost") from error
 
 
 def echo(text: object, *, err: bool = False) -> None:
@@ -134,23 +138,25 @@ def named(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {error}") from error
 
 
-def check_store(store: str | None) -> None:
-    """Report a store that holds something else, which the user named, as bad input."""
+def check_store(store: str | None, *, is_planned: bool = False) -> None:
+    """Report a store that holds something else, or cannot be written unless it is only planned, as bad input."""
     from dkrr.requests import stored_layout
-    from dkrr.tiles.replacing import refuse_missing_folder
+    from dkrr.tiles.replacing import check_writable, refuse_missing_folder
 
     if store is not None:
         store = location(store, "--store", "the path or URL of the run's store", is_kept=True)
         refuse_missing_folder(store, "--store")
         with named("--store"):
             stored_layout(store)
+            if not is_planned:
+                check_writable(store, is_grown=True)
 
 
 def check_folder(store: str | None) -> None:
-    """Refuse a file, a model or a store where the folder with the stores of a search is to be."""
+    """Refuse a file, a model or a store where the folder with the stores of a search is to be, or where none can be."""
     from dkrr.tiles.descriptions import read_group
     from dkrr.tiles.paths import local_path
-    from dkrr.tiles.replacing import refuse_missing_folder
+    from dkrr.tiles.replacing import check_writable, refuse_missing_folder
 
     if store is not None:
         url = location(store, "--store", "a folder for the stores of the run", is_kept=True)
@@ -163,6 +169,8 @@ def check_folder(store: str | None) -> None:
         if found is not None:
             what = f"a {found['kind']} of dkrr" if found.get("kind") in ("run", "model") else "a group of Zarr"
             raise InputError(f"--store is {shown(store)}, {what}; expected a folder for the stores of the run, or none")
+        with named("--store"):
+            check_writable(url, is_grown=True)
 
 
 @contextmanager

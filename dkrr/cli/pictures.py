@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from dkrr.cli.common import named
 from dkrr.errors import InputError
 from dkrr.values import location, shown
 
@@ -16,7 +17,8 @@ def check_picture_path(path: str, *, overwrite: bool) -> None:
     kinds = sorted(pictures.figure().canvas.get_supported_filetypes())
     if Path(path).suffix.removeprefix(".") not in kinds:
         raise InputError(f"--out is {shown(path)}; expected a path that ends in one of {', '.join(kinds)}")
-    check_free(path, overwrite=overwrite, what="a file", is_one=_is_file, listed=None, name="--out")
+    with named("--out"):
+        check_free(path, overwrite=overwrite, what="a file", is_one=_is_file, listed=None, name="--out")
 
 
 def _is_file(path: str) -> bool:

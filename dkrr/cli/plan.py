@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from dkrr.arguments import checked_candidates
 from dkrr.cli.candidates import candidates, train_sizes, whole
 from dkrr.cli.common import check_store, cluster, echo, readable_errors
 from dkrr.cli.config import Configurable, config_option
@@ -48,7 +49,7 @@ def plan(
     with readable_errors(), cluster(scheduler):
         if (x_path is None) == (options["n"] is None or options["d"] is None):
             raise InputError("expected either --x (with --y), or --n and --d")
-        check_store(options["store"])
+        check_store(options["store"], is_planned=True)
         is_filled = options["impute"] is not None
         X = training_rows(x_path, columns, (y_path, None), drop_missing=drop_missing, is_filled=is_filled)
         transformer = chosen_transformer(X, y_path, None, options)
@@ -60,7 +61,9 @@ def plan(
             alphas = settings["alphas"]
             is_count, expected = alphas.isdecimal(), "a number of candidates, or the candidates"
             settings["alphas"] = (
-                whole(alphas, "--alphas", expected) if is_count else len(candidates([alphas], "--alphas"))
+                whole(alphas, "--alphas", expected)
+                if is_count
+                else len(checked_candidates(candidates([alphas], "--alphas")))
             )
         if settings["train_sizes"] is not None:
             settings["train_sizes"] = train_sizes(settings["train_sizes"], "--train-sizes")

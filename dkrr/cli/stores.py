@@ -82,8 +82,9 @@ def report(path: str, out_path: str, overwrite: bool) -> None:
     from dkrr.tiles.replacing import check_free
 
     with readable_errors():
-        if not overwrite:
-            check_free(location(out_path, "--out"), overwrite=False, what="a report", is_one=bool, listed=None)
+        out = location(out_path, "--out")
+        with named("--out"):  # what else may be replaced is checked by the report itself
+            check_free(out, overwrite=overwrite, what="a report", is_one=lambda _: True, listed=None, name="--out")
         with named("RUN|MODEL"):
             location(path, "RUN|MODEL", "the path or URL of a run or a model", is_kept=True)
             library.report(path, out_path)

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+from sklearn import exceptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkrr.arguments import checked_kernel, checked_progress, checked_store, checked_weights
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
@@ -70,6 +71,12 @@ class KernelParameters:
     store: str | None = None
     progress: bool | None = None
     transformer: Any = None
+
+
+class NotFittedError(exceptions.NotFittedError):  # type: ignore[misc]  # scikit-learn has no types
+    """scikit-learn's error of an estimator that is not fitted; notebooks show it in a few lines."""
+
+    _render_traceback_ = short_traceback
 
 
 class KernelEstimator(KernelParameters, BaseEstimator, ABC):
@@ -323,7 +330,10 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     def _new_rows(self, X: Any) -> Rows:
         """New rows as the model takes them."""
         if "_model" not in vars(self):
-            check_is_fitted(self, "_model")  # raises scikit-learn's error
+            try:
+                check_is_fitted(self, "_model")
+            except exceptions.NotFittedError as error:
+                raise NotFittedError(*error.args) from None
         if "transformer_" in vars(self):
             return TransformedRows(self._inputs(X, reset=False), self.transformer_)
         X = self._model.kernel.encode(self._table(self._model.kernel, X, reset=False))

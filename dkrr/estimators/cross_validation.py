@@ -171,8 +171,8 @@ def checked_scoring(scoring: Any) -> Score:
     InputError
         If it cannot be used.
     """
-    if scoring is None:
-        return negative_squared_error
+    if scoring is None or (isinstance(scoring, str) and scoring == "neg_mean_squared_error"):
+        return negative_squared_error  # of targets whose squares leave float64, too
     scorer = named_scorer(scoring)
     wanted = getattr(scorer, "_response_method", "predict")
     if wanted != "predict":

@@ -1,6 +1,6 @@
 """ΦᵀWΦ, ΦᵀWy and yᵀWy of parts of the rows, in the memory of the calling process: for folds, and for leverages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 
 LEAST_LEFT = 0.1
 """Part of a sum of squares that must be left for it to be a difference: of its digits at most one is then lost."""
+LEAST_IN_PIVOT = 1e-8
+"""Fraction of a feature's square that is left in its pivot, below which features are centred about their own means."""
 LEAST_UNLEVERAGED = 1e-3
 """1 − leverage of a row below which its error follows from the other rows: at most one row per feature."""
 
@@ -78,11 +80,14 @@ class NormalSums:
         blas.solve_lower(factor, coef, transpose=True)
         return factor, coef
 
-    def least_left(self, alpha: float, factor: Array, n_penalised: int) -> float:
-        """Least fraction of a diagonal entry that is left in its pivot: coefficients may be off by ε over it."""
+    def is_lost(self, alpha: float, factor: Array, n_penalised: int) -> bool:
+        """Whether so little of a diagonal entry is left in its pivot that features are to be centred by themselves.
+
+        Coefficients may be off by ε over the fraction that is left.
+        """
         whole = self.gram.diagonal().copy()
         whole[:n_penalised] += alpha
-        return float(np.min(factor.diagonal() ** 2 / whole, initial=1.0))
+        return float(np.min(factor.diagonal() ** 2 / whole, initial=1.0)) < LEAST_IN_PIVOT
 
     def without(self, other: "NormalSums") -> "NormalSums | None":
         """Sums of the rows that are not among the others; None where the others are most, and digits would be lost."""
@@ -117,6 +122,67 @@ def sums_of_others(parts: Sequence[NormalSums], rest: NormalSums) -> Iterator[No
     half = len(parts) // 2
     for own, others in ((parts[:half], parts[half:]), (parts[half:], parts[:half])):
         yield from sums_of_others(own, rest.with_rows_of(others))
+
+
+Each = Callable[[str, Callable[[int, int], Any]], list[Any]]
+"""Gives, for a stage, the values of a function of the first row and the last but one, for segments of the rows."""
+
+
+def weighted_means(data: TrainingData, rows: NDArray[np.intp], each: Each, about: Array | None = None) -> Array:
+    """Weighted means of features and targets over some rows, of shape (p + t,); see `centred_sums`."""
+
+    def totals(start: int, stop: int) -> Any:
+        return sum(
+            weights @ np.hstack([features, targets])
+            for features, targets, weights in _chosen_blocks(data, rows, about, start, stop)
+        )
+
+    means = np.asarray(sum(each("means", totals)))
+    return np.asarray(means / means[len(means) - data.targets.shape[1] - 1])  # the feature of the constant is 1
+
+
+def centred_sums(
+    data: TrainingData, rows: NDArray[np.intp], each: Each, about: Array | None = None
+) -> tuple[NormalSums, Array]:
+    """Sums of features and targets without their weighted means over some rows, and these, (p + t,).
+
+    Where these rows are far from the origin, or one weight exceeds all others, the free constant takes nearly all of
+    each feature, and digits with it. Costs two passes over the rows.
+
+    Parameters
+    ----------
+    data : TrainingData
+        With a free constant, which is the last feature.
+    rows : ndarray of shape (m,)
+        In ascending order.
+    each : callable
+    about : ndarray of shape (p, t), optional
+        Coefficients whose predictions the targets are to be without.
+    """
+    means, t = weighted_means(data, rows, each, about), data.targets.shape[1]
+    last = len(means) - t - 1
+
+    def centred(start: int, stop: int) -> NormalSums:
+        found = NormalSums.zeros(last + 1, t)
+        for features, targets, weights in _chosen_blocks(data, rows, about, start, stop):
+            features[:, :last] -= means[:last]
+            found.add(features, targets - means[last + 1 :], weights)
+        return found
+
+    sums, *others = each("normal matrix", centred)
+    return sums.with_rows_of(others), means
+
+
+def _chosen_blocks(
+    data: TrainingData, rows: NDArray[np.intp], about: Array | None, start: int, stop: int
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Features, targets without the predictions of `about`, and weights of some rows, a block at a time."""
+    for where, features in feature_blocks(data, start, stop):
+        here = part_of(rows, where)[1]
+        targets, weights = data.targets[where], np.ones(len(features)) if data.weights is None else data.weights[where]
+        if about is not None:
+            targets = targets - blas.product(features, about)
+        yield features[here], targets[here], weights[here]
 
 
 def errors_by_others(

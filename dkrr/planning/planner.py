@@ -202,20 +202,22 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
     possible = [c for c in candidates if c.refused not in (NOT_SMALL, NOT_SMALL_FOR_CLUSTER)]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
         dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)
+        iterative = _conjugate_gradient_with_room(problem, resources, candidates[0].form) if candidates else ""
         raise PlanError(
             f"the matrix is too large for a factorisation (n = {problem.n:,}, D = {dimension}): even tiles of "
-            f"{TILE_SIZES[-1]:,} rows would be more than {MAX_TILES_PER_SIDE} per side. Nothing was computed"
+            f"{TILE_SIZES[-1]:,} rows would be more than {MAX_TILES_PER_SIDE} per side"
+            f"{iterative and f': {iterative}'}. Nothing was computed"
         )
     in_memory = [c for c in possible if c.fits]
     if in_memory:
         least = min(in_memory, key=lambda c: c.disk_bytes)
         free = format_bytes(resources.disk_free_bytes or 0)
-        by_cg = _candidates(replace(problem, solver=ConjugateGradient()), resources, least.form)
-        iterative = "" if all(c.refused for c in by_cg) else ", give solver='cg' (conjugate gradient), which has room"
+        iterative = _conjugate_gradient_with_room(problem, resources, least.form)
+        remedy = f"dkrr.temporary-directory on a larger disk{iterative and f', {iterative}'}, or raise memory_limit"
         raise DiskSpaceError(
             f"not enough disk: the plan with the smallest need ({least.summary()}) takes "
             f"{format_bytes(least.disk_bytes)} in the store, {free} are free. Free some space, give store= or "
-            f"dkrr.temporary-directory on a larger disk{iterative}, or raise memory_limit. Nothing was computed"
+            f"{remedy}. Nothing was computed"
         )
     if resources.cluster_is_running:
         possible = [c for c in possible if c.execution == "dask"] or possible
@@ -224,6 +226,12 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
         f"no plan fits in memory: the smallest ({least.summary()}) needs {format_bytes(least.peak_bytes)} in one "
         f"process, and {_allowed_and_remedy(needed, resources)}. Nothing was computed"
     )
+
+
+def _conjugate_gradient_with_room(problem: Problem, resources: Resources, form: Form) -> str:
+    """Words for conjugate gradient as a remedy; empty where it has no room either."""
+    found = _candidates(replace(problem, solver=ConjugateGradient()), resources, form)
+    return "" if all(c.refused for c in found) else "give solver='cg' (conjugate gradient), which has room"
 
 
 def _allowed_and_remedy(needed: int, resources: Resources) -> str:

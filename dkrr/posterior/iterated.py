@@ -80,6 +80,8 @@ class IteratedPosterior(Posterior):
         data = TrainingData.of(targets, shared_fields(request, plan.plan.problem))
         self.data = about_the_rows(data) if data.fit_intercept else data
         self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
+        self._doubts = list[str]()
+        """What the systems of the targets lack, which all that is computed from them says."""
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"plan": None}
@@ -101,7 +103,10 @@ class IteratedPosterior(Posterior):
         )
 
     def quadratic(self) -> Array:
-        return self._known[0]
+        found = self._known[0]
+        for text in self._doubts:
+            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        return found
 
     def log_determinant(self) -> Estimate:
         with self._opened(0) as run:
@@ -124,7 +129,7 @@ class IteratedPosterior(Posterior):
             return None
         if "_known" not in vars(self):
             self._known = self._solved_targets(run)
-        return self._known[1]
+        return self._known[1]  # its bounds are certified
 
     def _solved_targets(self, run: "_Run") -> tuple[Array, Solved | None]:
         data, tol = self.data, min(self._tol, KNOWN_TOL)
@@ -133,14 +138,32 @@ class IteratedPosterior(Posterior):
             columns = np.arange(start, min(start + run.width, len(found)))
             right = data.dual_right_sides(columns, means)[:, : len(columns)]
             if data.fit_intercept and constant is None:
-                constant = run.solved(run.constant[:, None], tol)
-            y = run.solved(np.ascontiguousarray(right), tol)
-            found[columns] = 0.5 * (y.low + y.high)
+                constant = self._solved(run, run.constant[:, None], tol)
+            y = self._solved(run, np.ascontiguousarray(right), tol)
+            found[columns], error = 0.5 * (y.low + y.high), 0.5 * (y.high - y.low)
             if constant is not None:
                 total = 0.5 * float(constant.low[0] + constant.high[0])
                 mixed = constant.right_sides[:, 0] @ y.x + constant.x[:, 0] @ y.residuals
                 found[columns] -= mixed**2 / total
+                error += 2 * np.abs(mixed) / total * np.sqrt(constant.left[0] * y.left)
+                error += (mixed / total) ** 2 * 0.5 * (constant.high[0] - constant.low[0])
+            self._doubt_digits(found[columns], error)
         return found, constant
+
+    def _doubt_digits(self, found: Array, error: Array) -> None:
+        """Note quadratic forms that may be off by more than bounds of variances, since a free constant takes most."""
+        if not (error <= RELATIVE_WIDTH * found).all():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                relative = float(np.max(np.abs(error / found)))
+            self._doubts.append(
+                f"the scale of the process may be off by {relative:.0e} of itself by conjugate gradient: expected "
+                f"a smaller tol, a larger alpha, or solver='cholesky'"
+            )
+
+    def _solved(self, run: "_Run", right_sides: Array, tol: float) -> Solved:
+        solved, doubt = run.solved(right_sides, tol)
+        self._doubts += [doubt] if doubt else []
+        return solved
 
     @contextmanager
     def _opened(self, n_rows: int) -> Iterator["_Run"]:
@@ -215,19 +238,17 @@ class _Run:
         iteration.estimates_condition = False
         return iteration
 
-    def solved(self, right_sides: Array, tol: float) -> Solved:
-        """Systems solved to a relative residual."""
-        iteration = self.iteration(right_sides)
+    def solved(self, right_sides: Array, tol: float) -> tuple[Solved, str]:
+        """Systems solved to a relative residual, and words for a residual that is larger; empty without one."""
+        iteration, doubt = self.iteration(right_sides), ""
         iteration.tol = tol
         outcome = iteration.run()
         if outcome.status is not Status.CONVERGED:
-            warnings.warn(
+            doubt = (
                 f"the systems of the targets have a relative residual of {outcome.residuals.max():.1e}, where "
-                f"{tol:.0e} was asked: {outcome.status.value}",
-                ConvergenceWarning,
-                stacklevel=4,
+                f"{tol:.0e} was asked: {outcome.status.value}"
             )
-        return self._certified(iteration)
+        return self._certified(iteration), doubt
 
     def variances(self, cross: Array, prior: Array, constant: Solved | None) -> VarianceBounds:
         """Variances of the rows of C K(X, x), of shape (n, m), with bounds as near as rounding allows.

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -10,19 +10,21 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from dkrr.errors import ConvergenceWarning, StoreError
+from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.normal_sums import (
     LEAST_UNLEVERAGED,
     NormalSums,
+    centred_sums,
     errors_by_others,
     feature_blocks,
     features_of,
     part_of,
     sums_of_others,
+    weighted_means,
 )
 from dkrr.fitting.sampled import about_the_rows
-from dkrr.linalg.variance_bounds import EPS, VarianceBounds
+from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers
 from dkrr.requests import FitRequest, Targets
 from dkrr.rows import CheckedRows, MemoryRows, Rows, whole
@@ -41,14 +43,16 @@ class PrimalPosterior(FactoredProcess):
         data = TrainingData.of(targets, shared_fields(request, request.problem()))
         self.data = about_the_rows(data) if data.fit_intercept else data
         self.kernel, self.alpha = self.data.kernel, alpha
-        self._means = self.data.target_means()
         assert self.data.feature_map is not None
         self._n_features = self.data.feature_map.dimension(self.data.rows.shape[1])
+        width = self._n_features + (1 if data.fit_intercept else 0)
+        self._means, self._origin = self.data.target_means(), None
         if kept is None:
             with in_terms_of_alpha([alpha], "primal"):
-                self._factor, self._coef = self._sums.solved(alpha, self._n_features)
+                self._factor, self._coef = self._solved()
             return
-        width = self._n_features + (1 if data.fit_intercept else 0)
+        if kept.numbers["centred"]:
+            self._centre(weighted_means(self.data, np.arange(self.data.n), self._whole))
         self._factor, self._coef = (_array(kept.arrays[name]) for name in ("factor", "coef"))
         if self._factor.shape != (width, width) or self._coef.shape != (width, len(columns)):
             raise StoreError(
@@ -56,13 +60,51 @@ class PrimalPosterior(FactoredProcess):
             )
         self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
 
-    @cached_property
-    def _sums(self) -> NormalSums:
-        """Sums of all rows."""
+    _origin: Array | None
+    """Means of features, (p,), that are subtracted from them, with 0 for the constant; None: nothing is."""
+
+    def _solved(self) -> tuple[Array, Array]:
+        """Factor and coefficients; of centred features where the free constant takes digits, as of one large weight."""
         sums = NormalSums.zeros(self._n_features + (1 if self.data.fit_intercept else 0), self.data.targets.shape[1])
         for where, features in feature_blocks(self.data):
             self._add(sums, where, features, slice(None))
-        return sums
+        found = self._solved_uncentred(sums)
+        if found is None:
+            sums, means = centred_sums(self.data, np.arange(self.data.n), self._whole)
+            self._centre(means)
+            found = sums.solved(self.alpha, self._n_features)
+        return found
+
+    def _solved_uncentred(self, sums: NormalSums) -> tuple[Array, Array] | None:
+        """Factor and coefficients; None where the free constant may have taken digits of the features."""
+        try:
+            found = sums.solved(self.alpha, self._n_features)
+        except NotPositiveDefiniteError:
+            if not self.data.fit_intercept:
+                raise
+            return None
+        is_lost = self.data.fit_intercept and sums.is_lost(self.alpha, found[0], self._n_features)
+        return None if is_lost else found
+
+    def _centre(self, means: Array) -> None:
+        """Subtract means of features and targets, (p + t,)."""
+        last = self._n_features
+        self._origin, self._means = np.append(means[:last], 0.0), means[last + 1 :]
+
+    def _whole(self, stage: str, function: Callable[[int, int], Any]) -> list[Any]:  # noqa: ARG002
+        return [function(0, self.data.n)]
+
+    def _features(self, x: Any) -> Array:
+        """Features of rows, centred; to be read only."""
+        return self._about(features_of(self.data, x))
+
+    def _about(self, features: Array) -> Array:
+        return features if self._origin is None else features - self._origin
+
+    def _blocks(self) -> Iterator[tuple[slice, Array]]:
+        """Rows and their features, a block at a time."""
+        for where, features in feature_blocks(self.data):
+            yield where, self._about(features)
 
     def _add(self, sums: NormalSums, where: slice, features: Array, rows: Any) -> None:
         """Add some rows of a block."""
@@ -75,7 +117,7 @@ class PrimalPosterior(FactoredProcess):
         return np.einsum("ij,ij->j", inner, inner)  # type: ignore[no-any-return]
 
     def variances_of(self, x: Any) -> VarianceBounds:
-        found, part = self.alpha * self._lengths(features_of(self.data, x)), self._rounded_fraction
+        found, part = self.alpha * self._lengths(self._features(x)), self._rounded_fraction
         high = found * (1.0 + part) if part < 1.0 else np.full(len(found), np.inf)
         return VarianceBounds(found, found * (1.0 - part), high)
 
@@ -95,12 +137,13 @@ class PrimalPosterior(FactoredProcess):
 
     def _errors(self) -> Iterator[tuple[slice, Array, Array]]:
         """Rows, y − f and the features of a block."""
-        for where, features in feature_blocks(self.data):
+        for where, features in self._blocks():
             yield where, self.data.targets[where] - self._means - features @ self._coef, features
 
     def kept(self) -> Kept:
         arrays: dict[str, Rows] = {"factor": MemoryRows(self._factor), "coef": MemoryRows(self._coef)}
-        return Kept({"form": "primal", "quadratic": self._quadratic.tolist()}, arrays)
+        numbers = {"form": "primal", "quadratic": self._quadratic.tolist(), "centred": self._origin is not None}
+        return Kept(numbers, arrays)
 
     def quadratic(self) -> Array:
         return self._quadratic
@@ -117,9 +160,11 @@ class PrimalPosterior(FactoredProcess):
         n = self.degrees + (1 if self.data.fit_intercept else 0)
         whole = 2.0 * float(np.log(self._factor.diagonal()).sum())
         constant = -math.log(self.alpha) if self.data.fit_intercept else 0.0
-        if self._rounded_fraction == 1.0:
+        part = self._rounded_fraction
+        if part > RELATIVE_WIDTH:
+            how = "few digits" if part < 1.0 else "no digits"
             warnings.warn(
-                f"features of rows differ so much in size that no digit of the log marginal likelihood is certain "
+                f"features of rows differ so much in size that {how} of the log marginal likelihood are certain "
                 f"(alpha = {self.alpha:g}): scale rows that are far larger than others, or use form='dual'",
                 ConvergenceWarning,
                 stacklevel=2,
@@ -140,26 +185,35 @@ class PrimalPosterior(FactoredProcess):
         return found
 
     def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
-        rest, *held = [
-            NormalSums.zeros(len(self._sums.gram), self.data.targets.shape[1]) for _ in range(len(folds) + 1)
-        ]
-        for where, features in feature_blocks(self.data):
+        rest, *held = [NormalSums.zeros(len(self._factor), self.data.targets.shape[1]) for _ in range(len(folds) + 1)]
+        for where, features in self._blocks():
             for one, rows in zip(held, folds, strict=True):
                 self._add(one, where, features, part_of(rows, where)[1])
         with in_terms_of_alpha([self.alpha], "primal"):
             others = sums_of_others(held, rest)  # every row is in one fold
-            coefs = np.stack([one.solved(self.alpha, self._n_features)[1] for one in others])
+            coefs = np.stack([self._coef_of(sums, rows) for sums, rows in zip(others, folds, strict=True)])
         errors = [np.empty((len(rows), self.data.targets.shape[1])) for rows in folds]
-        for where, features in feature_blocks(self.data):
+        for where, features in self._blocks():
             for f, rows in enumerate(folds):
                 numbers, here = part_of(rows, where)
                 values = features[here] @ coefs[f] + self._means
                 errors[f][numbers] = self.data.targets[where][here] - values
 
         def predict(x: Any) -> Array:
-            return np.asarray(features_of(self.data, x) @ coefs + self._means)
+            return np.asarray(self._features(x) @ coefs + self._means)
 
         return FoldModels(errors, predict)
+
+    def _coef_of(self, sums: NormalSums, fold: Numbers) -> Array:
+        """Coefficients of the model without a fold, from the sums of all other rows if these determine them."""
+        solved = self._solved_uncentred(sums)
+        if solved is not None:
+            return solved[1]
+        sums, means = centred_sums(self.data, np.delete(np.arange(self.data.n), fold), self._whole)
+        coef, last = sums.solved(self.alpha, self._n_features)[1], self._n_features
+        origin = np.zeros(last) if self._origin is None else self._origin[:last]
+        coef[last] += means[last + 1 :] - self._means - (means[:last] - origin) @ coef[:last]
+        return coef
 
 
 def _array(rows: Rows) -> Array:

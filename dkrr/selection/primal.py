@@ -15,6 +15,7 @@ R. D. Cook, S. Weisberg, "Residuals and Influence in Regression", Chapman and Ha
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,11 +28,13 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.normal_sums import (
     LEAST_UNLEVERAGED,
     NormalSums,
+    centred_sums,
     errors_by_others,
     feature_blocks,
     part_of,
     sums_of_others,
 )
+from dkrr.fitting.norms import scale_of
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.runtime import Progress, SerialExecutor, Task, ThreadExecutor
@@ -45,8 +48,6 @@ Numbers = NDArray[np.intp]
 
 SCORE_ACCURACY = 1e-9
 """Largest rounding error of a score from sums, relative to it; where it may be larger, the rows are predicted."""
-LEAST_LEFT = 1e-8
-"""Fraction of a feature's square that is left in its pivot, below which features are centred by fold."""
 SAMPLE_PER_FEATURE = 8
 """Rows for each feature in the sample whose solution is θ: residuals are then hardly larger than errors."""
 MIN_ROWS_PER_SAMPLE_ROW = 16
@@ -132,7 +133,7 @@ class PrimalFolds:
 
     def _solve(self, sums: NormalSums, alpha: float, about: Array | None = None) -> tuple[Array, Array]:
         """Factor, and coefficients of shape (p, t)."""
-        with in_terms_of_alpha([alpha], "primal"):
+        with in_terms_of_alpha([alpha], "primal", partial(scale_of, self._data, "primal")):
             return sums.solved(alpha, self._n_features, about)
 
     def _score_folds(self, alphas: Array, sheet: ScoreSheet) -> None:
@@ -171,49 +172,17 @@ class PrimalFolds:
     def _is_lost(self, sums: NormalSums, alphas: Array, solved: Sequence[tuple[Array, Array]]) -> bool:
         """Whether the free constant may have taken digits of the features."""
         return self._data.fit_intercept and any(
-            sums.least_left(alpha, factor, self._n_features) < LEAST_LEFT
+            sums.is_lost(alpha, factor, self._n_features)
             for alpha, (factor, _) in zip(alphas.tolist(), solved, strict=True)
         )
 
     def _centred_coefs(self, fold: int, alphas: Array, about: Array | None) -> Array:
         """Coefficients of all λ, (p, n_alphas t), from sums without the means of the fold's training rows."""
-        sums, means = self._centred_sums(self._folds.training(fold), about)
+        sums, means = centred_sums(self._data, self._folds.training(fold), self._each, about)
         coef = np.hstack([self._solve(sums, alpha, about)[1] for alpha in alphas.tolist()])
         last = self._n_features
         coef[last] += np.tile(means[last + 1 :] - self._means, len(alphas)) - means[:last] @ coef[:last]
         return coef
-
-    def _centred_sums(self, rows: Numbers, about: Array | None) -> tuple[NormalSums, Array]:
-        """Sums of features and targets without their weighted means over some rows, and these, (p + t,).
-
-        Where these rows are far from the origin, or one weight exceeds all others, the free constant takes nearly all
-        of each feature, and digits with it. Costs two more passes over the rows.
-        """
-        last = self._n_features
-
-        def blocks(start: int, stop: int) -> Iterator[tuple[Array, Array, Array]]:
-            for where, features in feature_blocks(self._data, start, stop):
-                here, weights = part_of(rows, where)[1], self._weights(where)
-                weights = np.ones(len(features)) if weights is None else weights
-                yield features[here], self._residuals(where, features, about, 0.0)[here], weights[here]
-
-        def totals(start: int, stop: int) -> Array:
-            found = np.zeros(last + 1 + self._n_targets)
-            for features, targets, weights in blocks(start, stop):
-                found += weights @ np.hstack([features, targets])
-            return found
-
-        def centred(start: int, stop: int) -> NormalSums:
-            found = NormalSums.zeros(self._width, self._n_targets)
-            for features, targets, weights in blocks(start, stop):
-                features[:, :last] -= means[:last]
-                found.add(features, targets - means[last + 1 :], weights)
-            return found
-
-        means = sum(self._each("means", totals))
-        means /= means[last]  # the feature of the constant is 1
-        sums, *others = self._each("normal matrix", centred)
-        return sums.with_rows_of(others), means
 
     def _sums_of_folds(self, about: Array | None) -> tuple[list[NormalSums], Iterator[NormalSums]]:
         """Sums of the rows that each fold holds out (none where they do not matter), and those of its training rows."""
@@ -291,7 +260,7 @@ class PrimalFolds:
         solved = [self._solve(sums, alpha) for alpha in alphas.tolist()]
         if not self._is_lost(sums, alphas, solved):
             return solved, np.zeros(self._width), self._means
-        sums, means = self._centred_sums(np.arange(self._data.n), None)
+        sums, means = centred_sums(self._data, np.arange(self._data.n), self._each)
         means[self._n_features] = 0.0  # the constant stays
         return [self._solve(sums, alpha) for alpha in alphas.tolist()], means[: self._width], means[self._width :]
 

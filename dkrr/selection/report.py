@@ -70,10 +70,14 @@ class Report:
         return np.asarray((self.residuals > self.wanted).any(axis=1))
 
     def leave_out(self, values: Array, alphas: Array) -> tuple[str, ...]:
-        """Set the scores of unsolved λ to NaN, of shape (n_alphas, ...), and say so."""
+        """Set the scores of unsolved λ to NaN, of shape (n_alphas, ...), and say so.
+
+        Those of λ that were given up, too: what they had lost to may be among them.
+        """
         bad = self.unsolved
         if not bad.any():
             return ()
+        bad |= self.stopped
         values[bad] = np.nan
         remedy = "larger values or max_iter, or solver='cholesky'" if self.iterations[bad].any() else "larger values"
         wanted = np.where(self.residuals > self.wanted, self.wanted, np.inf)[bad]

@@ -161,14 +161,15 @@ def no_choice(*, is_unsolved: bool) -> InputError:
             "warnings say how far they were); expected larger alphas, a larger max_iter, or another solver"
         )
     return InputError(
-        "the scores of all candidates are NaN; expected numbers: give another scoring, or folds of more rows"
+        "the scores of all candidates are NaN or -inf; expected numbers: give another scoring, scale y towards 1, or "
+        "give folds of more rows"
     )
 
 
 def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers, Array]:
     """Number of the kernel and of the λ of every target, and the scores, of shape (t or 1,)."""
     means = np.stack([c.means for c in candidates])  # kernels × λ × targets
-    if np.isnan(means).all(axis=(0, 1)).any():
+    if (np.isnan(means) | np.isneginf(means)).all(axis=(0, 1)).any():  # the first would be as good as any
         raise no_choice(is_unsolved=any(c.report.unsolved.any() for c in candidates))
     found = np.where(np.isnan(means), -np.inf, means)
     sheet = candidates[0].sheet

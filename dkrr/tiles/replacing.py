@@ -217,6 +217,35 @@ def refuse_missing_folder(url: str, name: str) -> None:
         )
 
 
+def check_writable(url: str, *, is_grown: bool = False) -> None:
+    """Refuse a path where nothing can be written: a file is written there, and deleted.
+
+    Parameters
+    ----------
+    url : str
+        Path or URL of a file or a folder.
+    is_grown : bool, default=False
+        Whether files are added to a folder that exists, instead of another taking its place.
+
+    Raises
+    ------
+    StoreError
+        If the file cannot be written.
+    """
+    with faults_of(f"write {url}", "then try again"):
+        place = resolved_place(url)
+        path = local_path(place)
+        if path is None:
+            probe = f"{NEW}{uuid.uuid4().hex[:8]}"
+            folder = place if is_grown else place.rpartition("/")[0]
+            remote.put(folder, probe, b"")
+            remote.delete(folder, [probe])
+        else:
+            file = _beside(path / NEW if is_grown and path.is_dir() else path, NEW)
+            file.touch(exist_ok=False)
+            delete_file(file)
+
+
 def check_free(
     url: str,
     *,
@@ -251,17 +280,7 @@ def check_free(
         If it cannot be seen whether something exists, or a file beside it cannot be written.
     """
     refuse_missing_folder(url, name)
-    with faults_of(f"write {url}", "then try again"):
-        place = resolved_place(url)
-        path = local_path(place)
-        if path is None:
-            probe = f"{NEW}{uuid.uuid4().hex[:8]}"
-            remote.put(place.rpartition("/")[0], probe, b"")
-            remote.delete(place.rpartition("/")[0], [probe])
-        else:
-            file = _beside(path, NEW)
-            file.touch(exist_ok=False)
-            delete_file(file)
+    check_writable(url)
     with faults_of(f"look for {url}", "then try again"):
         if not _exists(url):
             return
@@ -353,7 +372,7 @@ def _delete_new(new: Path, made: os.stat_result | None, listed: re.Pattern[str] 
 
 
 def _exists_already(url: str) -> InputError:
-    return InputError(f"{url} exists already; delete it, give another path, or ask for it to be overwritten")
+    return InputError(f"{url} exists already; delete it, give another path, or overwrite=True (--overwrite)")
 
 
 def _beside(path: Path, prefix: str) -> Path:

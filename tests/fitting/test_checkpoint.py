@@ -14,7 +14,7 @@ from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.paths import local_path
-from tests.linalg.systems import MatrixOperator, positive_definite
+from tests.systems import MatrixOperator, positive_definite
 
 N, M = 47, 3
 

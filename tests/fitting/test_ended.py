@@ -9,8 +9,8 @@ import pytest
 
 from dkrr.runtime.folders import private_folder
 from dkrr.tiles.lock import LOCK_NAME
-from tests.cluster.processes import gone
 from tests.fitting.running import start, wait_for_tiles
+from tests.processes import gone
 
 SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01, "solver": "cholesky", "tile": 100}
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from benchmarks import precise
 from dkrr import KernelRidge
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.norms import function_norms
 from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.rows import as_rows
+from tests import precise
 
 PLACES = {"memory": {}, "tiles": {"tile": 12}, "cg": {"solver": "cg", "tol": 1e-13}}
 every_place = pytest.mark.parametrize("place", PLACES)

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from benchmarks.accuracy import run
-from benchmarks.trials import trial
 from dkrr import KernelRidge
 from dkrr.features import IdentityMap
 from dkrr.fitting.data import TrainingData
@@ -13,6 +11,8 @@ from dkrr.fitting.ridge import drop_rounding, tightened
 from dkrr.kernels import Linear
 from dkrr.rows import as_rows
 from dkrr.solvers import ConjugateGradient, Status
+from tests.nightly.accuracy.fits import run
+from tests.nightly.accuracy.trials import trial
 
 
 @pytest.mark.parametrize("weight", [None, 4.0])

@@ -371,6 +371,12 @@ class TestDiskRefused:
             has_room = False
         assert ("solver='cg'" in str(caught.value)) == has_room == (memory == 4 * GIB)
 
+    @pytest.mark.parametrize("memory", [4 * GIB, GIB // 2])
+    def test_so_it_is_where_there_would_be_too_many_tiles(self, memory):
+        with pytest.raises(PlanError, match="too large for a factorisation") as caught:
+            make_plan(direct(3_000_000, 10), machine(memory))
+        assert ("solver='cg' (conjugate gradient), which has room" in str(caught.value)) == (memory == 4 * GIB)
+
     def test_in_memory_needs_no_disk(self):
         assert make_plan(problem(2000, 10), machine(disk_free_bytes=0)).execution == "memory"
 

@@ -15,12 +15,12 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 from sklearn.model_selection import KFold, ShuffleSplit
 
 import dkrr
-from benchmarks.precise import matrix, precision, ridge
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.features import Nystroem, whitened
 from dkrr.kernels import RBF, BagOfWords, Linear
 from tests.pairs import every_pair
+from tests.precise import matrix, precision, ridge
 from tests.selection.naive import leave_one_out, naive_predictions
 
 ALPHA, LENGTH = 0.3, 1.7
@@ -402,5 +402,5 @@ def test_features_of_any_units_cost_no_digits_and_a_large_row_is_reported():
     assert (bounds[1] - bounds[0] <= 1e-6 * bounds[0]).all()
     X[4] *= 3e7
     model = KernelRidge(1.0, kernel="linear", form="primal").fit(X, y)
-    with pytest.warns(ConvergenceWarning, match="no digit of the log marginal likelihood is certain"):
+    with pytest.warns(ConvergenceWarning, match="no digits of the log marginal likelihood are certain"):
         model.log_marginal_likelihood_  # noqa: B018

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 import uuid
 
 import numpy as np
@@ -16,12 +15,11 @@ from dkrr.linalg.sources import GramColumns, GramTiles
 from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
 from dkrr.rows import as_rows
 from dkrr.runtime import SerialExecutor, Task, resident
-from dkrr.runtime.dask_executor import FAN_IN, DaskExecutor
+from dkrr.runtime.dask_executor import DaskExecutor
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import TileGrid
 from dkrr.tiles.arrays import create_array
-from tests.linalg.systems import rows_of
 
 VECTORS = np.random.default_rng(0).standard_normal((13, 2))
 
@@ -57,10 +55,6 @@ def keep(meter, run, k, shared):
     return resident.kept(run, k, lambda: os.getpid())
 
 
-def fail(meter, shared):
-    raise KeyError("mine")
-
-
 def unwritable(meter, shared):
     value = shared.view()
     value.flags.writeable = False
@@ -75,46 +69,11 @@ def kept_runs(run):
     return run in resident._kept
 
 
-def end(pid):
-    os.kill(pid, signal.SIGKILL)
-
-
 class TestPasses:
-    @pytest.mark.parametrize("n", [1, 4, 5, 17])
-    def test_total(self, executor, n):
-        assert FAN_IN == 4  # 1: one sum of one; 4: one full sum; 5: two levels; 17: three
-        total, record = executor.total(tasks_of(n), VECTORS)
-        assert_allclose(total, VECTORS * (n * (n + 1) / 2), rtol=1e-14)
-        again, _ = executor.total(tasks_of(n), VECTORS)
-        assert_array_equal(again, total, err_msg="the same tasks give the same bits")
-        assert [t.key for t in record.tasks] == [f"t{k}" for k in range(n)]
-        assert all(t.value is None for t in record.tasks)
-        assert record.bytes_read == n * (n - 1) // 2
-        total += 1.0  # the caller works in place
-
-    @pytest.mark.parametrize("n", [1, 5, 17])
-    def test_map_is_as_serial(self, executor, n):
-        found, expected = executor.map(tasks_of(n), VECTORS), SerialExecutor().map(tasks_of(n), VECTORS)
-        assert [t.key for t in found.tasks] == [t.key for t in expected.tasks]
-        for a, b in zip(found.tasks, expected.tasks, strict=True):
-            assert_array_equal(a.value, b.value)
-        assert found.bytes_read == expected.bytes_read
-        assert str(os.getpid()) not in found.peak_bytes_by_worker
-
     def test_values_that_may_not_be_written(self, executor):
         """What a task returned may be needed again: a sum must not be made in it."""
         tasks = [Task(f"t{k}", unwritable) for k in range(3)]
         assert_array_equal(executor.total(tasks, VECTORS)[0], 3 * VECTORS)
-
-    def test_nothing_shared(self, executor):
-        assert len(executor.map([Task("a", process)], None).tasks) == 1
-
-    def test_errors_are_raised(self, executor):
-        with pytest.raises(KeyError, match="mine"):
-            executor.total([*tasks_of(3), Task("bad", fail)], VECTORS)
-        with pytest.raises(KeyError, match="mine"):
-            executor.map([Task("bad", fail)], VECTORS)
-        assert_array_equal(executor.total(tasks_of(2), VECTORS)[0], 3 * VECTORS)
 
 
 class TestPlaces:
@@ -136,27 +95,6 @@ class TestPlaces:
     def test_without_a_place_anybody_does_it(self, executor):
         tasks = [Task(f"t{k}", process) for k in range(6)]
         assert len(executor.map(tasks, VECTORS).tasks) == 6
-
-
-class TestLostWorker:
-    def test_between_two_passes(self, executor, client):
-        expected = executor.total(tasks_of(5), VECTORS)[0]
-        end(executor.map([Task("who", process, place=0)], None).tasks[0].value)
-        for _ in range(4):
-            assert_array_equal(executor.total(tasks_of(5), VECTORS)[0], expected)
-        client.wait_for_workers(2, timeout=60)
-        places = [Task(f"t{k}", process, place=k) for k in range(2)]
-        passes = [[t.value for t in executor.map(places, None).tasks] for _ in range(3)]
-        assert all(len(set(p)) == 2 for p in passes), "the new worker has taken the place of the lost one"
-        assert all(p == passes[0] for p in passes)
-
-    def test_two_in_per_row(self, executor, client):
-        for k in range(2):
-            pid = executor.map([Task("who", process, place=k)], None).tasks[0].value
-            end(pid)
-            total, _ = executor.total(tasks_of(5), VECTORS)
-            assert_allclose(total, 15 * VECTORS, rtol=1e-14)
-        client.wait_for_workers(2, timeout=60)
 
 
 class TestIteration:
@@ -189,24 +127,3 @@ class TestIteration:
             assert len(pickle.dumps(operator._groups[0])) < 3000, "rows do not travel"
         assert results[0][0] == results[1][0]
         assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-4)
-
-    def test_a_worker_dies_on_the_way(self, tmp_path, executor, client, run):
-        K, operator, factor, B, shift = self.problem(tmp_path, executor, run)
-        factor.grow(20)
-        before = rows_of(factor)
-        killed = []
-
-        def kill(state):
-            if state.iteration == 2:
-                killed.append(executor.map([Task("who", process, place=1)], None).tasks[0].value)
-                end(killed[0])
-
-        found = Iteration(operator, shift, B, LowRank(factor, shift), tol=1e-6, mixed=True, on_iteration=kill).run()
-        assert killed and found.status is Status.CONVERGED
-        assert (np.linalg.norm(B - K @ found.x - shift * found.x, axis=0) <= 1.01e-6 * np.linalg.norm(B, axis=0)).all()
-        assert_allclose(rows_of(factor), before, atol=1e-5)
-        factor.grow(35)
-        assert factor.rank == 35
-        F = rows_of(factor)
-        assert_allclose((F @ F.T)[:, factor.index], K[:, factor.index], atol=1e-4)
-        client.wait_for_workers(2, timeout=60)

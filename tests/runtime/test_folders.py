@@ -36,7 +36,7 @@ def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_private_and_deleted(tmp_path):
+def test_a_temporary_folder_is_private_and_deleted(tmp_path):
     with private_folder("test", str(tmp_path)) as path:
         Path(path, "data").mkdir()
         assert stat.S_IMODE(Path(path).stat().st_mode) == 0o700

@@ -165,7 +165,7 @@ class TestContainers:
     ],
     ids=["no limit 2", "no limit 1", "unreadable", "not a list", "empty"],
 )
-def test_no_limit(tmp_path, cgroup, mounts, files):
+def test_groups_without_a_limit_set_none(tmp_path, cgroup, mounts, files):
     root = tree(tmp_path, cgroup, mounts, files)
     assert memory_groups(root) == ()
     assert available_bytes(root) > 100 * MIB

@@ -41,18 +41,6 @@ def test_what_the_program_has_set_up_stays(capsys, without_others):
     assert capsys.readouterr() == ("hello\n", "")
 
 
-@pytest.mark.parametrize("level", [logging.NOTSET, logging.WARNING])
-def test_the_level_is_restored(level, without_others):
-    without_others()
-    package_logger.setLevel(level)
-    try:
-        with logged_to_stderr():
-            assert package_logger.isEnabledFor(logging.INFO)
-        assert package_logger.level == level
-    finally:
-        package_logger.setLevel(logging.NOTSET)
-
-
 def test_a_handler_that_takes_nothing_does_not_count():
     logger = logging.getLogger("dkrr.test_logs")
     logger.propagate = False

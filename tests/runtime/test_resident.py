@@ -20,18 +20,12 @@ def traces_of(run):
 
 
 class TestKept:
-    def test_made_once(self, run):
+    def test_what_is_kept_is_made_once(self, run):
         made = []
         for _ in range(3):
             value = resident.kept(run, "x", lambda: made.append(1) or [len(made)])
         assert value == [1] and made == [1]
         assert resident.found(run, "x") is value
-
-    def test_none_is_a_value(self, run):
-        made = []
-        for _ in range(2):
-            assert resident.kept(run, "x", lambda: made.append(1)) is None
-        assert made == [1]
 
     def test_names_and_runs_are_apart(self, run):
         other = run + "-other"
@@ -71,10 +65,6 @@ class TestKept:
         assert len(made) == 1
         assert len(found) == 8 and len({id(x) for x in found}) == 1
 
-    def test_making_one_may_ask_for_another(self, run):
-        """Tiles are formed from rows that are kept too."""
-        assert resident.kept(run, "tile", lambda: resident.kept(run, "rows", lambda: 3) + 4) == 7
-
     def test_one_that_takes_long_does_not_hold_up_the_others(self, run):
         inside, done = threading.Event(), threading.Event()
 
@@ -92,7 +82,7 @@ class TestKept:
 
 
 class TestRoom:
-    def test_so_many_of_a_kind(self, run):
+    def test_the_oldest_leaves_where_there_are_too_many(self, run):
         assert [resident.has_room(run, "group", k, 2) for k in (7, 7, 3, 5, 7, 3)] == [
             True,
             True,
@@ -108,12 +98,3 @@ class TestRoom:
         resident.has_room(run, "group", 0, 1)
         resident.forget(run)
         assert resident.has_room(run, "group", 1, 1)
-
-
-def test_forget_leaves_nothing(run):
-    resident.kept(run, "x", list)
-    resident.has_room(run, "group", 0, 1)
-    assert traces_of(run) == 3
-    resident.forget(run)
-    assert traces_of(run) == 0
-    resident.forget(run)  # twice is not an error

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from benchmarks import precise
 from dkrr import KernelRidge
 from dkrr.kernels import Linear
+from tests import precise
 
 
 def naive_predictions(X, Y, folds, alpha, weights=None, **settings):

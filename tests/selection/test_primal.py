@@ -211,3 +211,11 @@ def test_the_dual_form_names_alpha_and_the_scale_of_the_data(solver):
             estimator.set_params(kernel="linear").fit(X, y)
     # The primal form solves what they refuse.
     assert KernelRidge(1.0, kernel="linear", form="primal").fit(X, y).solve_result_.residual < 1e-10
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_the_primal_form_names_them_too(fit_intercept):
+    X, y = np.random.default_rng(1).standard_normal((2, 60, 3))
+    X[0] *= 1e12
+    with pytest.raises(NotPositiveDefiniteError, match=r"alpha = 1:.*k\(x, x\) is up to .*e\+2\d.*one scale$"):
+        KernelRidgeCV([1.0], kernel="linear", form="primal", fit_intercept=fit_intercept).fit(X, y[:, 0])

@@ -1,0 +1,359 @@
+"""BLAS and LAPACK on C-ordered views against NumPy, and nothing outside the views is touched."""
+
+import threading
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.spatial
+import threadpoolctl
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr import blas
+from tests.oracles import naive_cholesky
+from tests.systems import failing_at, positive_definite
+
+DTYPES = {"float64": 1e-12, "float32": 1e-4}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+sizes = st.integers(0, 9)
+factors = st.sampled_from([1.0, -1.0, 0.5])
+parts = st.sampled_from([0.0, 1.0, -2.0])
+
+
+def random(shape, dtype, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+
+
+def within(values):
+    """A view of the same values, cut from a frame of NaN: rows are contiguous, the row stride is larger."""
+    frame = np.full((values.shape[0] + 3, values.shape[1] + 4), np.nan, values.dtype)
+    view = frame[1 : 1 + values.shape[0], 2 : 2 + values.shape[1]]
+    view[...] = values
+    return frame, view
+
+
+def assert_inside(frame, view, expected, accuracy):
+    """The view is as expected, and the rest of its frame as it was."""
+    assert_allclose(view, expected, atol=accuracy, rtol=accuracy)
+    rest = frame.copy()
+    rest[1 : 1 + view.shape[0], 2 : 2 + view.shape[1]] = np.nan
+    assert np.isnan(rest).all()
+
+
+def naive_product(a, b):
+    """Sum in float64 and without BLAS, whose kernels now and then report an invalid value that there is not."""
+    return np.einsum("ij,jk->ik", a, b, dtype=np.float64)
+
+
+@every_dtype
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@given(sizes, sizes, sizes, st.booleans(), factors, parts)
+def test_a_product_is_added_to_a_multiple(dtype, transpose_a, transpose_b, m, n, k, is_column, alpha, beta):
+    n = 1 if is_column else n
+    a, b, c = random((m, k), dtype), random((k, n), dtype, 1), random((m, n), dtype, 2)
+    wide = np.full((k, n + 2), np.nan, dtype)
+    wide[:, 2:] = b  # for a single column GEMV's entries are a row apart
+    frame, target = within(c)
+    left = within(a.T.copy() if transpose_a else a)[1]
+    right = within(b.T.copy() if transpose_b else b)[1] if transpose_b or not is_column else wide[:, 2:]
+    blas.gemm(target, left, right, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta)
+    assert_inside(frame, target, alpha * naive_product(a, b) + beta * c, DTYPES[dtype])
+
+
+@every_dtype
+@pytest.mark.parametrize("k", [1, 300])
+def test_a_target_that_does_not_count_is_not_read(dtype, k):
+    for n, transpose_a in ((1, False), (1, True), (2, False), (2, True)):
+        a, b = random((7, k), dtype), random((k, n), dtype, 1)
+        c = np.full((7, n), np.nan, dtype)
+        blas.gemm(c, a.T.copy() if transpose_a else a, b, transpose_a=transpose_a)
+        assert_allclose(c, a @ b, atol=30 * DTYPES[dtype], rtol=30 * DTYPES[dtype])
+
+
+@every_dtype
+@given(sizes, sizes, st.booleans(), factors, parts)
+def test_symmetric_products_write_and_read_one_triangle(dtype, n, k, transpose, alpha, beta):
+    a, c, lower = random((n, k), dtype), random((n, n), dtype, 1), np.tri(n, dtype=bool)
+    frame, target = within(c)
+    blas.syrk(target, within(a.T.copy() if transpose else a)[1], transpose=transpose, alpha=alpha, beta=beta)
+    assert_inside(frame, target, np.where(lower, alpha * naive_product(a, a.T) + beta * c, c), DTYPES[dtype])
+    assert_array_equal(target[~lower], c[~lower])
+
+    A, b = c + c.T, random((n, k), dtype, 2)
+    hidden = np.where(np.tri(n, k=-1, dtype=bool), np.array(np.nan, dtype), A)
+    frame, target = within(a)
+    blas.symm(target, within(hidden)[1], within(b)[1], alpha=alpha, beta=beta)
+    assert_inside(frame, target, alpha * naive_product(A, b) + beta * a, DTYPES[dtype])
+
+
+def lower_triangular(n, dtype):
+    """Well-conditioned, with NaN where nothing may be read."""
+    L = np.tril(random((n, n), dtype)) * 0.3 + np.eye(n, dtype=dtype) * 2
+    L[~np.tri(n, dtype=bool)] = np.nan
+    return L
+
+
+@pytest.fixture
+def slow_trsm(monkeypatch):
+    """Blocks are inverted, whatever the processor."""
+    monkeypatch.setattr(blas, "_trsm_is_slow", lambda: True)
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Names of the routines called."""
+    names, call = [], blas._call
+    monkeypatch.setattr(blas, "_call", lambda module, name, *rest: (names.append(name), call(module, name, *rest)))
+    return names
+
+
+@every_dtype
+@pytest.mark.parametrize("side", ["left", "left, transposed", "right"])
+@given(n=st.integers(0, 40), m=st.integers(0, 9), leaf=st.integers(1, 9), inverts=st.booleans())
+def test_triangular_systems_are_solved_on_each_side_also_by_inverted_blocks(dtype, side, n, m, leaf, inverts):
+    L, b = lower_triangular(n, dtype), random((m, n) if side == "right" else (n, m), dtype, 1)
+    frame, x = within(b)
+    view = within(L)[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blas, "_trsm_is_slow", lambda: inverts)
+        patch.setattr(blas, "INVERSE_SIDE", leaf)
+        patch.setattr(blas, "_INVERSE_ROWS", 4)
+        if side == "right":
+            blas.solve_lower_right(view, x)
+        else:
+            blas.solve_lower(view, x, transpose="transposed" in side)
+    clean = np.tril(np.nan_to_num(L)).astype(float)
+    system = clean.T if "transposed" in side else clean
+    expected = np.linalg.solve(system, b.T if side == "right" else b)
+    assert_inside(frame, x, expected.T if side == "right" else expected, 100 * DTYPES[dtype])
+
+
+def ill_conditioned(name, n):
+    """Matrices of condition 1e12, and kernel matrices whose factor has blocks that are nearly singular."""
+    rng = np.random.default_rng(3)
+    if name == "random":
+        Q = np.linalg.qr(rng.standard_normal((n, n)))[0]
+        return (Q * np.logspace(0, -12, n)) @ Q.T + 1e-15 * np.eye(n)
+    x = rng.standard_normal((n, 1 if name == "smooth" else 3))
+    if name == "near duplicates":
+        x[1::2] = x[::2] + 1e-5 * rng.standard_normal(x[::2].shape)
+    distance = scipy.spatial.distance.cdist(x, x)
+    K = np.exp(-(distance**2)) if name == "smooth" else (1 + distance) * np.exp(-distance)
+    return K + 1e-10 * np.eye(n)
+
+
+def residual(left, right, product):
+    """Norm of left rightᵀ − product in some rows, in a precision in which its own rounding does not count."""
+    rows = slice(None, None, max(1, len(left) // 16))
+    return np.linalg.norm((left[rows].astype(np.longdouble) @ right.T - product[rows]).astype(float))
+
+
+@pytest.mark.usefixtures("slow_trsm")
+@every_dtype
+@pytest.mark.parametrize("name", ["random", "smooth", "near duplicates"])
+def test_residuals_of_ill_conditioned_systems_are_those_of_lapack(name, dtype):
+    n, m = 4 * blas.INVERSE_SIDE, blas._INVERSE_ROWS
+    A = ill_conditioned(name, n)
+    if dtype == "float32":
+        A += 1e-4 * np.eye(n)  # else not positive definite in its arithmetic
+    L = np.linalg.cholesky(A).astype(dtype)
+    b = (random((m, n), "float64") @ L.T).astype(dtype)
+    x = b.copy()
+    blas.solve_lower_right(L, x)
+    assert residual(x, L, b) < 2 * residual(scipy.linalg.solve_triangular(L, b.T, lower=True).T, L, b)
+    A = A.astype(dtype)
+    own = A.copy()
+    assert blas.cholesky_in_place(own) == 0
+    own, other = np.tril(own), scipy.linalg.cholesky(A, lower=True)
+    assert residual(own, own, A) < 2 * residual(other, other, A)
+
+
+@pytest.mark.usefixtures("slow_trsm")
+@pytest.mark.parametrize(("pivot", "routine"), [(1.0, "strmm"), (1e-25, "strsm")], ids=["ordinary", "overflows"])
+def test_a_block_whose_inverse_leaves_the_range_of_float32_is_not_inverted(called, pivot, routine):
+    """The inverse has an entry of −1/pivot²; the solution is of ordinary size."""
+    L = np.eye(blas.INVERSE_SIDE + 5, dtype="float32")
+    L[3, 3] = L[4, 4] = pivot
+    L[4, 3] = 1.0
+    b = random((blas._INVERSE_ROWS, len(L)), "float32")
+    b[:, 3] = 0.0
+    expected = b.copy()
+    b[:, 4] *= L[4, 4]
+    blas.solve_lower_right(L, b)
+    assert_allclose(b, expected, rtol=1e-6)
+    assert [name for name in called if name in ("strsm", "strmm")] == [routine, "strmm"]
+
+
+def test_nothing_is_inverted_where_solving_is_as_fast_as_a_product(monkeypatch, called):
+    monkeypatch.setattr(blas, "_trsm_is_slow", lambda: False)
+    n = 3 * blas.INVERSE_SIDE
+    blas.solve_lower_right(np.eye(n), random((blas._INVERSE_ROWS, n), "float64"))
+    assert called == ["dtrsm"]
+
+
+@pytest.mark.usefixtures("slow_trsm")
+@every_dtype
+def test_a_task_that_runs_again_gives_the_same_bits(dtype):
+    """Tasks run on one thread; where their arrays lie differs between runs."""
+    n = 2 * blas._POTRF_BLOCK + 2 * blas.INVERSE_SIDE + 44
+    A, b = positive_definite(n).astype(dtype), random((n, blas._INVERSE_ROWS), dtype)
+    results = []
+    with blas.one_thread():
+        for place in (lambda values: values.copy(order="C"), lambda values: within(values)[1]):
+            L, x, y = place(A), place(b), place(b.T)
+            assert blas.cholesky_in_place(L) == 0
+            blas.solve_lower(L, x)
+            blas.solve_lower_right(L, y)
+            results.append((L, x, y))
+    for one, other in zip(*results, strict=True):
+        assert_array_equal(one, other)
+    assert_allclose(np.tril(L), np.linalg.cholesky(A), atol=DTYPES[dtype], rtol=DTYPES[dtype])
+
+
+@every_dtype
+@given(n=st.integers(0, 40), k=st.integers(0, 9), block=st.integers(1, 9))
+def test_a_factorisation_and_an_update_leave_the_upper_triangle(dtype, n, k, block):
+    A, a = positive_definite(n).astype(dtype), random((n, k), "float64")
+    frame, L = within(A)
+    updated = A.astype(np.float64)
+    with pytest.MonkeyPatch.context() as patch:  # the recursion, on sizes that a test can afford
+        patch.setattr(blas, "INVERSE_SIDE", block)
+        patch.setattr(blas, "_RANK_BLOCK", 2 * block)
+        assert blas.cholesky_in_place(L) == 0
+        blas.rank_update(updated, a)
+    upper = ~np.tri(n, dtype=bool)
+    assert_inside(frame, L, np.where(upper, A, naive_cholesky(A.astype(float))), DTYPES[dtype])
+    assert_array_equal(L[upper], A[upper])
+    assert_allclose(np.tril(updated), np.tril(A - a @ a.T), atol=1e-12)
+
+
+@pytest.mark.parametrize("block", [3, 512])
+@pytest.mark.parametrize("row", [0, 2, 3, 28])
+def test_the_first_pivot_that_is_not_positive_is_told(monkeypatch, row, block):
+    monkeypatch.setattr(blas, "INVERSE_SIDE", block)
+    A = failing_at(row, 29)
+    assert np.linalg.eigvalsh(A[: row + 1, : row + 1])[0] < 0
+    assert blas.cholesky_in_place(A) == row + 1
+    A = positive_definite(700)
+    A[20 * row, 20 * row] = np.nan
+    assert blas.cholesky_in_place(A) == 20 * row + 1, "NaN is not positive"
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a.T,
+        lambda a: a[:, ::2],
+        lambda a: a[:, ::-1],
+        lambda a: a[::-1],
+        lambda a: np.broadcast_to(a[:1], a.shape),
+    ],
+    ids=["transposed", "every other column", "columns backwards", "rows backwards", "one row repeated"],
+)
+def test_views_that_blas_cannot_take_are_refused(view):
+    a = view(random((6, 6), "float64"))
+    b = np.eye(a.shape[-1])
+    with pytest.raises(ValueError, match="contiguous"):
+        blas.gemm(np.zeros((len(a), len(b))), a, b)
+
+
+def test_single_rows_and_columns_may_be_cut_from_anything():
+    a, c = random((6, 7), "float64"), np.zeros((1, 1))
+    blas.gemm(c, a[2:3], a[2:3], transpose_b=True)
+    assert_allclose(c, a[2:3] @ a[2:3].T)
+    for step in (1, 2):
+        blas.gemm(c, a[::step, 3:4], a[::step, 5:6], transpose_a=True)
+        assert_allclose(c, a[::step, 3:4].T @ a[::step, 5:6])
+
+
+@given(sizes, sizes, sizes, st.sampled_from(sorted(DTYPES)), st.booleans())
+def test_products_of_any_arrays_are_in_float64(m, n, k, dtype, is_fortran):
+    a, b = random((m, k), dtype), random((k, n), "float64", 1)
+    c = blas.product(np.asfortranarray(a) if is_fortran else a, b[:, ::-1][:, ::-1])
+    assert c.dtype == np.float64
+    assert_allclose(c, a.astype(float) @ b, atol=1e-12)
+
+
+def threads():
+    return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+
+
+@pytest.fixture
+def two_threads():
+    with threadpoolctl.threadpool_limits(2, "blas"):
+        yield
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_thread_is_a_limit_inside_only():
+    with blas.one_thread():
+        with blas.one_thread():
+            assert threads() == {1}
+        assert threads() == {1}
+    assert threads() == {2}
+    with blas.one_thread(False):
+        assert threads() == {2}
+    with pytest.raises(ZeroDivisionError), blas.one_thread():
+        1 / 0  # noqa: B018
+    assert threads() == {2}
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_limits_of_two_fits_may_overlap():
+    """Two small fits in two threads: the second begins before the first ends, and ends after it."""
+    first, second = blas.one_thread(), blas.one_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert threads() == {1}, "the second still needs it"
+    second.__exit__(None, None, None)
+    assert threads() == {2}, "the user's process must not stay on one thread"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_thread_is_a_limit_in_any_thread():
+    """Also where another thread has set a limit before, which threadpoolctl then refuses to others."""
+    seen, inside, leave = [], threading.Event(), threading.Event()
+
+    def work():
+        with blas.one_thread():
+            seen.append(threads())
+            inside.set()
+            leave.wait(20)
+        seen.append(threads())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(20)
+    with blas.one_thread():  # entered last, left first
+        leave.set()
+        thread.join()
+        assert threads() == {1}
+    assert threads() == {2}
+    assert seen == [{1}, {1}]
+
+
+def test_the_interpreter_lock_is_released():
+    """Another thread runs while a product does: SciPy's own wrappers would keep it waiting until the end."""
+    n, seen, stop, is_inside = 1200, [], threading.Event(), [False]
+    a, c = random((n, n), "float64"), np.zeros((n, n))
+
+    def count():
+        while not stop.wait(0.001):
+            seen.append(is_inside[0])
+
+    watcher = threading.Thread(target=count)
+    watcher.start()
+    try:
+        is_inside[0] = True
+        for _ in range(3):
+            blas.gemm(c, a, a)
+        is_inside[0] = False
+    finally:
+        stop.set()
+        watcher.join()
+    # Each product takes tens of milliseconds; with the lock held only the gaps between them would be seen.
+    assert sum(seen) > 6

@@ -1,0 +1,545 @@
+"""Conjugate gradient against a direct solution: what converges, what is counted, what is reported."""
+
+import copy
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
+from dkrr.kernels import RBF
+from dkrr.linalg.low_rank import LowRank
+from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
+from dkrr.runtime import Progress
+from dkrr.solvers.conjugate_gradient import (
+    LOW_PRECISION_DROP,
+    WINDOW,
+    Iteration,
+    cycles_in_low_precision,
+    ritz_values,
+)
+from dkrr.solvers.iteration_state import State
+from dkrr.solvers.quadrature import LanczosTrace, log_quadrature
+from dkrr.solvers.result import Status
+from dkrr.solvers.settings import ConjugateGradient, RPCholesky
+from tests.oracles import naive_conjugate_gradient
+from tests.pairs import every_pair
+from tests.systems import MatrixOperator, one_blas_thread, partial_factor, positive_definite, random  # noqa: F401
+
+N, M = 47, 3
+SHIFTS = {
+    "one number": np.full((1, M), 0.1),
+    "a number for each column": np.array([[0.01, 0.1, 3.0]]),
+    "a vector": np.random.default_rng(1).uniform(0.05, 2.0, (N, 1)),
+}
+ONE = SHIFTS["one number"]
+both_precisions = pytest.mark.parametrize("mixed", [False, True], ids=["float64", "mixed"])
+
+
+def right_sides(n=N, m=M, seed=3):
+    return random(n, m, seed=seed)
+
+
+def solution(A, shift, B):
+    """Column by column, by elimination."""
+    s = np.broadcast_to(shift, B.shape)
+    return np.column_stack([np.linalg.solve(A + np.diag(s[:, k]), B[:, k]) for k in range(B.shape[1])])
+
+
+def true_residuals(A, shift, B, X):
+    norms = np.linalg.norm(B, axis=0)
+    return np.linalg.norm(B - A @ X - shift * X, axis=0) / np.where(norms > 0, norms, 1.0)
+
+
+def preconditioner(which, A, shift, rank=20, **settings):
+    if which == "diagonal":
+        return Diagonal(A.diagonal()[:, None], shift)
+    return LowRank(partial_factor(A, rank, **settings), shift) if which == "low rank" else Identity()
+
+
+def solve(A, shift, B, by=None, **settings):
+    """Iterations with a matrix, or with an operator."""
+    return Iteration(MatrixOperator(A) if isinstance(A, np.ndarray) else A, shift, B, by or Identity(), **settings)
+
+
+def ill_conditioned(smallest):
+    """Eigenvalues from there to 1."""
+    Q = np.linalg.qr(random(N, N))[0]
+    A = (Q * np.geomspace(smallest, 1, N)) @ Q.T
+    return (A + A.T) / 2
+
+
+class Float32(MatrixOperator):
+    """Products in one precision are changed: a subclass says how."""
+
+    changed = "float32"
+
+    def multiply(self, vectors, precision="float64", columns=None):
+        product = super().multiply(vectors, precision)
+        return self.change(product) if precision == self.changed else product
+
+
+class Backwards(Float32):
+    """Its float32 points the wrong way, but for the first product, of the deflated direction."""
+
+    def change(self, product):
+        return -product if len(self.products) > 1 else product
+
+
+@every_pair(by=["none", "diagonal", "low rank"], which=list(SHIFTS), mixed=[False, True])
+def test_solutions_are_those_of_elimination(by, which, mixed):
+    A, shift, B = positive_definite(N), SHIFTS[which], right_sides()
+    if (by, which) == ("diagonal", "a vector"):
+        shift = shift[:1]  # Jacobi's has a number for each column
+    before, by = B.copy(), preconditioner(by, A, shift)
+    found = solve(A, shift, B, by, tol=1e-10, mixed=mixed).run()
+    assert found.status is Status.CONVERGED
+    assert_allclose(found.x, solution(A, shift, B), atol=1e-8)
+    assert (found.residuals <= 1e-10).all()
+    assert_allclose(found.residuals, true_residuals(A, shift, B, found.x), rtol=1e-3, atol=1e-15)
+    assert found.rank == by.rank
+    assert_array_equal(B, before)
+
+
+@both_precisions
+@given(n=st.integers(1, 30), m=st.integers(1, 4), tol=st.sampled_from([1e-3, 1e-9]), deflated=st.booleans())
+def test_systems_of_any_shape_converge(mixed, n, m, tol, deflated):
+    A, B, shift = positive_definite(n, n), right_sides(n, m), np.full((1, m), 0.3)
+    B[:, m // 2] *= m % 2  # zeros among them
+    found = solve(A, shift, B, tol=tol, mixed=mixed, deflate=np.ones(n) if deflated else None).run()
+    assert found.status is Status.CONVERGED
+    assert (true_residuals(A, shift, B, found.x) <= 1.001 * tol).all()
+    assert not found.x[:, ~B.any(axis=0)].any()
+    nothing = solve(A, shift, np.zeros((n, m)), mixed=mixed).run()
+    assert (nothing.status, nothing.iterations, nothing.residuals.max()) == (Status.CONVERGED, 0, 0.0)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+def test_steps_are_the_textbook_s_and_what_the_recurrence_says_is_nearly_true(iterations):
+    A, B = positive_definite(N), right_sides()
+    found = solve(A, ONE, B, tol=1e-12, max_iter=iterations).run()
+    for k in range(M):
+        expected = naive_conjugate_gradient(A + 0.1 * np.eye(N), B[:, k], iterations)
+        assert_allclose(found.x[:, k], expected, rtol=1e-10, atol=1e-13)
+    line = solve(A, ONE, B, tol=1e-12).run().history[iterations - 1]
+    assert (line.iteration, line.largest) == (iterations, pytest.approx(found.residuals.max(), rel=1e-4))
+
+
+def test_there_are_as_many_steps_as_different_eigenvalues():
+    A = np.diag(np.repeat([1.0, 2.0, 5.0, 9.0], 10))
+    assert solve(A, np.zeros((1, 2)), right_sides(40, 2), tol=1e-12).run().iterations == 4
+    K, s = positive_definite(N), ONE
+    assert solve(K, s, right_sides(), preconditioner("low rank", K, s, N), tol=1e-10).run().iterations == 1
+    K, s = RBF()(random(90, 2)), np.full((1, 1), 1e-4)
+    counts = [
+        solve(K, s, right_sides(90, 1), preconditioner("low rank", K, s, r)).run().iterations for r in (0, 10, 30)
+    ]
+    assert counts[0] > counts[1] > counts[2], "a better preconditioner takes fewer"
+
+
+def test_columns_that_have_converged_drop_out_and_their_residuals_stay():
+    A, B = np.diag(np.linspace(1.0, 300.0, N)), right_sides()
+    B[:, 1] = np.eye(N)[4]  # an eigenvector: one step
+    shift, operator = np.array([[0.0, 0.0, 1e6]]), MatrixOperator(A)  # the third is nearly diagonal: a few steps
+    found = solve(operator, shift, B).run()
+    alone = [solve(A, shift[:, [k]], B[:, [k]]).run().iterations for k in range(3)]
+    assert alone[1] == 1 and 1 < alone[2] < alone[0] == found.iterations
+    steps = operator.products[: found.iterations]
+    assert [m for _, m in steps] == [sum(k <= own for own in alone) for k in range(1, found.iterations + 1)]
+    assert operator.products[found.iterations :] == [("float64", 3)], "and one true residual of all"
+    assert_allclose(found.residuals, true_residuals(A, shift, B, found.x), rtol=1e-3, atol=1e-15)
+
+
+def test_mixed_precision_uses_float32_but_for_the_residuals():
+    A, B, operator = positive_definite(N), right_sides(), MatrixOperator(positive_definite(N))
+    found = solve(operator, ONE, B, tol=1e-9, mixed=True).run()
+    precisions = [p for p, _ in operator.products]
+    assert found.status is Status.CONVERGED
+    assert precisions.count("float32") == found.iterations
+    assert precisions.count("float64") == cycles_in_low_precision(1e-9) == 3 == sum(h.is_true for h in found.history)
+    assert (true_residuals(A, ONE, B, found.x) <= 1.01e-9).all()
+    plain = MatrixOperator(A)
+    found = solve(plain, ONE, B).run()
+    assert [p for p, _ in plain.products] == ["float64"] * (found.iterations + 1)
+    assert LOW_PRECISION_DROP == 10**-3.5
+    assert [cycles_in_low_precision(tol) for tol in (0.1, 1e-3, 1e-4, 1e-7, 1e-8, 1e-12)] == [1, 1, 2, 2, 3, 4]
+
+
+@both_precisions
+def test_a_start_near_the_solution_saves_iterations(mixed):
+    A, B, operator = positive_definite(N), right_sides(), MatrixOperator(np.diag([1.0, 2.0, 4.0]))
+    exact = solution(A, ONE, B)
+    start = exact + 1e-6 * right_sides(seed=9)
+    before = start.copy()
+    near, far = (solve(A, ONE, B, tol=1e-8, mixed=mixed).run(s) for s in (start, None))
+    assert near.iterations < far.iterations
+    assert_allclose(near.x, exact, atol=1e-7)
+    assert_array_equal(start, before)
+    b = np.array([[3.0, 1.0], [3.0, 0.0], [5.0, 2.0]])
+    x = b / (operator.matrix.diagonal()[:, None] + 1)
+    found = solve(operator, np.ones((1, 2)), b).run(start=x)
+    assert (found.status, found.iterations, operator.products) == (Status.CONVERGED, 0, [("float64", 2)])
+    assert_array_equal(found.residuals, [0.0, 0.0])
+    assert_array_equal(found.x, x)
+
+
+@both_precisions
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e155, 1.7e308, [1e-12, 1.0, 1e12]], ids=str)
+def test_right_hand_sides_whose_squares_overflow_or_underflow_converge(size, mixed):
+    A, B = positive_definite(N) + np.eye(N), right_sides()
+    B, size = B / np.abs(B).max(), np.array(size)
+    found = solve(A, ONE, size * B, tol=1e-9, mixed=mixed).run()
+    assert found.status is Status.CONVERGED
+    assert_allclose(found.x / size, solution(A, ONE, B), rtol=1e-5, atol=1e-8)
+    assert ((found.residuals > 0) & (found.residuals <= 1e-9)).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_not_finite_has_not_converged():
+    found = solve(1e-10 * positive_definite(N), np.zeros((1, 1)), np.full((N, 1), 1e305)).run()
+    assert found.status is Status.STALLED and found.residuals[0] == np.inf
+    assert "too large for float64" in found.messages[-1]
+    for what in (np.nan, np.inf):
+        B = right_sides()
+        B[3, 1] = what
+        found = solve(positive_definite(N), ONE, B, max_iter=50).run()
+        assert found.status is not Status.CONVERGED
+        assert not found.residuals[1] <= 1e-8
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e-15, 1e-8])
+def test_a_preconditioner_saves_iterations_with_shifts_far_below_the_smallest_eigenvalue(shift):
+    K, s, B = RBF(gamma=0.5)(random(400, 8)), np.full((1, 1), shift), right_sides(400, 1)
+    found = solve(K, s, B, preconditioner("low rank", K, s, 100, dtype=np.float32)).run()
+    plain = solve(K, s, B).run()
+    assert found.status is plain.status is Status.CONVERGED
+    assert found.iterations < 0.8 * plain.iterations
+    rng = np.random.default_rng(0)  # few clusters: eigenvalues fall at once, and then stay
+    K = RBF(gamma=0.5)(rng.standard_normal((12, 3))[rng.integers(0, 12, 300)]) + 1e-4 * np.eye(300)
+    assert solve(K, s, right_sides(300, 1), preconditioner("low rank", K, s, 12)).run().iterations < 10
+
+
+@both_precisions
+@pytest.mark.parametrize("noise", [-1e-3, 3.0])
+def test_the_shift_of_a_preconditioner_that_lost_its_digits_is_raised(mixed, noise):
+    class Spoiled(Identity):
+        """Indefinite, or noise, until it is raised."""
+
+        is_raised = False
+
+        def apply(self, residuals, columns):
+            if self.is_raised:
+                return residuals.copy()
+            rng = np.random.default_rng(int(1e9 * abs(residuals[0, 0]) % 1e6))
+            return np.sign(noise) * residuals + abs(noise) * np.abs(residuals).max() * rng.normal(size=residuals.shape)
+
+        def raise_shift_if_inexact(self, residuals, columns):
+            before, self.is_raised = self.is_raised, True
+            return not before
+
+    by = Spoiled()
+    found = solve(positive_definite(N), np.full((1, 1), 0.1), right_sides(m=1), by, tol=1e-9, mixed=mixed).run()
+    assert by.is_raised and found.status is Status.CONVERGED
+    assert sum("the preconditioner has lost its digits" in message for message in found.messages) == 1
+
+
+@every_pair(by=["none", "diagonal", "low rank"], shift=[[[1e-3]], [[1e3]], [[1e3, 1e-2, 10.0]]], mixed=[False, True])
+def test_the_condition_number_is_about_that_of_the_worst_shift(by, shift, mixed):
+    A, shift = positive_definite(N), np.array(shift)
+    found = solve(A, shift, right_sides(m=shift.size), preconditioner(by, A, shift), tol=1e-10, mixed=mixed).run()
+    true = np.linalg.cond(A + shift.min() * np.eye(N))
+    assert 0.3 * true < found.condition < 3.0 * true
+
+
+def test_the_condition_number_does_not_need_a_large_shift_and_counts_a_deflated_direction():
+    A, B, shift = np.diag(np.geomspace(1.0, 2000.0, N)), right_sides(m=1), np.full((1, 1), 1e-15)
+    for by in ("none", "low rank"):
+        assert 500 < solve(A, shift, B, preconditioner(by, A, shift)).run().condition < 8000
+    found = solve(np.eye(N) + np.ones((N, N)), np.ones((1, 1)), B, deflate=np.ones(N)).run()
+    assert found.condition == pytest.approx((N + 2) / 2, rel=1e-6)
+
+
+def test_a_condition_number_that_is_not_wanted_or_not_known_is_nan():
+    seen, A, B = [], positive_definite(N), right_sides()
+    wanted = solve(A, ONE, B).run()
+    settings = {"estimates_condition": False, "on_iteration": lambda s: seen.append(len(s.cycle.traced))}
+    found = solve(A, ONE, B, **settings).run()
+    assert np.isnan(found.condition) and wanted.condition >= 1.0
+    assert seen and not any(seen), "nothing is kept for it"
+    assert_array_equal(found.x, wanted.x)
+    assert np.isnan(solve(np.eye(N), np.zeros((1, 1)), np.zeros((N, 1))).run().condition)
+    assert np.isnan(solve(np.eye(N), np.ones((1, 1)), right_sides(m=1), Growing(np.eye(N))).run().condition)
+
+
+def test_as_many_steps_as_there_are_rows_find_all_eigenvalues():
+    A, r, steps, products = np.diag([1.0, 3.0, 7.0, 20.0]), np.ones(4), [], []
+    p = r
+    for _ in range(4):
+        steps.append((r @ r) / (p @ A @ p))
+        products.append(r @ r)
+        new = r - steps[-1] * (A @ p)
+        p, r = new + (new @ new) / (r @ r) * p, new
+    assert_allclose(ritz_values(np.array(steps), np.array(products)), (1.0, 20.0), rtol=1e-10)
+    assert ritz_values(np.array([0.5, np.nan]), np.array([1.0, np.nan])) == (2.0, 2.0)
+    assert np.isnan(ritz_values(np.array([np.nan]), np.array([1.0]))).all()
+
+
+@every_pair(which=list(SHIFTS), mixed=[False, True], by=["none", "low rank"])
+def test_a_deflated_direction_towers_above_the_others_and_costs_one_product(which, mixed, by):
+    A, shift, B = positive_definite(N) + 1e6 * np.ones((N, N)), SHIFTS[which], right_sides() + 5.0
+    operator, settings = MatrixOperator(A), {"tol": 1e-8, "mixed": mixed}
+    found = solve(operator, shift, B, preconditioner(by, A, shift), deflate=np.ones(N), **settings).run()
+    assert found.status is Status.CONVERGED
+    assert (true_residuals(A, shift, B, found.x) <= 1.01e-8).all()
+    assert_allclose(found.x, solution(A, shift, B), atol=1e-5)
+    assert operator.products[0][1] == 1
+    if not mixed:
+        assert len(operator.products) == 1 + found.iterations + sum(h.is_true for h in found.history)
+        assert by != "none" or found.iterations <= solve(A, shift, B, **settings).run().iterations
+
+
+def test_any_direction_may_be_deflated_and_solves_what_is_along_it():
+    A, B, w, shift = positive_definite(N), right_sides(), np.linspace(0.5, 2.0, N), SHIFTS["a vector"]
+    assert_allclose(solve(A, shift, B, tol=1e-10, deflate=w).run().x, solution(A, shift, B), atol=1e-8)
+    A, ones = np.eye(N) + np.ones((N, N)), np.ones((N, 1))
+    found = solve(A, np.zeros((1, 1)), ones, tol=1e-12, deflate=np.ones(N)).run()
+    assert (found.status, found.iterations) == (Status.CONVERGED, 0), "nothing is left after the first guess"
+    assert_allclose(found.x, 1 / (N + 1), rtol=1e-13)
+
+
+class Negative(Identity):
+    def apply(self, residuals, columns):
+        return -residuals
+
+
+@both_precisions
+@pytest.mark.parametrize("what", ["matrix", "matrix with Jacobi", "preconditioner", "deflated direction"])
+def test_what_is_not_positive_definite_is_an_error(what, mixed):
+    A, words, by, deflate = positive_definite(N), "not positive definite", None, None
+    if "matrix" in what:
+        A, words = np.diag(np.linspace(-1.0, 5.0, N)), r"not positive definite: after \d+ iterations .*curvature"
+        by = Diagonal(np.abs(A.diagonal())[:, None], ONE) if "Jacobi" in what else None
+    elif what == "preconditioner":
+        by = Negative()
+    else:
+        A, deflate, words = A - 5 * np.ones((N, N)) / N, np.ones(N), "the constant is a direction of negative curvature"
+    with pytest.raises(NotPositiveDefiniteError, match=words):
+        solve(A, np.full((1, M), 0.1), right_sides(), by, deflate=deflate, mixed=mixed).run()
+
+
+@both_precisions
+def test_no_more_iterations_than_allowed_and_exactly_enough_suffice(mixed):
+    A, B, zero = np.diag(np.logspace(0, 6, N)), right_sides(), np.zeros((1, M))
+    found = solve(A, zero, B, tol=1e-10, max_iter=7, mixed=mixed).run()
+    assert (found.status, found.iterations) == (Status.MAX_ITERATIONS, 7)
+    assert_allclose(found.residuals, true_residuals(A, zero, B, found.x), rtol=1e-3)
+    assert not any("float32" in message for message in found.messages), "precision was not the matter"
+    A = positive_definite(N)
+    needed = solve(A, ONE, B, mixed=mixed).run().iterations
+    found = solve(A, ONE, B, max_iter=needed, mixed=mixed).run()
+    assert (found.status, found.iterations) == (Status.CONVERGED, needed)
+
+
+@both_precisions
+def test_a_residual_below_rounding_stalls_and_nothing_worse_is_reported(mixed):
+    A, B, shift = ill_conditioned(1e-8), right_sides(), np.full((1, M), 1e-8)
+    found = solve(A, shift, B, tol=1e-15, max_iter=20_000, mixed=mixed).run()
+    assert found.status is Status.STALLED
+    assert 1e-15 < found.residuals.max() <= 1.0, "nothing is reported that is worse than no answer"
+    assert_allclose(found.residuals, true_residuals(A, shift, B, found.x), rtol=0.5)
+
+
+def test_float32_that_is_useless_is_given_up_for_float64():
+    class Noisy(Float32):
+        """Its noise is larger than the eigenvalues."""
+
+        def change(self, product):
+            return product + 0.5 * np.linalg.norm(product, axis=0) * random(N, 1, seed=7)
+
+    class Overflowing(Float32):
+        def change(self, product):
+            return np.nan * product
+
+    A, B = positive_definite(N), right_sides()
+    for kind in (Noisy, Overflowing):
+        operator = kind(A)
+        found = solve(operator, ONE, B, tol=1e-9, mixed=True, max_iter=5000).run()
+        assert found.status is Status.CONVERGED
+        (message,) = found.messages
+        assert "continuing in float64" in message
+        precisions = [p for p, m in operator.products if m]
+        assert precisions[0] == "float32" and "float32" not in precisions[-5:]
+        assert_allclose(found.x, solution(A, ONE, B), atol=1e-7)
+    broken = Overflowing(A)
+    broken.changed = "float64"
+    with pytest.raises(NotFiniteError):
+        solve(broken, ONE, B, mixed=True).run()
+    # Rounding larger than the shift: no iteration there makes the residual smaller, all are not spent.
+    A, shift = ill_conditioned(1e-10), np.full((1, M), 1e-9)
+    found, alone = (solve(A, shift, B, tol=1e-6, max_iter=3000, mixed=mixed).run() for mixed in (True, False))
+    assert found.status is alone.status is Status.CONVERGED
+    assert "continuing in float64" in found.messages[0]
+    assert found.iterations <= 2 * alone.iterations + 10 * WINDOW
+
+
+def test_a_deflated_direction_is_as_precise_after_float32_and_in_a_resumed_run():
+    A, B, states = positive_definite(N) + 1e3 * np.ones((N, N)), right_sides() + 100.0, []
+    settings = {"tol": 1e-11, "mixed": True, "deflate": np.ones(N)}
+    found = solve(Backwards(A), ONE, B, on_iteration=lambda s: states.append(copy.deepcopy(s)), **settings).run()
+    assert found.status is Status.CONVERGED
+    # What the multiple of the deflated direction brought, which was as wanted, and all the rest at once.
+    assert sum(h.is_true for h in found.history) == 2
+    late = [s for s in states if s.precision == "float64"]
+    assert len(late) > 5
+    again = solve(Backwards(A), ONE, B, **settings).run(state=travelled(late[4]))
+    assert_array_equal(again.x, found.x)
+    assert again.messages == found.messages
+
+
+@dataclass
+class Growing(Preconditioner):
+    """Bad until it has grown often enough."""
+
+    inverse: np.ndarray
+    needed: int = 1
+    most: int = 99
+    growths: int = 0
+    useless: bool = False
+
+    def apply(self, residuals, columns):
+        return self.inverse @ residuals if self.growths >= self.needed else residuals.copy()
+
+    @property
+    def rank(self):
+        return 10 * (self.growths + 1)
+
+    @property
+    def can_grow(self):
+        return self.growths < self.most
+
+    def grow(self):
+        self.growths += 1
+        return not self.useless
+
+
+@both_precisions
+def test_a_preconditioner_grows_where_convergence_is_slow(mixed):
+    A, B = np.diag(np.logspace(-9, 0, 300)), right_sides(300, 1)
+    by = Growing(np.linalg.inv(A), needed=2)
+    found = solve(A, np.zeros((1, 1)), B, by, max_iter=5000, mixed=mixed).run()
+    assert found.status is Status.CONVERGED
+    assert by.growths >= 2 and found.rank == by.rank and found.iterations >= 2 * WINDOW
+    slow = [m for m in found.messages if m.startswith("slow convergence (relative residual")]
+    assert "rank grows from 10 to 20" in slow[0] and "rank grows from 20 to 30" in slow[1]
+    for most, useless in ((0, False), (3, True)):  # where it cannot, or growth brings nothing, it continues
+        by = Growing(np.linalg.inv(A), needed=99, most=most, useless=useless)
+        found = solve(A, np.zeros((1, 1)), B, by, max_iter=800, mixed=mixed).run()
+        assert (found.status, found.iterations, by.growths) == (Status.MAX_ITERATIONS, 800, most)
+    by = Growing(np.eye(N))
+    found = solve(positive_definite(N), ONE, right_sides(), by, mixed=mixed).run()
+    assert (found.status, by.growths, found.messages) == (Status.CONVERGED, 0, ()), "not where it is fast"
+
+
+def test_progress_is_the_way_to_the_tolerance():
+    class Recorder(Progress):
+        total, way, name, notes = 0.0, 0.0, "", 0
+
+        def begin(self, name, total, done):
+            self.name, self.total = name, total
+
+        def advance(self, flops):
+            assert flops >= 0
+            self.way += flops
+
+        def note(self, message):
+            self.notes += 1
+
+    progress = Recorder()
+    found = solve(positive_definite(N), ONE, right_sides(), tol=1e-6, progress=progress).run()
+    assert (progress.name, progress.notes) == ("conjugate gradient", 0)
+    assert progress.total == pytest.approx(-np.log(1e-6)) == pytest.approx(progress.way)
+    assert [h.iteration for h in found.history if not h.is_true] == list(range(1, found.iterations + 1))
+    assert found.history[-1].is_true and found.history[-1].largest == found.residuals.max()
+    seconds = [h.seconds for h in found.history]
+    assert seconds == sorted(seconds) and seconds[0] >= 0
+
+
+def travelled(state):
+    """A state that was written and read again."""
+    arrays, plain = state.arrays()
+    return State.from_arrays({name: a.copy() for name, a in arrays.items()}, json.loads(json.dumps(plain)))
+
+
+def resumable(**more):
+    A = np.diag(np.logspace(-2, 2, N)) + positive_definite(N, 5)
+    shift = np.array([[1e-3, 0.1, 100.0]])
+    return solve(A, shift, right_sides(), Diagonal(A.diagonal()[:, None], shift), tol=1e-10, **more)
+
+
+@both_precisions
+@pytest.mark.parametrize("deflated", [False, True])
+def test_resumed_from_any_state_the_bits_are_the_same(mixed, deflated):
+    more, states, ends = {"mixed": mixed, "deflate": np.ones(N) if deflated else None}, [], []
+    found = resumable(
+        on_iteration=lambda s: states.append(copy.deepcopy(s)), on_end=lambda s: ends.append(copy.deepcopy(s)), **more
+    ).run()
+    assert found.status is Status.CONVERGED
+    assert len(states) == found.iterations > 12 and len(ends) == 1 and ends[0].cycle is None
+    for state in [*states[::5], *states[-2:], *ends]:
+        iteration = resumable(**more)
+        again = iteration.run(state=travelled(state))
+        assert_array_equal(again.x, found.x)
+        assert_array_equal(again.residuals, found.residuals)
+        assert (again.status, again.iterations, again.condition) == (found.status, found.iterations, found.condition)
+        lines = [[(h.iteration, h.largest, h.is_true) for h in one.history] for one in (again, found)]
+        assert lines[0] == lines[1]
+    assert len(iteration.operator.products) == deflated, "from the end nothing is done"
+
+
+def test_a_run_continues_beyond_its_largest_number_of_iterations():
+    ends = []
+    first = resumable(max_iter=5, on_end=ends.append).run()
+    second = resumable(max_iter=500).run(state=travelled(ends[0]))
+    assert (first.status, second.status) == (Status.MAX_ITERATIONS, Status.CONVERGED)
+    assert second.iterations > 5 and second.history[: len(first.history)] == first.history
+
+
+def test_quadrature_of_every_probe_is_that_of_the_logarithm():
+    A, shift = positive_definite(37), np.full((1, 5), 0.7)
+    root = np.sqrt(A.diagonal() + 0.7)
+    probes = root[:, None] * random(37, 5) * [1.0, 1e3, 1e-4, 1.0, 0.0]
+    trace = LanczosTrace(slice(0, 5))
+    iteration = solve(A, shift, probes, Diagonal(A.diagonal()[:, None].copy(), shift), tol=1e-12)
+    iteration.on_cycle, iteration.on_step, iteration.on_iteration = trace.on_cycle, trace.on_step, trace.on_iteration
+    iteration.run()
+    g = probes / root[:, None]
+    expected = np.einsum("ij,ij->j", g, scipy.linalg.logm((A + 0.7 * np.eye(37)) / root[:, None] / root).real @ g)
+    assert trace.values(column_sizes(probes)) == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(NotPositiveDefiniteError, match="an eigenvalue that is not positive"):
+        log_quadrature(np.array([1.0, -0.2]), np.array([1.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(lambda: RPCholesky(rank=0), "rank"), (lambda: RPCholesky(rank=True), "rank"),
+     (lambda: RPCholesky(rank=2.5), "rank"), (lambda: ConjugateGradient(preconditioner=RPCholesky), "preconditioner"),
+     (lambda: ConjugateGradient(precision="float32"), "precision"), (lambda: ConjugateGradient(max_iter=0), "max_iter"),
+     (lambda: ConjugateGradient(max_iter=1.5), "max_iter")],
+)  # fmt: skip
+def test_settings_name_the_argument_that_is_bad(make, name):
+    with pytest.raises(InputError, match=f"{name} is .*; expected"):
+        make()
+
+
+def test_settings_are_values_and_statuses_give_advice():
+    assert RPCholesky(rank=np.int64(7)).rank == 7
+    assert ConjugateGradient(RPCholesky(3)) == ConjugateGradient(RPCholesky(3)) != ConjugateGradient(RPCholesky(4))
+    assert hash(ConjugateGradient()) == hash(ConjugateGradient())
+    for status in (Status.STALLED, Status.MAX_ITERATIONS, Status.INACCURATE):
+        assert "alpha" in status.value

@@ -1,0 +1,149 @@
+"""Entries and features are computed in float64 whatever the rows are stored in: float32, integers and the like."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+
+import dkrr
+from dkrr import KernelRidge
+from dkrr.features import (
+    ColumnsMap,
+    ConcatenatedMap,
+    IdentityMap,
+    InteractionMap,
+    NormalizedMap,
+    PolynomialMap,
+    RandomFourier,
+    ScaledMap,
+    TaylorMap,
+    UnitLengthMap,
+    whitened,
+)
+from dkrr.features.maps import CentredMap
+from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Linear, Matern, Polynomial
+from dkrr.kernels.centring import CentredLinear
+from tests import precise
+from tests.contracts.kernels import CASES
+
+
+def product_of_rows(X, Y):
+    product = X @ Y.T
+    return product.toarray() if sp.issparse(product) else product
+
+
+MAPS = [
+    IdentityMap(),
+    NormalizedMap(),
+    PolynomialMap(3, gamma=1 / 3.6),
+    ScaledMap(PolynomialMap(2, gamma=0.1, coef0=0.0), 0.3),
+    TaylorMap(5, gamma=0.07),
+    InteractionMap(),
+    UnitLengthMap(PolynomialMap(2)),
+    ConcatenatedMap(IdentityMap(), TaylorMap(2)),
+    ColumnsMap(PolynomialMap(2), [3, 0, 1]),
+    RandomFourier(Matern(), 8),
+    CentredMap(range(6)),
+    whitened(RBF(), np.random.default_rng(8).standard_normal((7, 6))),
+]
+KERNELS = [
+    *(case.kernel for case in CASES),
+    CallableKernel(product_of_rows),
+    Columns(Polynomial(), [0, 2, 5]),
+    BagOfWords(vocabulary=tuple("abcdef"), weighting="counts"),
+    RandomFourier(RBF(), 6).kernel(),
+    CentredLinear(range(6)),
+]
+STORED = ["float32", "float16", "int16", "bool"]
+
+dense_or_csr = pytest.mark.parametrize("sparse", [False, True], ids=["dense", "csr"])
+
+
+def name_of(value):
+    """Return a name without the address of a function, which differs from process to process."""
+    return type(value).__name__
+
+
+def rows(stored, n=17, seed=0):
+    """Rows that have no short product in their own type."""
+    X = np.abs(np.random.default_rng(seed).standard_normal((n, 6)))
+    X = np.where(X > 0.4, X, 0.0) * (1 if np.dtype(stored).kind == "f" else 90)
+    return X.astype(stored)
+
+
+def stored_as(sparse):
+    """Types that rows are stored in; SciPy has no sparse matrix of float16."""
+    return [stored for stored in STORED if not (sparse and stored == "float16")]
+
+
+def as_stored(X, sparse):
+    return sp.csr_array(X) if sparse else X
+
+
+def as_float64(X, sparse):
+    return sp.csr_array(X.astype(np.float64)) if sparse else X.astype(np.float64)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=name_of)
+@dense_or_csr
+def test_kernels_of_float32_rows_are_those_of_these_numbers(kernel, sparse):
+    if sparse and "Chi2" in str(kernel):
+        pytest.skip("takes dense rows")
+    for stored in stored_as(sparse):
+        X, Y = rows(stored), rows(stored, 5, seed=1)
+        Y[:3] = X[4:7]
+        left, right = as_stored(X, sparse), as_stored(Y, sparse)
+        wide, other = as_float64(X, sparse), as_float64(Y, sparse)
+        assert_array_equal(kernel(left, right), kernel(wide, other), stored)
+        assert_array_equal(kernel(left), kernel(wide), stored)
+        assert_array_equal(kernel(left, other), kernel(wide, other), stored)
+        assert_array_equal(kernel.diagonal(left), kernel.diagonal(wide), stored)
+        pieces = zip(kernel.pieces(left, right), kernel.pieces(wide, other), strict=True)
+        for (*_, piece), (*_, expected) in pieces:
+            assert_array_equal(piece, expected, stored)
+
+
+@pytest.mark.parametrize("phi", MAPS, ids=name_of)
+@dense_or_csr
+def test_features_of_float32_rows_are_those_of_these_numbers(phi, sparse):
+    for stored in stored_as(sparse):
+        X = rows(stored)
+        left, wide = as_stored(X, sparse), as_float64(X, sparse)
+        features = phi.transform(left)
+        assert_array_equal(features, phi.transform(wide), stored)
+        rng = np.random.default_rng(2)
+        for t in (1, 3):
+            coef, values = rng.standard_normal((features.shape[1], t)), rng.standard_normal((len(X), t))
+            assert_array_equal(phi.multiply(left, coef), phi.multiply(wide, coef), stored)
+            assert_array_equal(phi.adjoint(left, values), phi.adjoint(wide, values), stored)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e25])
+def test_products_of_sparse_float32_rows_are_exact_to_float64(scale):
+    X = sp.random_array((40, 30), density=0.3, dtype=np.float32, rng=np.random.default_rng(0), format="csr")
+    X.data *= np.float32(scale)
+    expected = precise.floats(precise.gram(Linear(), X))
+    assert_allclose(Linear()(X), expected, rtol=1e-14)
+    assert_allclose(Linear().diagonal(X), expected.diagonal(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("alpha", [1e-5, 1e-7])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"tile": 40}, {"solver": "cg", "tol": 1e-9}, {"form": "primal"}],
+    ids=["memory", "tiles", "cg", "primal"],
+)
+def test_fits_of_sparse_float32_rows(alpha, settings):
+    # More rows than columns: λ is far below what rounding to float32 leaves of the eigenvalues that are zero.
+    S = sp.random(80, 20, 0.3, format="csr", dtype=np.float32, random_state=0)
+    y = S.toarray().astype(float) @ np.arange(1.0, 21.0)
+    y += np.sin(np.arange(80.0))
+    expected = precise.ridge(Linear(), S, y, alpha, X_new=S[:7])
+    settings = {"form": "dual", **settings}
+    model = KernelRidge(alpha, **settings).fit(S, y)
+    assert_allclose(model.predict(S[:7]), expected.predictions[:, 0], rtol=1e-6, atol=1e-6)
+
+
+def test_gram_of_float32_rows():
+    S = sp.random_array((30, 20), density=0.3, dtype=np.float32, rng=np.random.default_rng(0), format="csr")
+    assert_array_equal(dkrr.gram(S, kernel="linear"), dkrr.gram(S.astype(np.float64), kernel="linear"))

@@ -1,0 +1,148 @@
+"""Learning curves of a search are those of separate fits to nested parts of the training rows."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, TimeSeriesSplit
+
+from dkrr import KernelRidgeCV
+from dkrr.errors import InputError
+from dkrr.features import Nystroem
+from dkrr.kernels import RBF
+from dkrr.rows.arrays import NpyRows
+from dkrr.selection import Folds, LearningCurve
+from tests.pairs import every_pair
+from tests.selection.naive import naive_predictions, naive_scores
+
+ALPHAS = [10.0, 1e-3, 0.3]
+TIGHT = {"cv_tol": 1e-11, "race": False}
+WAYS = {
+    "sweep": {"kernel": "rbf", "solver": "cg"},
+    "factors": {"kernel": "rbf", "solver": "cholesky"},
+    "primal": {"kernel": "polynomial", "degree": 2, "form": "primal"},
+    "refits": {"kernel": Nystroem(RBF(gamma=0.2), 6)},
+}
+
+
+def parts_of(X, cv, train_sizes, weights=None, groups=None, seed=0):
+    """Pairs (training rows, rows held out) of every size; the rows of all sizes but the last are those of dkrr."""
+    pairs = list(cv.split(X, groups=groups))
+    curve = LearningCurve.of(Folds.of_pairs(len(X), pairs), np.array(train_sizes), weights, groups, seed)
+    return [*([(curve.training(s, f), t) for f, (_, t) in enumerate(pairs)] for s in range(len(curve))), pairs]
+
+
+def expected_scores(X, Y, parts, weights=None, **settings):
+    """Scores of the best λ at every size, (n_sizes, n_folds), and that λ."""
+    found = [naive_scores(X, Y, pairs, ALPHAS, weights, **settings) for pairs in parts]
+    best = [int(np.argmax(scores.mean(axis=1))) for scores in found]
+    return np.stack([scores[a] for scores, a in zip(found, best, strict=True)]), [ALPHAS[a] for a in best]
+
+
+@every_pair(way=list(WAYS), fit_intercept=[False, True], weighted=[True, False])
+def test_a_curve_is_that_of_separate_fits(data, way, fit_intercept, weighted):
+    X, Y, weights = data.X[:80], data.y[:80, :2], data.weights[:80] if weighted else None
+    cv, settings = KFold(2, shuffle=True, random_state=1), {"fit_intercept": fit_intercept, "refit": False} | TIGHT
+    search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=(0.5, 0.2), store_cv_predictions=True, **settings, **WAYS[way])
+    curve = search.fit(X, Y, sample_weight=weights).learning_curve_
+    parts = parts_of(X, cv, (0.5, 0.2), weights)
+    assert_array_equal(curve["split_train_sizes"][:-1], [[len(train) for train, _ in pairs] for pairs in parts[:-1]])
+    known = {k: v for k, v in WAYS[way].items() if k in ("kernel", "degree")} | {"fit_intercept": fit_intercept}
+    scores, alphas = expected_scores(X, Y, parts, weights, **known)
+    assert_allclose(curve["test_scores"], scores, rtol=1e-6)
+    assert_array_equal(curve["alpha"], alphas)
+    assert curve["mean_test_score"][-1] == pytest.approx(search.best_score_) and curve["alpha"][-1] == search.alpha_
+    assert search.selection_plan_.method == way
+    kept = naive_predictions(X, Y, parts[-1], search.alpha_, weights, **known)
+    for (_, held_out), expected in zip(parts[-1], kept, strict=True):
+        assert_allclose(search.cv_predictions_[held_out], expected, rtol=1e-6, atol=1e-8)
+    plain = KernelRidgeCV(ALPHAS, cv=cv, **settings, **WAYS[way]).fit(X, Y, sample_weight=weights)
+    assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-8)
+    assert not hasattr(search.set_params(train_sizes=None).fit(X, Y), "learning_curve_")
+
+
+@pytest.mark.parametrize("cv", [GroupKFold(3), ShuffleSplit(3, random_state=0), TimeSeriesSplit(3)])
+def test_parts_follow_the_splitter_and_its_groups(data, cv):
+    X, y = data.X[:120], data.y[:120, 0]
+    groups = np.random.default_rng(0).integers(0, 30, 120) if isinstance(cv, GroupKFold) else None
+    search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=[15, 25], random_state=3, refit=False, **TIGHT)
+    curve = search.fit(X, y, groups=groups).learning_curve_
+    assert_array_equal(curve["train_sizes"][:2], [15, 25])
+    parts = parts_of(X, cv, [15, 25], groups=groups, seed=3)
+    assert_allclose(curve["test_scores"], expected_scores(X, y, parts, kernel="rbf")[0], rtol=1e-6)
+
+
+def test_every_target_may_have_its_own_alpha(data):
+    settings = {"cv": 3, "train_sizes": (0.25,), "refit": False} | TIGHT
+    X, Y = data.X[:80], data.y[:80]
+    curve = KernelRidgeCV(ALPHAS, alpha_per_target=True, **settings).fit(X, Y).learning_curve_
+    for j in range(3):
+        alone = KernelRidgeCV(ALPHAS, **settings).fit(X, Y[:, j]).learning_curve_
+        assert_array_equal(curve["alpha"][:, j], alone["alpha"])
+        assert_allclose(curve["mean_test_score_per_target"][:, j], alone["mean_test_score"], rtol=1e-6)
+    assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
+
+
+def test_a_race_is_that_of_the_folds_alone(data):
+    noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
+    settings = {"alphas": np.geomspace(1e-9, 100, 12), "solver": "cg", "refit": False}
+    plain, raced, every = (
+        KernelRidgeCV(**settings, **more).fit(data.X, noisy)
+        for more in ({}, {"train_sizes": (0.25, 0.5)}, {"train_sizes": (0.25, 0.5), "race": False})
+    )
+    assert raced.alpha_ == plain.alpha_ and raced.cv_results_["stopped"].any()
+    assert_array_equal(raced.cv_results_["stopped"], plain.cv_results_["stopped"])
+    found, expected = raced.learning_curve_, every.learning_curve_
+    assert_array_equal(found["alpha"], expected["alpha"])
+    assert_allclose(found["test_scores"], expected["test_scores"], rtol=2e-3)
+    assert (np.diff(found["mean_test_score"]) > 0).all()
+
+
+def test_fits_of_parts_leave_out_lambda_that_have_lost(data):
+    # Folds that do not train on the rest have no formula, and take a sweep.
+    cv, alphas = ShuffleSplit(3, test_size=0.2, train_size=0.7, random_state=1), np.geomspace(1e-9, 100, 12)
+    noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
+    search = KernelRidgeCV(alphas, cv=cv, train_sizes=(0.25, 0.5), refit=False).fit(data.X, noisy)
+    stopped = search.cv_results_["stopped"]
+    assert stopped.any() and np.isfinite(search.learning_curve_["test_scores"]).all()
+    assert (search.learning_curve_["alpha"] > alphas[stopped].max()).all()
+
+
+@pytest.mark.parametrize("way", ["sweep", "factors"])
+def test_a_curve_from_a_store_on_workers(data, ambient_workers, tmp_path, way):
+    X, y = data.X[:100], data.y[:100, 0]
+    settings = {"cv": 2, "train_sizes": (0.25,), "refit": False, "cv_tol": 1e-6} | WAYS[way]
+    plain = KernelRidgeCV([0.3], **settings).fit(X, y).learning_curve_
+    stored = KernelRidgeCV([0.3], tile=50, store=str(tmp_path / "run"), **settings)
+    for _ in range(2):
+        assert_allclose(stored.fit(X, y).learning_curve_["test_scores"], plain["test_scores"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("form", "is_read"), [("primal", False), ("dual", True)])
+def test_parts_of_rows_that_stay_in_a_file(data, tmp_path, monkeypatch, form, is_read):
+    """In the primal form all rows are read, those of no part with weight 0; in the dual form a part is in memory."""
+    path, y = tmp_path / "x.npy", data.y[:, 0]
+    np.save(path, data.X)
+    taken, take = [], NpyRows.take
+    monkeypatch.setattr(NpyRows, "take", lambda self, rows: taken.append(len(rows)) or take(self, rows))
+    settings = {"kernel": "linear", "form": form, "cv": 2, "train_sizes": (0.5,), "refit": False} | TIGHT
+    expected = KernelRidgeCV(ALPHAS, **settings).fit(data.X, y).learning_curve_
+    taken.clear()
+    found = KernelRidgeCV(ALPHAS, **settings).fit(str(path), y).learning_curve_
+    assert_allclose(found["test_scores"], expected["test_scores"], rtol=1e-6)
+    assert (not {52, 53}.isdisjoint(taken)) == is_read
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (0.5, "train_sizes is 0.5; expected fractions"),
+        ((0.5, 2.0), "train_sizes is .*expected fractions"),
+        ((0.001, 0.5), "train_sizes has 0.001, and fold 0 .* trains on 168 rows"),
+        ((20, 168), "train_sizes has 168, and fold 0 .*between 1 and 167 rows"),
+    ],
+)
+def test_sizes_that_no_fold_has_are_refused(data, sizes, message):
+    with pytest.raises(InputError, match=message):
+        KernelRidgeCV(train_sizes=sizes).fit(data.X, data.y)
+    with pytest.raises(InputError, match="cv is leave-one-out.*cv=5"):
+        KernelRidgeCV(train_sizes=(0.5,), cv="loo").fit(data.X, data.y)

@@ -1,0 +1,120 @@
+"""Kernels with a length for each column."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.gaussian_process import kernels as sklearn_kernels
+
+from dkrr import KernelRidge, load, save
+from dkrr.errors import InputError
+from dkrr.features import RandomFourier
+from dkrr.kernels import RBF, Laplacian, Linear, Matern, kernel_from_dict
+
+LENGTHS = np.array([0.3, 1.0, 4.0, 0.8, 2.5])
+KERNELS = [
+    (RBF(0.5 / LENGTHS**2), sklearn_kernels.RBF(LENGTHS)),
+    *((Matern(nu, LENGTHS), sklearn_kernels.Matern(LENGTHS, nu=nu)) for nu in (0.5, 1.5, 2.5)),
+    (Laplacian(1 / LENGTHS), lambda X, Y: np.exp(-np.abs((X[:, None] - Y) / LENGTHS).sum(axis=2))),
+]
+every_kernel = pytest.mark.parametrize(("kernel", "reference"), KERNELS, ids=[str(k) for k, _ in KERNELS])
+
+
+def rows(n, seed):
+    X = np.random.default_rng(seed).standard_normal((n, len(LENGTHS)))
+    return np.where(X < -0.5, 0.0, X)
+
+
+@every_kernel
+def test_a_length_for_each_column_gives_the_entries_of_the_formula(kernel, reference):
+    X, Y = rows(40, 0), rows(30, 1)
+    expected = reference(X, Y)
+    assert_allclose(kernel(X, Y), expected, rtol=1e-12, atol=1e-14)
+    assert_allclose(kernel(sp.csr_array(X), sp.csr_array(Y)), expected, rtol=1e-12, atol=1e-13)
+    assert_allclose(kernel.to(Y)(X), expected, rtol=1e-12, atol=1e-14)
+    assert_allclose(kernel(X.astype(np.float32), Y), reference(X.astype(np.float32), Y), rtol=1e-12, atol=1e-14)
+    square = kernel(X)
+    assert_array_equal(square, square.T)
+    assert_array_equal(np.diagonal(square), 1.0)
+
+
+@every_kernel
+def test_equal_lengths_are_one_length(kernel, reference):
+    X = rows(20, 0)
+    one = kernel.with_lengths(np.array([1.7]))
+    assert_allclose(kernel.with_lengths(np.full(5, 1.7))(X), one(X), rtol=1e-13, atol=1e-15)
+    assert_allclose(one.lengths(5), 1.7)
+    assert_allclose(kernel.lengths(5), LENGTHS)
+
+
+@every_kernel
+def test_a_length_for_each_column_is_described_and_hashed(kernel, reference):
+    described = json.loads(json.dumps(kernel.to_dict()))
+    assert described == kernel.to_dict()  # what a store has of it compares equal
+    assert kernel_from_dict(described) == kernel
+    assert hash(kernel_from_dict(described)) == hash(kernel)
+
+
+def test_a_model_with_a_length_for_each_column_is_saved(tmp_path):
+    X, y = rows(50, 0), rows(50, 1)[:, 0]
+    model = KernelRidge(alpha=0.1, kernel="rbf", gamma=[1.0, 0.2, 0.1, 3.0, 0.5]).fit(X, y)
+    save(model, tmp_path / "model.dkrr")
+    assert_array_equal(load(tmp_path / "model.dkrr").predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda X: RBF([1.0, 2.0])(X), "gamma has 2 numbers, and the rows have 5 columns"),
+        (lambda X: Matern(1.5, [1.0] * 6)(X), "length_scale has 6 numbers, and the rows have 5 columns"),
+        (
+            lambda X: KernelRidge(kernel="rbf", gamma=[1.0] * 4).fit(X, X[:, 0]),
+            "gamma has 4 numbers, and the rows have 5 columns",
+        ),
+        (lambda _: Laplacian([1.0, -2.0]), r"gamma\[1\] is -2.0; expected a finite number above 0"),
+        (lambda _: RBF([]), "gamma is empty"),
+        (lambda _: Laplacian([1.0, 2.0]).length_slopes(2), "not bounded, or not of squared differences"),
+        (lambda _: Matern(0.5).length_slopes(2), "expected RBF, or Matern with nu = 1.5 or 2.5"),
+    ],
+)
+def test_a_wrong_number_of_lengths_is_named(make, message):
+    with pytest.raises(InputError, match=message):
+        make(rows(10, 0))
+
+
+@pytest.mark.parametrize("kernel", [RBF(0.5 / LENGTHS**2), RBF(0.3), Matern(1.5, LENGTHS), Matern(2.5, 1.4)], ids=str)
+def test_slopes_agree_with_differences(kernel):
+    X, Y, step = rows(15, 0), rows(12, 1), 1e-5
+    slopes, factors = kernel.length_slopes(5)
+    for k in range(5):
+        changed = [np.log(kernel.lengths(5)) + sign * step * (np.arange(5) == k) for sign in (1, -1)]
+        above, below = (kernel.with_lengths(np.exp(lengths))(X, Y) for lengths in changed)
+        found = factors[k] * np.subtract.outer(X[:, k], Y[:, k]) ** 2 * slopes(X, Y)
+        assert_allclose(found, (above - below) / (2 * step), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_memory_of_a_length_for_each_column_stays_within_its_bound(is_sparse):
+    X, d = np.random.default_rng(0).standard_normal((3000, 300)), 300
+    row_bytes, kernel = None, RBF(np.full(d, 0.01)) + Linear()
+    if is_sparse:
+        X = sp.csr_array(np.where(X > 1, X, 0.0))
+        row_bytes = int(np.ceil(12 * X.nnz / 3000))
+    Y, out = X[1000:], np.empty((1000, 2000))
+    X = X[:1000]
+    kernel(X, Y, out=out)
+    tracemalloc.start()
+    kernel(X, Y, out=out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= kernel.workspace_bytes(1000, 2000, d, row_bytes)
+
+
+def test_random_frequencies_have_a_length_for_each_column():
+    X = rows(30, 0)
+    for kernel in (RBF(0.5 / LENGTHS**2), Matern(1.5, LENGTHS), Laplacian(0.3 / LENGTHS)):
+        phi = RandomFourier(kernel, 20_000).transform(X)
+        assert np.abs(phi @ phi.T - kernel(X)).max() < 0.05

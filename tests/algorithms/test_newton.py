@@ -1,0 +1,461 @@
+"""Newton's method on small convex objectives whose minimum is known."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
+from dkrr.runtime import Progress
+from dkrr.solvers.newton import (
+    LOOSEST,
+    MAX_USELESS,
+    MIN_FORCING,
+    Newton,
+    NewtonState,
+    Objective,
+    expected_steps,
+    steps_left,
+)
+from dkrr.solvers.result import Status
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """1 + ½ (x − z)ᵀ A (x − z)."""
+
+    A: np.ndarray
+    z: np.ndarray
+
+    def value(self, x):
+        return 1 + 0.5 * (x - self.z) @ self.A @ (x - self.z)
+
+    def gradient(self, x):
+        return self.A @ (x - self.z)
+
+    def hessian(self, x):
+        return self.A
+
+
+@dataclass(frozen=True)
+class Hyperbola:
+    """Σ √(1 + xᵢ²): whole Newton steps lead from x to −x³, away from the minimum if |x| > 1."""
+
+    def value(self, x):
+        return np.sqrt(1 + x**2).sum()
+
+    def gradient(self, x):
+        return x / np.sqrt(1 + x**2)
+
+    def hessian(self, x):
+        return np.diag((1 + x**2) ** -1.5)
+
+
+@dataclass(frozen=True)
+class Quartic:
+    """1 + Σ sᵢ (xᵢ − 1)⁴ + ε (xᵢ − 1)²: badly scaled, and each whole step takes but a third off."""
+
+    scales: np.ndarray
+    epsilon: float = 1e-3
+
+    def value(self, x):
+        return 1 + (self.scales * (x - 1) ** 4 + self.epsilon * (x - 1) ** 2).sum()
+
+    def gradient(self, x):
+        return 4 * self.scales * (x - 1) ** 3 + 2 * self.epsilon * (x - 1)
+
+    def hessian(self, x):
+        return np.diag(12 * self.scales * (x - 1) ** 2 + 2 * self.epsilon)
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """Of separable classes: log(1 + exp(−x)) + λx², which falls by a factor of e a step, and its gradient as well."""
+
+    penalty: float = 1e-14
+
+    def value(self, x):
+        return np.log1p(np.exp(-x)).sum() + self.penalty * (x**2).sum()
+
+    def gradient(self, x):
+        return -1 / (1 + np.exp(x)) + 2 * self.penalty * x
+
+    def hessian(self, x):
+        return np.diag(np.exp(-x) / (1 + np.exp(-x)) ** 2 + 2 * self.penalty)
+
+    def minimum(self):
+        low, high = 0.0, 60.0
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.gradient(np.array([middle]))[0] < 0 else (low, middle)
+        return self.value(np.array([low]))
+
+
+class Smooth(Objective):
+    """Independent functions, one a system, whose Newton systems are solved exactly or as roughly as allowed."""
+
+    point = None
+
+    def __init__(self, functions, starts, rough=False, noise=0.0):
+        self.functions, self.points = functions, [np.array(x, float) for x in starts]
+        self.rough, self.noise, self.asked, self.opened = rough, noise, [], []
+        self.references = np.ones(len(functions))
+        self.taken, self.messages = [], []
+        self._evaluate()
+
+    def pairs(self):
+        return list(zip(self.functions, self.points, strict=True))
+
+    def _evaluate(self):
+        self.values = np.array([f.value(x) for f, x in self.pairs()])
+        self.gradients = np.array([np.linalg.norm(f.gradient(x)) for f, x in self.pairs()]) + self.noise
+
+    def decrements(self, wanted):
+        return np.array([f.gradient(x) @ np.linalg.solve(f.hessian(x), f.gradient(x)) for f, x in self.pairs()])
+
+    def find_direction(self, is_open, forcing):
+        self.asked.append(forcing)
+        self.opened.append(is_open.copy())
+        self.directions, slopes = [], np.zeros(len(self.points))
+        for k, (f, x) in enumerate(self.pairs()):
+            g, d = f.gradient(x), np.zeros_like(x)
+            if is_open[k]:
+                d = -np.linalg.solve(f.hessian(x), g)
+                if self.rough:
+                    d = d * (1 - 0.9 * forcing)  # a residual of 0.9 · forcing
+                    self.inner_iterations += 2
+            self.directions.append(d)
+            slopes[k] = g @ d
+        return slopes
+
+    def along(self, lengths):
+        moved = zip(self.functions, self.points, self.directions, lengths, strict=True)
+        return np.array([f.value(x + t * d) for f, x, d, t in moved])
+
+    def step(self, lengths):
+        self.taken.append(lengths.copy())
+        self.points = [x + t * d for x, d, t in zip(self.points, self.directions, lengths, strict=True)]
+        self._evaluate()
+
+
+class Unknowing(Smooth):
+    """Knows its decrement only from the direction of a step."""
+
+    def decrements(self, wanted):
+        return None
+
+
+def quadratic(n=5, seed=0):
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((n, n))
+    return Quadratic(A @ A.T + np.eye(n), rng.standard_normal(n))
+
+
+def hyperbola(*starts, kind=Smooth, **settings):
+    return kind([Hyperbola() for _ in starts], [[x] for x in starts], **settings)
+
+
+def objectives(outcome):
+    return [s.objective for s in outcome.state.history]
+
+
+def test_a_quadratic_takes_one_step_and_none_at_its_solution():
+    f = quadratic()
+    o = Smooth([f], [np.zeros(5)])
+    found = Newton(o, 1e-10, 1).run()
+    assert found.status is Status.CONVERGED and found.gradient <= 1e-10
+    assert_allclose(o.points[0], f.z, rtol=1e-10)
+    (step,) = found.state.history
+    assert (step.step, step.length, step.n_open, step.inner_iterations) == (1, 1.0, 1, 0)
+    assert step.gradient == found.gradient and step.objective == o.values.sum()
+    at_solution, flat = Smooth([f], [f.z]), Smooth([f], [np.zeros(5)])
+    flat.references = np.zeros(1)  # the gradient at zero is zero
+    for o in (at_solution, flat):
+        found = Newton(o, 1e-10, 10).run()
+        assert found.status is Status.CONVERGED and not found.state.history and not o.asked
+    assert found.gradient == 0.0
+
+
+@pytest.mark.parametrize("part", ["values", "gradients", "references"])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_no_step_is_taken_from_what_is_not_finite(part, value):
+    o = Smooth([quadratic(), quadratic()], [np.zeros(5), np.zeros(5)])
+    setattr(o, part, np.array([1.0, value]))
+    with pytest.raises(NotFiniteError, match=f"kernel logistic regression is {value}"):
+        Newton(o, 1e-10, 10).run()
+    assert not o.asked
+
+
+def test_a_gradient_that_overflows_on_the_way_is_an_error():
+    class Cliff(Hyperbola):
+        def gradient(self, x):
+            return super().gradient(x) if abs(x[0]) > 0.4 else np.full_like(x, np.nan)
+
+    with pytest.raises(NotFiniteError, match="norm of the gradient of"):
+        Newton(Smooth([Cliff()], [[0.5]]), 1e-12, 20).run()
+
+
+def test_history_is_in_units_of_the_user_and_gradients_are_relative():
+    found = []
+    for unit in (1.0, 2.0**-700):
+        o = hyperbola(0.5)
+        o.unit = unit
+        found.append(Newton(o, 1e-12, 20).run())
+    assert objectives(found[1]) == [2.0**-700 * value for value in objectives(found[0])]
+    assert found[0].status is Status.CONVERGED and found[0].state.step <= 4, "convergence is quadratic"
+    assert all(s.length == 1 for s in found[0].state.history)
+    g, h = 0.5 / np.sqrt(1.25), 1.25**-1.5
+    assert found[0].state.history[0].decrement == pytest.approx(g**2 / h / 2 / np.sqrt(1.25), rel=1e-12)
+    o = hyperbola(1e-3)
+    o.references = np.array([1e6])
+    assert Newton(o, 1e-6, 10).run().status is Status.CONVERGED and not o.asked
+
+
+@pytest.mark.parametrize("start", [2.0, 10.0, 1000.0])
+def test_steps_that_lead_away_are_shortened(start):
+    o = Smooth([Hyperbola()], [[start, -start / 3]])
+    first, found = o.values[0], Newton(o, 1e-10, 100).run()
+    assert found.status is Status.CONVERGED
+    assert_allclose(o.points[0], 0.0, atol=1e-9)
+    assert found.state.history[0].length < 1 == found.state.history[-1].length
+    assert (np.diff([first, *objectives(found)]) <= 0).all()
+
+
+@pytest.mark.parametrize("wall", [np.inf, np.nan])
+def test_a_value_that_is_not_finite_is_backed_away_from(wall):
+    class Barrier(Hyperbola):
+        def value(self, x):
+            return wall if np.abs(x).max() > 50 else super().value(x)
+
+    found = Newton(Smooth([Barrier()], [[10.0]]), 1e-10, 100).run()
+    assert found.status is Status.CONVERGED and np.isfinite(objectives(found)).all()
+
+
+@pytest.mark.parametrize("rough", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_system_s_objective_rises(seed, rough):
+    rng = np.random.default_rng(seed)
+    functions = [Hyperbola(), Quartic(np.geomspace(1e-6, 10.0**seed, 3)), quadratic(3, seed)]
+    o = Smooth(functions, 20 * rng.standard_normal((3, 3)), rough)
+    values = [o.values]
+    found = Newton(o, 1e-9, 200, on_step=lambda _: values.append(o.values.copy())).run()
+    assert found.status is Status.CONVERGED
+    assert (np.diff(np.array(values), axis=0) <= 1e-13 * np.abs(values[0])).all()
+
+
+def test_systems_go_at_their_own_speed_and_those_that_are_done_stay():
+    f, points = quadratic(), []
+    o = Smooth([f, Hyperbola(), Hyperbola()], [np.zeros(5), [30.0], [0.5]])
+    found = Newton(o, 1e-10, 100, on_step=lambda _: points.append(o.points[0])).run()
+    assert found.status is Status.CONVERGED
+    assert_allclose(o.points[0], f.z, rtol=1e-10)
+    assert_allclose(np.ravel(o.points[1:]), 0.0, atol=1e-9)
+    n_open = [s.n_open for s in found.state.history]
+    assert n_open[:2] == [3, 2] and n_open[-1] == 1 and n_open == sorted(n_open, reverse=True)
+    # The quadratic takes a whole step where the other is damped.
+    assert o.taken[0][0] == 1 > o.taken[0][1]
+    assert found.state.history[0].length == o.taken[0].min()
+    assert len(points) > 3 and all((point == points[0]).all() for point in points)
+    assert all(lengths[0] == 0 for lengths in o.taken[1:])
+    assert all(not is_open[0] for is_open in o.opened[1:])
+    for k, start in enumerate([[30.0], [0.5]], 1):
+        alone = Smooth([Hyperbola()], [start])
+        Newton(alone, 1e-10, 100).run()
+        assert_array_equal(o.points[k], alone.points[0], err_msg="as each by itself")
+
+
+def test_a_system_that_cannot_move_does_not_stop_the_others():
+    class Uphill(Quadratic):
+        def hessian(self, x):
+            return -self.A  # of which the direction is not one of descent
+
+    class Wrong(Quadratic):
+        def gradient(self, x):
+            return -super().gradient(x)
+
+    for kind in (Uphill, Wrong):
+        o = Smooth([kind(np.eye(2), np.ones(2)), Hyperbola()], [np.zeros(2), [30.0]])
+        assert Newton(o, 1e-10, 100).run().status is Status.STALLED
+        assert_array_equal(o.points[0], np.zeros(2))
+        assert_allclose(o.points[1], 0.0, atol=1e-9)
+    alone = Newton(Smooth([Wrong(np.eye(2), np.ones(2))], [np.zeros(2)]), 1e-10, 100).run()
+    assert alone.status is Status.STALLED and alone.state.step == MAX_USELESS
+    assert all(s.length == 0 for s in alone.state.history)
+
+
+def test_steps_end_where_rounding_is_reached_or_no_more_are_allowed():
+    found = Newton(Smooth([quadratic()], [np.zeros(5)], noise=1e-6), 1e-10, 100).run()
+    assert found.status is Status.STALLED
+    assert found.state.step <= 2 + MAX_USELESS
+    assert found.gradient == pytest.approx(1e-6, rel=1e-3)
+    for most in (1, 3):
+        o = hyperbola(1000.0)
+        found = Newton(o, 1e-10, most).run()
+        assert found.status is Status.MAX_ITERATIONS
+        assert found.state.step == len(found.state.history) == most
+        assert found.gradient == o.gradients[0] > 1e-10
+        assert Newton(o, 1e-10, most).run(found.state).state.step == most, "steps before count"
+
+
+@pytest.mark.parametrize("kind", [Smooth, Unknowing])
+def test_a_small_gradient_is_not_enough_where_the_objective_is_flat(kind):
+    f = Saturated()
+    o = kind([f], [np.zeros(1)])
+    found = Newton(o, 1e-8, 100).run()
+    assert found.status is Status.CONVERGED and found.gradient < 1e-12  # far below what was asked for
+    assert o.values[0] <= (1 + 1e-8) * f.minimum()
+    assert found.decrement <= 1e-8 and found.probability_change <= 1e-4
+    # The first step at which the gradient is small enough is far from the minimum.
+    early = next(s for s in found.state.history if s.gradient <= 1e-8)
+    assert early.objective > 10 * o.values[0]
+
+
+def test_a_decrement_that_is_estimated_takes_no_step_more_than_a_known_one():
+    class Heavy(Smooth):
+        def sensitivities(self):
+            return np.array([1e12])  # a row of next to no weight
+
+    kinds = (Smooth, Unknowing, Heavy)
+    counts = [Newton(hyperbola(0.5, kind=kind), 1e-8, 20).run().state.step for kind in kinds]
+    assert counts == [3, 3, 4], "and changes of probabilities count"
+    counts = [Newton(hyperbola(1e-10, kind=kind), 1e-8, 20).run().state.step for kind in kinds[:2]]
+    assert counts == [0, 1], "one step tells that the start is good enough"
+
+
+def test_what_float64_cannot_solve_is_stalled():
+    class Flat(Smooth):
+        def find_direction(self, is_open, forcing):
+            return np.zeros(1)  # what is left of the slope is lost in rounding
+
+        def decrements(self, wanted):
+            return np.array([1e-3])
+
+        def along(self, lengths):
+            return self.values
+
+        def step(self, lengths):
+            self._evaluate()
+
+    found = Newton(Flat([quadratic()], [quadratic().z + 1e-12]), 1e-8, 50).run()
+    assert found.status is Status.STALLED and found.gradient <= 1e-8
+    assert found.decrement == pytest.approx(5e-4, rel=1e-6)
+
+    class Singular(Unknowing):
+        def find_direction(self, is_open, forcing):
+            if self.gradients[0] <= 1e-3:
+                raise NotPositiveDefiniteError("a pivot is not positive", 0)
+            return super().find_direction(is_open, forcing)
+
+    assert Newton(Singular([Saturated()], [np.zeros(1)]), 1e-3, 50).run().status is Status.STALLED
+    with pytest.raises(NotPositiveDefiniteError):
+        Newton(Singular([Saturated()], [np.zeros(1)]), 1e-4, 50).run()
+
+
+class Drifting(Smooth):
+    """Its gradients are those of a recurrence until they are verified, and then no smaller than some noise."""
+
+    def __init__(self, *arguments, error, **settings):
+        self.error, self.verified, self.is_true = error, 0, False
+        super().__init__(*arguments, **settings)
+
+    def step(self, lengths):
+        super().step(lengths)
+        self.is_true = False
+
+    def verify(self, tol):
+        if self.is_true:
+            return False
+        self.verified, self.is_true = self.verified + 1, True
+        self.gradients = self.gradients + self.error
+        return True
+
+
+def test_gradients_are_verified_before_every_end():
+    o = hyperbola(30.0, kind=Drifting, error=1e-12)
+    found = Newton(o, 1e-8, 100).run()
+    assert found.status is Status.CONVERGED and o.verified == 1 and found.gradient >= 1e-12
+    assert found.state.history[-1].gradient == found.gradient
+    o = hyperbola(30.0, kind=Drifting, error=1e-5)
+    found = Newton(o, 1e-8, 100).run()
+    assert found.status is Status.STALLED and found.gradient >= 1e-5
+    assert 1 < o.verified <= MAX_USELESS + 2  # from then on after every step
+    for most in (1, 2):
+        o = hyperbola(30.0, kind=Drifting, error=0.5)
+        found = Newton(o, 1e-8, most).run()
+        assert found.status is Status.MAX_ITERATIONS and o.verified == 1
+        assert found.gradient == o.gradients[0] == found.state.history[-1].gradient
+
+
+@pytest.mark.parametrize("cut", [1, 3, 6])
+@pytest.mark.parametrize("rough", [False, True])
+def test_a_resumed_run_is_the_same_as_one_that_did_not_stop(cut, rough):
+    def start():
+        return Smooth([Hyperbola(), quadratic()], [[1000.0, 3.0], np.zeros(5)], rough)
+
+    whole, o, steps = start(), start(), []
+    expected = Newton(whole, 1e-10, 100, on_step=lambda s: steps.append(s.step)).run()
+    assert steps == list(range(1, expected.state.step + 1)), "the state is handed out after every step"
+    first = Newton(o, 1e-10, cut).run()
+    assert first.status is Status.MAX_ITERATIONS
+    state = NewtonState(first.state.step, list(first.state.history), list(first.state.messages))
+    found = Newton(o, 1e-10, 100).run(state)
+    assert found.status is expected.status
+    for a, b in zip(o.points, whole.points, strict=True):
+        assert_array_equal(a, b)
+    assert [s.step for s in found.state.history] == steps
+    assert objectives(found) == objectives(expected)
+
+
+def test_systems_are_solved_loosely_at_first_and_as_the_worst_one_needs():
+    o = hyperbola(30.0, rough=True)
+    found = Newton(o, 1e-8, 100).run()
+    assert found.status is Status.CONVERGED
+    assert o.asked[0] == LOOSEST and all(MIN_FORCING <= x <= LOOSEST for x in o.asked)
+    assert [s.inner_iterations for s in found.state.history] == [2] * found.state.step
+    assert o.inner_iterations == 2 * found.state.step
+    o = hyperbola(30.0, 1e-4)
+    Newton(o, 1e-12, 1).run()
+    assert o.asked[0] == pytest.approx(1e-2, rel=1e-6)
+
+
+def test_systems_are_solved_more_sharply_where_steps_bring_too_little():
+    class Sloppy(Smooth):
+        """Whole steps bring too little."""
+
+        def find_direction(self, is_open, forcing):
+            slopes, part = super().find_direction(is_open, forcing), 1e-3 / max(forcing, 1e-3)
+            self.directions = [d * part for d in self.directions]
+            return slopes * part
+
+    o = Sloppy([quadratic()], [np.zeros(5)])
+    assert Newton(o, 1e-10, 100).run().status is Status.CONVERGED
+    assert o.asked[1] < 0.2 * o.asked[0]
+
+    class Steep(Smooth):
+        """What a rough solution leaves may lie where the objective is steep: short steps bring next to nothing."""
+
+        def find_direction(self, is_open, forcing):
+            slopes = super().find_direction(is_open, forcing)
+            f, x = self.functions[0], self.points[0]
+            self.directions[0] = self.directions[0] + [0.0, forcing * np.linalg.norm(x - f.z)]
+            return np.array([f.gradient(x) @ self.directions[0]]) if self.directions[0].any() else slopes
+
+    o = Steep([Quadratic(np.diag([1.0, 1e6]), np.zeros(2))], [[1.0, 0.0]])
+    assert Newton(o, 1e-8, 60).run().status is Status.CONVERGED
+
+
+def test_estimates_of_steps_grow_with_what_is_left():
+    assert steps_left(1e-9, 1e-8) == 1
+    counts = [steps_left(g, 1e-8) for g in (1e-6, 1e-3, 1.0, 100.0)]
+    assert counts == sorted(counts) and counts[-1] < 25
+    assert steps_left(1.0, 1e-4) < steps_left(1.0, 1e-12)
+    assert steps_left(np.inf, 1e-8) <= 100
+    counts = [expected_steps(t) for t in (0.5, 1e-3, 1e-8, 1e-15)]
+    assert counts == sorted(counts) and counts[0] >= 1 and 5 <= counts[2] <= 12
+    progress, lines = Progress(), []
+    progress.note = lines.append
+    Newton(hyperbola(30.0, rough=True), 1e-8, 100, progress).run()
+    assert lines[0].startswith("Newton step 1: objective ")
+    assert ", 2 iterations" in lines[0] and ", step length 0." in lines[0]
+    assert lines[0].endswith(" left") and not lines[-1].endswith(" left")

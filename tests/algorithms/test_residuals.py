@@ -1,0 +1,227 @@
+"""The true residual, the condition number beside it, and refinement down to the level of rounding."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr.linalg.preconditioner import Identity, Preconditioner
+from dkrr.linalg.residual import (
+    Moments,
+    Solved,
+    check_tiled,
+    condition_number,
+    multiplied_probe,
+    relative,
+    residual_tasks,
+    scaling_of,
+    uses_symmetry,
+    with_probe,
+    worst,
+)
+from dkrr.runtime import Progress, SerialExecutor
+from dkrr.solvers import Status
+from dkrr.solvers.direct import MAX_REFINEMENTS, Refinement, rounding_level
+from dkrr.tiles import TileGrid
+from tests.systems import MatrixOperator, grids, make_case, one_blas_thread, random, run, vectors  # noqa: F401
+
+
+@given(grid=grids(), m=st.integers(1, 3))
+def test_residuals_by_rows_of_tiles_are_those_of_the_whole_matrix(tmp_path_factory, grid, m):
+    folder = tmp_path_factory.mktemp("r")
+    case = make_case(folder, grid, m + 1, seed=1)  # the last column is the probe
+    X = random(grid.n, m + 1, seed=2)
+    B, G = case.B[:, :-1], X[:, :-1]
+    R, squares = B - case.shifted @ G, np.einsum("ij,ij->j", G, case.A @ G)
+    exact = np.linalg.solve(case.shifted, case.B)
+    case.A[np.triu_indices(grid.n, 1)] = np.nan  # only tiles on or below the diagonal are asked for
+    system, found = case.system, []
+    for x in (X, exact):
+        tasks = residual_tasks(Solved(system.source, grid, system.shift, system.right_sides, vectors(folder, grid, x)))
+        found.append([part for part, _ in run(tasks).values().values()])
+        assert len(found[-1]) == grid.n_tiles
+    parts, at_solution = found
+    assert_allclose(np.linalg.norm([p.norms[0] for p in parts], axis=0), np.linalg.norm(R, axis=0), rtol=1e-10)
+    assert_allclose(np.linalg.norm([p.norms[1] for p in parts], axis=0), np.linalg.norm(B, axis=0), rtol=1e-12)
+    assert_allclose(np.sum([p.squares for p in parts], axis=0), squares, rtol=1e-9, atol=1e-12)
+    expected = np.max(np.linalg.norm(R, axis=0) / np.linalg.norm(B, axis=0))
+    assert_allclose(relative([p.norms for p in parts]), expected, rtol=1e-10)
+    assert relative([p.norms for p in at_solution]) < 1e-13
+
+
+@pytest.mark.parametrize(("m", "symmetric"), [(2, True), (9, False)])
+@pytest.mark.parametrize(("slots", "centred", "scaled"), [(1, False, True), (1, True, False), (3, True, True)])
+def test_residuals_of_few_columns_use_the_symmetry_and_those_of_many_do_not(
+    tmp_path, m, symmetric, slots, centred, scaled
+):
+    grid = TileGrid(n=47, tile=12, panel=12)
+    assert uses_symmetry(grid, m + 1) == symmetric
+    case = make_case(tmp_path, grid, m + 1, seed=3)
+    X = random(grid.n, m, seed=4)
+    B, probe = case.B[:, :-1], case.B[:, -1]
+    constants = np.array([np.linspace(-1.0, 2.0, m - 1), np.linspace(0.0, 1e-3, m - 1)]) if centred else None
+    G, H = (V[:, :-1] - V[:, -1:] * constants.sum(axis=0) if centred else V for V in (X, B))
+    expected = np.linalg.norm(H - case.shifted @ G, axis=0) / np.linalg.norm(B[:, : G.shape[1]], axis=0)
+    squares = np.einsum("ij,ij->j", G, case.A @ G)
+    solved = np.linalg.solve(case.shifted, probe)
+    d = np.random.default_rng(5).uniform(0.5, 2.0, grid.n) if scaled else np.ones(grid.n)
+    v, w = probe / d, case.shifted @ (probe / d)
+    largest = (w**2 / d).sum() / (v @ w)
+    smallest = (probe @ solved) / (d * solved**2).sum()
+    case.A[np.triu_indices(grid.n, 1)] = np.nan
+    solution = vectors(tmp_path, grid, np.column_stack([X, solved]))
+    scaling = vectors(tmp_path, grid, np.sqrt(d)[:, None]) if scaled else None
+    system = case.system
+    solved = Solved(system.source, grid, system.shift, system.right_sides, solution, scaling)
+    found, record = check_tiled(solved, constants, SerialExecutor(), Progress(), slots)
+    assert_allclose(found.residual, expected.max(), rtol=1e-12)
+    assert_allclose(found.squares, squares, rtol=1e-11)
+    assert_allclose(found.condition, largest / smallest, rtol=1e-11)
+    entries = sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
+    twice = entries - sum(grid.height(i) ** 2 for i in range(grid.n_tiles))
+    assert record.bytes_read == 8 * (entries if symmetric else entries + twice)
+
+
+def test_the_relative_residual_is_the_worst_over_columns():
+    norms = [(np.array([8.0, 4.0]), np.array([3.0, 0.0])), (np.array([6.0, 3.0]), np.array([4.0, 0.0]))]
+    assert relative(norms) == 5.0, "5 of a column that is zero counts as it is; 10 / 5 of the other is 2"
+    assert relative(norms[:1]) == 4.0
+    huge = [(1e300 * r[:1], 1e300 * b[:1]) for r, b in norms]
+    assert_allclose(relative(huge), 2.0, rtol=1e-15)
+    for bad in (np.nan, np.inf):
+        for size in (1.0, bad):
+            for other in ([], [(np.array([1e-9, 1e-9]), np.ones(2))]):
+                assert not relative([(np.array([0.0, bad]), np.array([1.0, size])), *other]) <= 1.0, "not lost"
+
+
+def estimate(A, diagonal=None):
+    n, scaling = len(A), None if diagonal is None else scaling_of(diagonal)
+    probe = with_probe(np.zeros((n, 1)), scaling)[:, -1]
+    v = multiplied_probe(probe, scaling)
+    solved = Moments.of_solved(probe, np.linalg.solve(A, probe), scaling)
+    return condition_number(Moments.of_multiplied(v, A @ v, scaling), solved)
+
+
+def with_eigenvalues(values, seed=0):
+    Q = np.linalg.qr(random(len(values), len(values), seed=seed))[0]
+    return (Q * values) @ Q.T
+
+
+@given(st.integers(2, 60), st.floats(0, 12), st.floats(0.1, 8.0), st.integers(0, 100))
+def test_the_condition_number_is_never_above_and_seldom_far_below(n, digits, bend, seed):
+    values = 10 ** (-digits * np.linspace(0, 1, n) ** bend)
+    found, exact = estimate(with_eigenvalues(values, seed)), 10**digits
+    assert 1.0 <= found <= exact * 1.01 * (1 + 1e-15 * exact * n)
+    assert found >= exact / 1000
+
+
+def test_the_condition_number_of_spectra_of_kernel_matrices_is_near():
+    for values in (np.r_[np.ones(79), 1e-9], np.r_[1e9, np.ones(79)], np.maximum(2.0 ** -np.arange(80), 1e-9)):
+        for seed in range(3):
+            assert estimate(with_eigenvalues(values, seed)) == pytest.approx(1e9, rel=0.75)
+
+
+@pytest.mark.parametrize("size", [1e-150, 1e150])
+def test_sizes_of_rows_count_for_nothing_in_the_condition_number(size):
+    A = with_eigenvalues(np.logspace(0, -6, 40))
+    A /= np.sqrt(np.outer(A.diagonal(), A.diagonal()))
+    d = np.logspace(0, 10, 40)
+    scaled = size * A * d[:, None] * d
+    plain = estimate(A, np.ones(40))
+    assert 1e4 < plain <= 1.001 * np.linalg.cond(A)
+    assert_allclose(estimate(scaled, scaled.diagonal()), plain, rtol=1e-6)
+    assert_array_equal(scaling_of(np.array([4.0, 0.0, -1.0])), [2.0, 1.0, 1.0])
+
+
+def test_moments_of_parts_of_the_rows_add_up():
+    z, v = random(2, 30)
+    cuts = [slice(0, 7), slice(7, 8), slice(8, 30)]
+    for kind in (Moments.of_solved, Moments.of_multiplied):
+        assert_allclose(Moments.total([kind(z[c], v[c], v[c] ** 2) for c in cuts]), kind(z, v, v**2), rtol=1e-13)
+
+
+def test_a_condition_number_that_cannot_be_known_is_nan_or_infinite():
+    good = Moments(1.0, 1.0)
+    assert condition_number(good, good) == 1.0
+    assert condition_number(good, Moments(-1e-20, 1e10)) == math.inf
+    assert math.isnan(condition_number(Moments(math.nan, 1.0), good))
+    assert math.isnan(condition_number(good, Moments(math.inf, math.inf)))
+    assert worst([math.nan, 3.0, 2.0]) == 3.0
+    assert math.isnan(worst([math.nan])) and math.isnan(worst([]))
+
+
+def test_the_probe_is_always_the_same():
+    B = np.ones((9, 2))
+    first = with_probe(B)
+    assert_array_equal(first[:, :2], B)
+    assert_allclose(with_probe(B, np.full(9, 2.0))[:, 2], 2 * first[:, 2])
+    kept = first.copy()
+    first[:, 2] = np.nan  # a caller overwrites its own copy
+    assert_array_equal(with_probe(B), kept)
+
+
+class Float32Inverse(Preconditioner):
+    """Inverse by a dense factor in float32."""
+
+    def __init__(self, matrix):
+        self.factor = np.linalg.cholesky(matrix.astype(np.float32))
+
+    def apply(self, residuals, columns):
+        z = np.linalg.solve(self.factor, residuals.astype(np.float32))
+        return np.linalg.solve(self.factor.T, z).astype(np.float64)
+
+
+def gram(n=300):
+    X = random(n, 2)
+    return np.exp(-0.5 * ((X[:, None] - X) ** 2).sum(axis=2)), random(n, 3, seed=1)
+
+
+def refine(K, alpha, B, preconditioner=None):
+    shift = np.full(len(K), alpha)
+    preconditioner = preconditioner or Float32Inverse(K + np.diag(shift))
+    begun = Refinement.begun(MatrixOperator(K), K.diagonal(), shift, B, preconditioner, Progress())
+    return begun, begun.iteration.run(state=begun.start)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1e-3, 1e12])
+def test_refinement_ends_at_the_residual_of_a_factorisation_in_float64(alpha):
+    K, B = gram()
+    begun, outcome = refine(K, alpha, B)
+    A = K + alpha * np.eye(len(K))
+    direct = np.linalg.norm(B - A @ np.linalg.solve(A, B), axis=0) / np.linalg.norm(B, axis=0)
+    found = np.linalg.norm(B - A @ outcome.x, axis=0) / np.linalg.norm(B, axis=0)
+    assert outcome.status is Status.CONVERGED
+    assert (found <= 4 * direct + 3e-15).all(), "or √n units of rounding"
+    assert_allclose(found, outcome.residuals, rtol=0.5, atol=1e-15)
+    assert begun.condition == pytest.approx(np.linalg.cond(A), rel=0.9)
+    assert begun.condition <= 1.01 * np.linalg.cond(A)
+
+
+def test_refinement_takes_right_hand_sides_of_zeros_and_of_any_size():
+    K, B = gram()
+    B[:, 1] = 0.0
+    _, expected = refine(K, 0.1, B)
+    assert expected.status is Status.CONVERGED and not expected.x[:, 1].any()
+    for size in (1e-200, 1e200):
+        _, outcome = refine(K, 0.1, B * size)
+        assert outcome.status is Status.CONVERGED
+        assert_allclose(outcome.x / size, expected.x, rtol=1e-9)
+
+
+def test_refinement_that_does_not_contract_is_given_up():
+    K, B = gram()
+    _, outcome = refine(K, 1e-9, B, Identity())
+    assert outcome.status is not Status.CONVERGED and outcome.iterations <= MAX_REFINEMENTS
+
+
+def test_each_right_hand_side_has_its_own_level_of_rounding():
+    B = np.ones((4, 2))
+    assert_allclose(rounding_level(4, 1.0, 10 * B, B), 10 * rounding_level(4, 1.0, B, B))
+    assert (rounding_level(4, 1.0, 0 * B, 0 * B) > 0).all()
+    # The solution for ones is far shorter than that for noise, as with a free intercept.
+    K, B = gram(600)
+    _, outcome = refine(K + 5.0, 1e-2, np.column_stack([B[:, 0], np.ones(len(K))]))
+    assert outcome.status is Status.CONVERGED

@@ -1,0 +1,370 @@
+"""Searches for λ and the kernel choose by the scores that one fit after another has, whatever way the plan takes."""
+
+import dask.array as da
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, LeaveOneOut, ShuffleSplit, TimeSeriesSplit
+
+from dkrr import KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
+from dkrr.errors import InputError, NotPositiveDefiniteError, StoreError
+from dkrr.features import Nystroem
+from dkrr.kernels import RBF, BagOfWords
+from dkrr.solvers import ConjugateGradient, RPCholesky
+from tests.pairs import every_pair
+from tests.selection.naive import leave_one_out, naive_predictions, naive_scores
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+ALPHAS = [10.0, 1e-3, 0.3]
+TIGHT = {"cv_tol": 1e-11, "race": False}
+WAYS = {
+    "sweep": {"kernel": "rbf", "solver": "cg"},
+    "sweep without preconditioner": {"kernel": "rbf", "solver": ConjugateGradient(preconditioner=None)},
+    "sweep of low rank": {"kernel": "laplacian", "solver": ConjugateGradient(preconditioner=RPCholesky(rank=20))},
+    "factors": {"kernel": "rbf", "solver": "cholesky"},
+    "factors in tiles": {"kernel": "rbf", "solver": "cholesky", "tile": 40},
+    "factors of a function": {"kernel": lambda X, Y: 0.1 * (1.0 + X @ Y.T) ** 2, "solver": "cholesky"},
+    "primal": {"kernel": "linear", "form": "primal"},
+    "primal polynomial": {"kernel": "polynomial", "degree": 2, "form": "primal"},
+}
+
+
+def scores_of(search):
+    """Scores of every λ and fold."""
+    return np.stack([search.cv_results_[f"split{k}_test_score"] for k in range(search.n_splits_)], axis=1)
+
+
+def settings_of_fit(way):
+    return {k: v for k, v in way.items() if k in ("kernel", "degree")}
+
+
+@pytest.fixture
+def y(data):
+    return data.y[:, 0]
+
+
+@every_pair(way=list(WAYS), fit_intercept=[False, True], weighted=[False, True], ids=str)
+def test_scores_of_folds_are_those_of_separate_fits(data, way, fit_intercept, weighted):
+    X, Y, weights = data.X[:101], data.y[:101], data.weights[:101] if weighted else None
+    folds = list(KFold(4, shuffle=True, random_state=1).split(X))
+    accuracy = TIGHT if way != "sweep without preconditioner" else TIGHT | {"cv_tol": 1e-6}  # the constant is far away
+    search = KernelRidgeCV(ALPHAS, cv=folds, fit_intercept=fit_intercept, **accuracy, **WAYS[way])
+    search.fit(X, Y, sample_weight=weights)
+    settings = settings_of_fit(WAYS[way]) | {"fit_intercept": fit_intercept}
+    expected = naive_scores(X, Y, folds, ALPHAS, weights, **settings)
+    assert_allclose(scores_of(search), expected, rtol=1e-6)
+    assert_allclose(search.cv_results_["mean_test_score"], expected.mean(axis=1), rtol=1e-6)
+    assert_allclose(search.cv_results_["std_test_score"], expected.std(axis=1), rtol=1e-5)
+    best = int(np.argmax(expected.mean(axis=1)))
+    assert search.alpha_ == search.best_params_["alpha"] == ALPHAS[best] and search.best_index_ == best
+    assert search.best_score_ == search.cv_results_["mean_test_score"][best]
+    refit = KernelRidge(ALPHAS[best], **settings).fit(X, Y, sample_weight=weights)
+    assert_allclose(search.predict(data.X_new), refit.predict(data.X_new), rtol=1e-6, atol=1e-8)
+
+
+@every_pair(
+    way=[way for way in WAYS if "sweep" not in way], fit_intercept=[False, True], weighted=[False, True], ids=str
+)
+def test_leave_one_out_is_one_fit_for_each_row(data, way, fit_intercept, weighted):
+    X, Y, weights = data.X[:29], data.y[:29], data.weights[:29] if weighted else None
+    search = KernelRidgeCV(ALPHAS, cv="loo", fit_intercept=fit_intercept, store_cv_predictions=True, **WAYS[way])
+    search.fit(X, Y, sample_weight=weights)
+    settings = settings_of_fit(WAYS[way]) | {"fit_intercept": fit_intercept}
+    expected = [np.vstack(naive_predictions(X, Y, leave_one_out(29), a, weights, **settings)) for a in ALPHAS]
+    scores = [-np.average(((Y - p) ** 2).mean(axis=1), weights=weights) for p in expected]
+    assert_allclose(search.cv_results_["mean_test_score"], scores, rtol=1e-7)
+    assert_allclose(search.cv_predictions_, expected[int(np.argmax(scores))], rtol=1e-6, atol=1e-9)
+    assert not any(name.startswith("split") for name in search.cv_results_)
+
+
+@pytest.mark.parametrize(
+    "cv",
+    [3, ShuffleSplit(3, test_size=0.3, random_state=0), TimeSeriesSplit(3), [(np.arange(50), np.arange(45, 80))],
+     LeaveOneOut(), GroupKFold(3)],
+    ids=lambda cv: type(cv).__name__,
+)  # fmt: skip
+def test_any_splitter_finds_what_grid_search_finds(data, y, cv):
+    X, y, groups = data.X[:80], y[:80], np.arange(80) % 7 if isinstance(cv, GroupKFold) else None
+    grid = {"alpha": ALPHAS, "gamma": [0.1, 0.5]}
+    peer = GridSearchCV(SkKernelRidge(kernel="rbf"), grid, cv=cv, scoring="neg_mean_squared_error").fit(
+        X, y, groups=groups
+    )
+    search = KernelRidgeCV(ALPHAS, gamma=[0.1, 0.5], cv=cv, store_cv_predictions=True, **TIGHT)
+    search.fit(X, y, groups=groups)
+    assert search.best_params_ == {"kernel": "rbf"} | peer.best_params_
+    if isinstance(cv, TimeSeriesSplit):  # the first rows are never held out
+        model = peer.best_estimator_
+        expected = [model.fit(X[train], y[train]).predict(X[test]) for train, test in cv.split(X)]
+        assert_allclose(search.cv_predictions_[20:], np.concatenate(expected), rtol=1e-6, atol=1e-9)
+        assert np.isnan(search.cv_predictions_[:20]).all()
+    results = search.cv_results_
+    found = {str(sorted(p.items())): s for p, s in zip(results["params"], results["mean_test_score"], strict=True)}
+    for parameters, score in zip(peer.cv_results_["params"], peer.cv_results_["mean_test_score"], strict=True):
+        assert found[str(sorted(parameters.items()))] == pytest.approx(score, rel=1e-6)
+
+
+def worst(estimator, X, Y):
+    """A scorer of one's own: it sees the rows that are held out."""
+    assert len(X) == len(Y)
+    return -np.abs(estimator.predict(X) - Y).max()
+
+
+@pytest.mark.parametrize("scoring", ["r2", "neg_mean_absolute_error", "neg_median_absolute_error", worst])
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_scorers_of_scikit_learn_and_of_ones_own(data, y, scoring, solver):
+    search = KernelRidgeCV(ALPHAS, cv=3, scoring=scoring, solver=solver, **TIGHT).fit(data.X, y)
+    peer = GridSearchCV(SkKernelRidge(kernel="rbf"), {"alpha": ALPHAS}, cv=3, scoring=scoring).fit(data.X, y)
+    assert_allclose(search.cv_results_["mean_test_score"], peer.cv_results_["mean_test_score"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_every_target_may_have_its_own_alpha(data, solver):
+    X, Y = data.X[:101], data.y[:101]
+    search = KernelRidgeCV(ALPHAS, cv=3, alpha_per_target=True, solver=solver, **TIGHT).fit(X, Y)
+    for j in range(3):
+        alone = KernelRidgeCV(ALPHAS, cv=3, solver=solver, **TIGHT).fit(X, Y[:, j])
+        assert search.alpha_[j] == alone.alpha_ and search.best_index_[j] == alone.best_index_
+        assert search.best_score_[j] == pytest.approx(alone.best_score_, rel=1e-6)
+        assert_allclose(search.predict(data.X_new)[:, j], alone.predict(data.X_new), rtol=1e-6, atol=1e-6)
+    assert len(set(search.alpha_)) > 1 and search.cv_results_["mean_test_score_per_target"].shape == (3, 3)
+
+
+@every_pair(per_target=[False, True], fit_intercept=[False, True])
+def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept, per_target):
+    settings = {"kernel": "rbf", "solver": "cg", "fit_intercept": fit_intercept, "tol": 1e-9}
+    search = KernelRidgeCV(ALPHAS, alpha_per_target=per_target, **settings)
+    search.fit(data.X, data.y, sample_weight=data.weights)
+    alone = KernelRidge(search.alpha_, **settings).fit(data.X, data.y, sample_weight=data.weights)
+    result = search.solve_result_
+    assert result.iterations == 0 < alone.solve_result_.iterations and result.residual <= 1e-9
+    assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("alphas", [ALPHAS, ALPHAS[::-1]], ids=["given", "reversed"])
+def test_of_candidates_with_the_same_score_the_first_is_taken(data, y, alphas):
+    settings = {"kernel": "rbf", "solver": "cg", "fit_intercept": True, "tol": 1e-9}
+    search = KernelRidgeCV(alphas, scoring=lambda *_: 1.0, **settings).fit(data.X, y)
+    assert search.alpha_ == alphas[0] and not hasattr(search.set_params(refit=False).fit(data.X, y), "dual_coef_")
+
+
+def test_targets_in_several_runs_have_the_same_scores_and_do_not_race_for_all(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 6, (200, 1))
+    Y = np.hstack([rng.normal(size=(200, 4)), 3 * np.sin(3 * X) + 0.01 * rng.normal(size=(200, 4))])
+    settings = {"alphas": np.geomspace(1e-5, 1e2, 10), "gamma": 2.0, "solver": "cg", "refit": False}
+    whole = KernelRidgeCV(race=False, **settings).fit(X, Y)
+    monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 200)
+    search = KernelRidgeCV(**settings).fit(X, Y)
+    assert search.selection_plan_.plan.problem.n_targets == 4 < whole.selection_plan_.plan.problem.n_targets
+    assert search.alpha_ == whole.alpha_
+    assert_allclose(scores_of(search), scores_of(whole), rtol=1e-2)
+
+
+@pytest.mark.parametrize("cv_tol", [1e-3, 1e-6], ids=["one cycle", "several"])
+def test_lambda_that_have_lost_are_stopped(data, y, cv_tol):
+    noisy, alphas = y + 0.5 * np.random.default_rng(1).standard_normal(len(y)), np.geomspace(1e-9, 100, 12)
+    every, raced = (KernelRidgeCV(alphas, solver="cg", race=r, cv_tol=cv_tol).fit(data.X, noisy) for r in (False, True))
+    assert raced.alpha_ == every.alpha_ and raced.best_score_ == pytest.approx(every.best_score_, rel=1e-3)
+    stopped = raced.cv_results_["stopped"]
+    assert 0 < stopped.sum() <= 9 and not every.cv_results_["stopped"].any()
+    assert alphas[stopped].max() < alphas[~stopped].min()
+    unknown = raced.cv_results_["residual"] > 1e-2
+    assert_array_equal(np.isnan(raced.cv_results_["mean_test_score"]), stopped & unknown)
+    assert unknown.any()
+    assert raced.cv_results_["iterations"].max() < every.cv_results_["iterations"].max()
+    assert raced.cv_results_["residual"][~stopped].max() <= 1e-3
+
+
+@pytest.mark.parametrize("race", [False, True])
+@pytest.mark.parametrize(
+    ("offset", "noise"), [(1e3, 0.0), (100.0, 0.01), (0.0, 0.0)], ids=["far from 0", "noisy and far from 0", "no noise"]
+)
+def test_errors_far_smaller_than_the_targets_are_not_hidden_by_residuals(race, offset, noise):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 10, (200, 1))
+    y = offset + np.sin(X[:, 0]) + noise * rng.standard_normal(200)
+    exact, search = (
+        KernelRidgeCV(np.geomspace(1e-6, 1e3, 10), gamma=1.0, solver=solver, race=race).fit(X, y)
+        for solver in ("cholesky", "cg")
+    )
+    assert search.alpha_ == exact.alpha_
+    assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.02)
+
+
+def polynomial(X, Y, factor=0.1):
+    return factor * (1.0 + X @ Y.T) ** 2
+
+
+def test_a_precomputed_matrix_is_searched_as_its_kernel(data, y):
+    K = RBF(gamma=0.2)(data.X)
+    search = KernelRidgeCV(ALPHAS, kernel="precomputed", cv=4, **TIGHT).fit(K, y)
+    plain = KernelRidgeCV(ALPHAS, kernel=RBF(gamma=0.2), cv=4, **TIGHT).fit(data.X, y)
+    assert_allclose(scores_of(search), scores_of(plain), rtol=1e-9)
+    assert_allclose(search.predict(K[:5]), plain.predict(data.X[:5]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [da.from_array, np.asarray], ids=["dask", "array"])
+def test_centres_are_drawn_in_every_fold_and_never_see_the_rows_held_out(data, y, make):
+    search = KernelRidgeCV(ALPHAS, kernel=Nystroem(RBF(gamma=0.2), 20), cv=3, **TIGHT).fit(make(data.X), y)
+    assert search.selection_plan_.method == "refits"
+    folds = list(KFold(3).split(data.X))
+    expected = naive_scores(data.X, y, folds, ALPHAS, kernel=Nystroem(RBF(gamma=0.2), 20))
+    assert_allclose(scores_of(search), expected, rtol=1e-6)
+    with pytest.raises(InputError, match=r"leave-one-out.*fitted to the training rows.*cv=5"):
+        KernelRidgeCV(kernel=Nystroem(RBF(), 20), cv="loo").fit(make(data.X), y)
+
+
+def test_documents_learn_their_words_in_every_fold():
+    colours = ("red", "red blue", "green", "blue one", "six")
+    texts = np.array([f"{a} {b}" for a in ("one two", "two three", "four") for b in colours], object)
+    y = np.arange(15.0) % 4
+    search = KernelRidgeCV(ALPHAS, kernel=BagOfWords(), cv=3).fit(texts, y)
+    expected = naive_scores(texts, y, list(KFold(3).split(texts)), ALPHAS, kernel=BagOfWords())
+    assert_allclose(scores_of(search), expected, rtol=1e-6)
+    whole = KernelRidge(search.alpha_, kernel=BagOfWords()).fit(texts, y).predict(texts, return_std=True)
+    assert_allclose(search.predict(texts, return_std=True), whole)
+    with pytest.raises(InputError, match=r"leave-one-out.*learns from the training rows.*cv=5"):
+        KernelRidgeCV(kernel=BagOfWords(), cv="loo").fit(texts, y)
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_several_kernels_and_parameters_are_searched(data, y, solver):
+    settings = {"kernel": ["rbf", "laplacian"], "gamma": [0.1, 1.0], "cv": 3, "solver": solver}
+    search = KernelRidgeCV(ALPHAS, **settings, **TIGHT).fit(data.X, y)
+    results, row = search.cv_results_, search.best_index_
+    assert len(results["params"]) == 12 and set(search.best_params_) == {"alpha", "kernel", "gamma"}
+    assert results["params"][row] == search.best_params_ and results["rank_test_score"][row] == 1
+    assert results["param_kernel"][row] == search.best_params_["kernel"]
+    assert not np.ma.is_masked(results["param_gamma"])
+    best, folds = dict(search.best_params_), list(KFold(3).split(data.X))
+    expected = naive_scores(data.X, y, folds, [best.pop("alpha")], **best)
+    assert search.best_score_ == pytest.approx(expected.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gamma": [0.1, 1.0]},
+        {"kernel": "poly", "degree": [1, 2], "coef0": 2.0, "gamma": 0.1, "fit_intercept": True},
+        {"kernel": ["linear", "poly", RBF(0.3) + RBF(3.0)], "gamma": [0.1, 0.3], "degree": 2, "alpha_per_target": True},
+        {"kernel": "matern", "kernel_params": {"nu": 2.5, "length_scale": 2.0}, "transformer": "standardize"},
+        {"kernel": polynomial, "kernel_params": {"factor": 3.0}},
+        {"optimize": "length"},
+        {"kernel": [Nystroem(RBF(0.2), 20), "linear"]},
+    ],
+    ids=["gamma", "poly", "several", "matern", "function", "optimize", "nystroem"],
+)
+@pytest.mark.filterwarnings("ignore:the search for lengths and alpha has not converged")
+def test_the_best_parameters_are_complete_and_make_the_chosen_model(data, settings):
+    search = KernelRidgeCV([1e-2, 1.0], **settings, cv=3).fit(data.X, data.y)
+    model = KernelRidge(**search.best_params_).fit(data.X, data.y)
+    assert_allclose(model.predict(data.X_new), search.predict(data.X_new), rtol=1e-5, atol=1e-6)
+    assert {"alpha", "kernel"} <= set(search.best_params_)
+
+
+def test_a_parameter_goes_with_the_kernels_that_have_it_and_is_refused_by_others(data, y):
+    search = KernelRidgeCV([0.1, 1.0], kernel=["linear", "rbf"], gamma=[0.1, 1.0], cv=3, refit=False).fit(data.X, y)
+    assert [p.get("gamma") for p in search.cv_results_["params"]] == [None, None, 0.1, 0.1, 1.0, 1.0]
+    assert np.ma.getmaskarray(search.cv_results_["param_gamma"]).tolist() == [True] * 2 + [False] * 4
+    for change in ({"kernel": "linear", "gamma": [0.1, 1.0]}, {"kernel": ["linear", "rbf"], "degree": 2}):
+        with pytest.raises(InputError, match=r"(gamma|degree) is .*, which .* (does not have|has); expected"):
+            KernelRidgeCV([0.1], **change).fit(data.X, y)
+
+
+def test_default_alphas_follow_the_scale_of_the_data(data, y):
+    small, large = (KernelRidgeCV(kernel="linear", form="dual", cv=3).fit(c * data.X, y) for c in (1, 1000))
+    alphas = [[p["alpha"] for p in search.cv_results_["params"]] for search in (small, large)]
+    assert len(alphas[0]) == 10 and alphas[0][0] > 0
+    assert_allclose(np.array(alphas[1]), 1e6 * np.array(alphas[0]))
+
+
+def test_the_search_says_where_the_best_is_at_an_end(data, y):
+    assert KernelRidgeCV(np.geomspace(1e-6, 1e3, 9), gamma=0.2).fit(data.X, y).advice_ == ()
+    search = KernelRidgeCV([10.0, 30.0, 100.0], gamma=[10.0, 20.0, 30.0]).fit(data.X, y)
+    ends = [f"the best {name} is the smallest of the candidates, 10" for name in ("alpha", "gamma")]
+    assert [text.partition(":")[0] for text in search.advice_] == ends
+    assert search.solve_result_.messages[-2:] == search.advice_
+    each = KernelRidgeCV([10.0, 30.0, 100.0], gamma=0.2, alpha_per_target=True).fit(data.X, data.y)
+    count = np.count_nonzero(each.alpha_ == 10.0)
+    assert 0 < count < 3 and f"10, for {count} of 3 targets" in each.advice_[0]
+    assert not any("alpha" in text for text in KernelRidgeCV([10.0, 30.0]).fit(data.X, y).advice_), "of two one is"
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_the_search_says_that_a_constant_is_missing(data, y, offset):
+    settings = {"kernel": "linear", "cv": 3}
+    search = KernelRidgeCV([0.1, 1.0], **settings).fit(data.X, np.column_stack([y, y + offset]))
+    found = [text for text in search.advice_ if "fit_intercept=True" in text]
+    assert len(found) == (offset > 0)
+    if offset:
+        assert f"of target 1 (counted from 0) is {(y + offset).mean():.3g} and their standard" in found[0]
+        assert f"R² is {1 + search.best_score_ / np.var(y):.3g}" in found[0]
+    assert not KernelRidgeCV([0.1, 1.0], fit_intercept=True, **settings).fit(data.X, y + offset).advice_
+
+
+TEXTS = ["win money now", "meeting at noon", "money prize win", "lunch at noon"] * 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (KernelRidgeCV, {"kernel": "rbf", "gamma": [0.1, 1.0], "train_sizes": [0.5], "optimize": "length"}),
+        (KernelRidgeCV, {"kernel": [BagOfWords(), 2.0 * BagOfWords()]}),
+        (KernelLogisticRegressionCV, {"kernel": "rbf", "gamma": [0.1, 1.0]}),
+    ],
+    ids=["ridge", "words", "classes"],
+)
+def test_a_search_has_one_line_of_progress(data, y, kind, settings, capsys):
+    X, y = (TEXTS, np.arange(20.0) % 2) if "gamma" not in settings else (data.X, y > 0)
+    kind([0.1, 1.0], cv=3, progress=True, **settings).fit(X, y)
+    lines = capsys.readouterr().err.splitlines()
+    stages = [line for line in lines if "done in" in line]
+    assert len(stages) == 1 and "search: done in" in stages[0], lines
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_a_search_on_workers_has_the_same_scores(data, y, ambient_workers, solver):
+    X, y, alphas = data.X[:100], y[:100], [10.0, 0.3]  # every iteration takes round trips
+    search = KernelRidgeCV(alphas, cv=2, solver=solver, tile=50, race=False, cv_tol=1e-7).fit(X, y)
+    assert search.selection_plan_.plan.execution == "dask"
+    assert_allclose(scores_of(search), naive_scores(X, y, list(KFold(2).split(X)), alphas, kernel="rbf"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+def test_the_store_of_a_search_is_resumed_and_belongs_to_it(data, y, tmp_path, solver):
+    settings = {"cv": 3, "solver": solver, "store": str(tmp_path / "run")} | TIGHT
+    first, again = (KernelRidgeCV(ALPHAS, **settings).fit(data.X, y) for _ in range(2))
+    assert_allclose(scores_of(again), scores_of(first), rtol=1e-9)
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["fit", "kernel-0"]
+    with pytest.raises((StoreError, InputError), match="(?i)another|other|differ"):
+        KernelRidgeCV(ALPHAS, **(settings | {"cv": 4})).fit(data.X, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cv": 500}, "cv is 500.*n_samples=211.*at most as many folds as rows"),
+        ({"cv": [([], [1, 2])]}, "fold 0.*no training rows"),
+        ({"cv": [([1, 2], [])]}, "fold 0.*no test rows"),
+        ({"cv": [([1, 2], [300])]}, "fold 0.*test row 300, and X has 211 rows"),
+        ({"cv": [([1, 1], [3])]}, "fold 0.*training row twice"),
+        ({"cv": GroupKFold(3)}, "cv=.*cannot split 211 rows.*groups"),
+        ({"scoring": "roc_auc"}, "scoring='roc_auc' needs .*expected a score of predictions"),
+        ({"cv": "loo", "solver": "cg"}, "leave-one-out takes a Cholesky factor.*cv=5"),
+        ({"cv": TimeSeriesSplit(3), "solver": "cholesky"}, "folds that do not train on exactly the rows.*'cg'"),
+    ],
+)
+def test_folds_and_scores_that_cannot_be_had_are_refused(data, y, change, message):
+    with pytest.raises(InputError, match=message):
+        KernelRidgeCV(**change).fit(data.X, y)
+
+
+def test_a_fold_without_weight_and_lambda_of_zero_on_equal_rows_are_named(data, y):
+    with pytest.raises(InputError, match=r"fold 0 .*holds out no row of positive sample_weight"):
+        KernelRidgeCV(cv=3).fit(data.X, y, sample_weight=np.arange(211) >= 80)
+    X = data.X.copy()
+    X[137] = X[60]
+    with pytest.raises(NotPositiveDefiniteError, match="alpha = 0"):
+        KernelRidgeCV([1.0, 0.0], gamma=3.0, solver="cholesky", cv=3).fit(X, y)

@@ -1,0 +1,47 @@
+"""Sums of kernels with weights to choose."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from dkrr import KernelRidgeCV
+from dkrr.errors import InputError
+from dkrr.kernels import RBF, Columns, Laplacian, Linear, weighted_sums, weights_of
+
+BANDS = [Columns(RBF(0.5), [0, 1]), Columns(Laplacian(), [2, 3]), 2.0 * Linear() + RBF()]
+
+
+def test_candidates_are_sums_with_the_weights_that_are_read():
+    X = np.random.default_rng(0).standard_normal((20, 4))
+    candidates = weighted_sums(BANDS, 30, random_state=3)
+    weights = np.array([weights_of(kernel, BANDS) for kernel in candidates])
+    assert weights.shape == (30, 3)
+    assert_allclose(weights[0], 1 / 3)
+    assert_allclose(weights[1:4], np.eye(3))
+    assert candidates[1:4] == BANDS
+    assert_allclose(weights.sum(axis=1), 1.0)
+    assert len({tuple(w) for w in weights}) == 30 and ((weights == 0) | (weights > 1e-4)).all()
+    for kernel, w in zip(candidates, weights, strict=True):
+        assert_allclose(kernel(X), sum(a * k(X) for a, k in zip(w, BANDS, strict=True)), rtol=1e-12)
+
+
+def test_concentration_decides_how_even_the_weights_are():
+    few = np.array([weights_of(k, BANDS) for k in weighted_sums(BANDS, 60, concentration=0.1)[4:]])
+    even = np.array([weights_of(k, BANDS) for k in weighted_sums(BANDS, 60, concentration=20.0)[4:]])
+    assert few.max(axis=1).mean() > 0.75 and even.max(axis=1).mean() < 0.5
+    assert weighted_sums(BANDS, 9) == weighted_sums(BANDS, 9) != weighted_sums(BANDS, 9, random_state=1)
+
+
+def test_a_search_finds_the_columns_that_matter():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((200, 12))
+    y = np.sin(X[:, 0]) + X[:, 1] + 0.05 * rng.standard_normal(200)
+    bands = [Columns(RBF(0.3), [0, 1]), Columns(RBF(0.1), list(range(2, 12)))]
+    search = KernelRidgeCV(np.geomspace(1e-3, 1, 4), kernel=weighted_sums(bands, 6), cv=4).fit(X, y)
+    assert weights_of(search.best_params_["kernel"], bands)[0] > 0.9
+    assert_allclose(search.predict(X), y, atol=0.5)
+
+
+def test_weights_of_something_else():
+    with pytest.raises(InputError, match="kernel has the term Linear.*, which is not one of kernels"):
+        weights_of(BANDS[0] + Linear(), BANDS)

@@ -1,0 +1,167 @@
+"""Wrong options of the command line: every option and argument of every command × texts that mean nothing to it."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
+from pathlib import Path
+
+import click
+
+from dkrr.cli import dkrr
+from dkrr.errors import InputError
+from tests.contracts.wrong_values import by_argument
+
+NAMES = frozenset({"text", "True", "None", "[1, 2]", "1,2", "1,", "nan", "inf", "-1", "0", "1", "1.5", "1e30", "1e400"})
+TEXTS: dict[str, str] = {
+    "empty": "",
+    "space": " ",
+    "5000 digits": "1" * 5000,
+    "10**30": str(10**30),
+    "null byte": "a\0b",
+    "lone surrogate": "a\udcff",
+    "long": "x" * 5000,
+    "line": "a\nb",
+} | {
+    text: text
+    for text in (
+        *sorted(NAMES), "-inf", "1:2", "2:1:3", "1:2:1000000000000000000000", "1:1e400:3", "missing/folder/file",
+        "missing/folder/file.png", "missing.npy", ".", "/dev/null", "nowhere://bucket/x", "s3://bucket/x.zarr",
+        "http:///x.npy", "missing.npz::a", "tcp://host:port", "--quiet",
+    )
+}  # fmt: skip
+"""What every option is given, under labels."""
+
+NEW = NAMES | {
+    "-inf", "10**30", "1:2", "2:1:3", "1:2:1000000000000000000000", "1:1e400:3", "missing.npy", "missing.npz::a",
+    "line", "--quiet",
+}  # fmt: skip
+"""Names of new files and folders."""
+COUNT = frozenset({"1"})
+POSITIVE = COUNT | {"1.5", "1e30", "10**30"}
+DEGREE = POSITIVE - {"1.5"} | {"0"}
+ACCEPTED = by_argument(
+    (COUNT, "d max_iter n n_targets solver_max_iter tile workers"),
+    (COUNT | {"1.5", "1e30", "1,2"}, "plan.alphas"),
+    (COUNT | {"0"}, "shuffle"),
+    (POSITIVE, "gamma"),
+    (POSITIVE | {"0"}, "alpha"),
+    (POSITIVE | {"0", "-1"}, "coef0"),
+    (DEGREE, "degree"),
+    (DEGREE | {"1,2"}, "select.degree"),
+    (POSITIVE | {"1,2"}, "select.gamma"),
+    (POSITIVE | {"0", "1,2"}, "select.alphas"),
+    (NEW, "model_path store"),
+    ((), "info.model_path predict.model_path select.max_iter"),
+    ({"missing.npy"}, "predict.out_path"),
+    ({"/dev/null"}, "config"),
+    ({"."}, "calibrate.folder"),
+)
+"""Labels of the texts that an option takes, of one command or of all; the others are refused."""
+EITHER = by_argument(
+    (COUNT, "select.max_iter"),
+    (COUNT | {"1,2"}, "train_sizes"),
+    (POSITIVE, "memory_limit"),
+    ({"1.5"}, "degree"),
+    ({"."}, "store"),
+)
+"""Texts that an option takes or refuses, by the data and the machine."""
+BESIDE = {
+    "class_weight": ["--logistic"],
+    "max_iter": ["--logistic"],
+    "multi_class": ["--logistic"],
+    "n_classes": ["--logistic"],
+    "solver_max_iter": ["--solver", "cg"],
+    "worker_memory": ["--workers", "2"],
+    "train_sizes": ["--cv", "3"],
+}
+"""Options without which another one is refused."""
+
+
+class CallError(InputError):
+    """A call that the command line refused, as it should."""
+
+
+class WrongStatusError(Exception):
+    """A call whose exit status or output is not that of a wrong call."""
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """Options of a good call of every command, with the files of a folder; the solver of the model was iterative."""
+    x, model = f"{folder}/x.npy", f"{folder}/cg.zarr"
+    data = ["--x", x, "--y", f"{folder}/y.npy", "--quiet"]
+    return {
+        "fit": [*data, "--model", "model.zarr", "--kernel", "polynomial"],
+        "select": [*data, "--kernel", "polynomial", "--alphas", "0.1,1", "--cv", "2"],
+        "predict": ["--model", model, "--x", x, "--out", "p.npy"],
+        "plan": ["--n", "100", "--d", "3", "--kernel", "polynomial"],
+        "info": [model],
+        "verify": [model],
+        "status": [model],
+        "calibrate": [],
+    }
+
+
+def calls(folder: Path) -> Iterator[tuple[str, Callable[[], None], tuple[str, ...], bool]]:
+    """Name, call, words of which the refusal must have one (none: accepted), and whether it may be accepted."""
+    for name, good in commands(folder).items():
+        for option in dkrr.commands[name].params:
+            if isinstance(option, click.Option) and option.is_flag:
+                continue
+            key = str(option.name)
+            means, either = (table.get(f"{name}.{key}", table.get(key, frozenset())) for table in (ACCEPTED, EITHER))
+            for label, text in TEXTS.items():
+                if label in means and name == "calibrate":  # measures for seconds
+                    continue
+                arguments = _with_option(name, good, option, text, folder)
+                words = () if label in means else _words_of(option)
+                call = partial(run, arguments, may_fail=not words)
+                yield f"dkrr {name} {option.opts[0]}={label}", call, words, label in either
+
+
+def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: str, folder: Path) -> list[str]:
+    """Arguments of a call with one option, or the argument, replaced."""
+    if isinstance(option, click.Argument):
+        return [name, "--", text]
+    arguments = list(good)
+    flag = max(option.opts, key=len)
+    if flag in arguments:
+        at = arguments.index(flag)
+        del arguments[at : at + 2]
+    beside = BESIDE.get(str(option.name), [])
+    if "--logistic" in beside and "--y" in arguments:
+        arguments[arguments.index("--y") + 1] = f"{folder}/labels.npy"
+    return [name, *arguments, *beside, f"{flag}={text}"]
+
+
+def _words_of(option: click.Parameter) -> tuple[str, ...]:
+    """How messages name an option: as it is written, or as Python's argument."""
+    name = str(option.name).removesuffix("_path")
+    return (*option.opts, name, str(option.metavar), name.upper(), name.replace("solver_", ""), "exist", "exists")
+
+
+def run(arguments: Sequence[str], *, may_fail: bool = False) -> None:
+    """One call in this process; with `may_fail` it may end with status 1, of a failed run.
+
+    Raises
+    ------
+    CallError
+        If it ends with status 2 and a readable message.
+    WrongStatusError
+        If it ends with another status than 0 or 2, or with a traceback.
+    """
+    out, err = StringIO(), StringIO()
+    status: object = 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            dkrr.main(list(arguments), prog_name="dkrr")
+        except SystemExit as ended:
+            status = ended.code or 0
+    message = err.getvalue()
+    if status == 1 and may_fail and message.startswith("dkrr: "):
+        return
+    if status == 2 and message.strip() and "Traceback" not in message:
+        raise CallError(re.sub(r"(?s)^Usage:.*?\n\n", "", message))
+    if status != 0:
+        raise WrongStatusError(f"status {status}: {message}")

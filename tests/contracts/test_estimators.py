@@ -1,0 +1,154 @@
+"""What is promised of every estimator; a new one joins by a row of ESTIMATORS."""
+
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score, r2_score
+
+import dkrr
+from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
+from dkrr.errors import StoreError
+from dkrr.kernels import RBF, Polynomial
+
+ESTIMATORS = {
+    "ridge": KernelRidge(0.1, kernel=RBF(0.3), fit_intercept=True),
+    "primal ridge": KernelRidge(0.1, kernel=Polynomial(2), form="primal", fit_intercept=True),
+    "ridge by conjugate gradient": KernelRidge(0.1, kernel="laplacian", solver="cg", tol=1e-11),
+    "search": KernelRidgeCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
+    "logistic": KernelLogisticRegression(0.1, kernel=RBF(0.3), form="dual"),
+    "primal logistic": KernelLogisticRegression(0.1, form="primal", multi_class="ovr"),
+    "search of classes": KernelLogisticRegressionCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
+}
+every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
+METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function")
+
+RNG = np.random.default_rng(0)
+N = 53
+X, X_NEW = RNG.normal(size=(N, 3)), RNG.normal(size=(11, 3))
+WEIGHTS = RNG.uniform(0.2, 3.0, N)
+Y = np.column_stack([np.sin(2 * X[:, 0]), X @ [1.0, -1.0, 0.5]]) + 0.1 * RNG.normal(size=(N, 2))
+LABELS = np.array(["no", "perhaps", "yes, certainly"])[np.digitize(X[:, 0] + 0.5 * RNG.normal(size=N), [-0.5, 0.5])]
+
+
+def fresh(name, **settings):
+    """An estimator that is not fitted, and its targets."""
+    model = clone(ESTIMATORS[name]).set_params(**settings)
+    return model, LABELS if hasattr(model, "predict_proba") or "Logistic" in type(model).__name__ else Y
+
+
+def fitted(name, **settings):
+    model, y = fresh(name, **settings)
+    return model.fit(X, y, sample_weight=WEIGHTS)
+
+
+def methods_of(model):
+    return [method for method in METHODS if hasattr(model, method)]
+
+
+@every_estimator
+def test_a_fit_returns_the_estimator_and_leaves_its_arguments_alone(name):
+    model, y = fresh(name)
+    before, arguments = repr(model.get_params()), (X.copy(), y.copy(), WEIGHTS.copy())
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+    assert model.fit(*arguments[:2], sample_weight=arguments[2]) is model
+    assert repr(model.get_params()) == before
+    for given, expected in zip(arguments, (X, y, WEIGHTS), strict=True):
+        assert_array_equal(given, expected)
+    result, plan = model.solve_result_, model.plan_
+    assert result.status.name in ("SOLVED", "CONVERGED") and 0 <= result.residual <= 1e-8
+    assert (plan.problem.n, plan.problem.d, model.n_features_in_) == (N, 3, 3)
+    assert plan.chosen.peak_bytes > 0 and result.seconds > 0 and result.stages
+    assert "because" in str(plan) and result.status.name.lower() in str(result).lower()
+
+
+@every_estimator
+def test_predictions_of_lazy_rows_follow_their_chunks_and_stay_lazy(name, tmp_path):
+    model, lazy = fitted(name), da.from_array(X_NEW, chunks=(4, 2))
+    zarr.save_array(f"{tmp_path}/x.zarr", X_NEW)
+    for method in methods_of(model):
+        found, expected = getattr(model, method)(lazy), getattr(model, method)(X_NEW)
+        assert isinstance(found, da.Array) and isinstance(expected, np.ndarray)
+        assert found.shape == expected.shape and found.chunks[0] == (4, 4, 3)
+        assert found.compute().dtype == found.dtype == expected.dtype
+        stored = getattr(model, method)(f"{tmp_path}/x.zarr")
+        for some, rows in ((found, slice(None)), (found[3:9], slice(3, 9)), (stored, slice(None))):
+            if expected.dtype.kind == "f":
+                assert_allclose(some.compute(), expected[rows], atol=1e-12)
+            else:
+                assert_array_equal(some.compute(), expected[rows])
+
+
+@every_estimator
+def test_lazy_rows_targets_and_weights_give_the_same_model(name, tmp_path):
+    model, y = fresh(name)
+    expected = fitted(name)
+    weights = da.from_array(WEIGHTS, chunks=40)
+    model.fit(da.from_array(X, chunks=(20, 3)), da.from_array(y, chunks=13), sample_weight=weights)
+    for method in methods_of(model)[1:] or ["predict"]:
+        assert_allclose(getattr(model, method)(X_NEW), getattr(expected, method)(X_NEW), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "search of classes"])
+def test_a_store_holds_the_finished_fit_of_this_problem_and_no_other(name, tmp_path):
+    model, y = fresh(name, store=f"{tmp_path}/run", tile=17 if "primal" not in name else 2)
+    first = clone(model).fit(X, y)
+    again = clone(model).fit(X, y)
+    assert_array_equal(again.predict(X_NEW), first.predict(X_NEW))
+    assert_array_equal(again.intercept_, first.intercept_)
+    assert again.solve_result_.iterations == first.solve_result_.iterations
+    assert not [task.key for task in again.solve_result_.record.tasks if task.key.startswith("L-")]
+    with pytest.raises(StoreError, match="another problem"):
+        clone(model).fit(X + 1.0, y)
+
+
+@every_estimator
+def test_a_saved_model_predicts_the_same_bits_and_can_be_fitted_again(name, tmp_path):
+    model, y = fresh(name)
+    model.fit(X, y)
+    dkrr.save(model, tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr")
+    for method in methods_of(model):
+        assert_array_equal(getattr(again, method)(X_NEW), getattr(model, method)(X_NEW))
+    assert_array_equal(again.intercept_, model.intercept_)
+    assert again.alpha == getattr(model, "alpha_", getattr(model, "alpha", None))
+    refit = clone(again).fit(X, y)
+    assert_allclose(refit.predict(X_NEW) == model.predict(X_NEW) if y is LABELS else refit.predict(X_NEW), (
+        np.ones(11) if y is LABELS else model.predict(X_NEW)), atol=1e-6)  # fmt: skip
+
+
+@every_estimator
+def test_scores_count_the_weights_of_rows(name):
+    model, y = fitted(name), fresh(name)[1]
+    measure = accuracy_score if y is LABELS else r2_score
+    if hasattr(model, "best_score_"):
+        assert model.cv_results_["rank_test_score"][model.best_index_] == 1
+    assert model.score(X, y, sample_weight=WEIGHTS) == pytest.approx(
+        measure(y, model.predict(X), sample_weight=WEIGHTS), abs=1e-12
+    )
+
+
+@every_estimator
+def test_one_number_is_the_weight_of_every_row(name):
+    model, y = fresh(name)
+    searched = "search" in name
+    found = model.set_params(**{} if searched else {"alpha": 0.2}).fit(X, y, sample_weight=2.0).predict(X_NEW)
+    if searched:  # its scores do not change
+        model.set_params(alphas=[0.05, 0.5])
+    else:
+        model.set_params(alpha=0.1)
+    expected = model.fit(X, y).predict(X_NEW)
+    assert_allclose(found, expected, atol=1e-6) if y is Y else assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("estimator", [KernelRidge(), KernelLogisticRegression()], ids=["ridge", "logistic"])
+def test_attributes_of_one_form_do_not_survive_the_next_fit(estimator):
+    y = Y if isinstance(estimator, KernelRidge) else LABELS
+    model = clone(estimator).set_params(form="primal").fit(X, y)
+    assert hasattr(model, "coef_")
+    model.set_params(kernel="rbf", form="dual").fit(X, y)
+    assert hasattr(model, "dual_coef_") and not hasattr(model, "coef_")

@@ -1,0 +1,165 @@
+"""What is promised of every executor of tasks: this process, threads, workers of Dask; a row adds another."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.runtime import Progress, SerialExecutor, Task, ThreadExecutor, resident
+from dkrr.runtime.dask_executor import DaskExecutor
+
+VECTORS = np.random.default_rng(0).standard_normal((11, 2))
+EXECUTORS = ("serial", "threads", "dask")
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "serial":
+        yield SerialExecutor()
+    elif request.param == "threads":
+        with ThreadExecutor(3) as threads:
+            yield threads
+    else:
+        yield DaskExecutor(request.getfixturevalue("workers"))
+
+
+class Watch(Progress):
+    """Keeps what a run was advanced by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def advance(self, flops: float) -> None:
+        self.seen.append(flops)
+
+
+def value_of(meter, value):
+    meter.bytes_read += 1
+    return value
+
+
+def fail(meter, row):
+    raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
+
+
+def fail_with_vectors(meter, shared):
+    raise KeyError("mine")
+
+
+def scaled(meter, k, shared):
+    """A multiple of small numbers; floating-point sums of them depend on the order."""
+    meter.bytes_read += k
+    return shared * (1.0 + 1.0 / (k + 3.0)) ** 3
+
+
+def is_none(meter, shared):
+    return shared is None
+
+
+def keep(meter, run, shared):
+    return resident.kept(run, "x", os.getpid)
+
+
+def scaled_tasks(n):
+    return [Task(f"t{k}", scaled, (k,), place=k % 3) for k in range(n)]
+
+
+def graph(links, priorities):
+    """Tasks that depend on earlier numbers only, in the reverse order."""
+    return [
+        Task(str(k), value_of, (k,), tuple(str(d) for d in before if d < k), flops=k + 1.0, priority=priorities[k])
+        for k, before in enumerate(links)
+    ][::-1]
+
+
+def test_values_and_records_are_those_of_the_tasks_whatever_depends_on_what(executor):
+    rng = np.random.default_rng(1)
+    tasks = graph(
+        [set(rng.integers(0, 20, 3).tolist()) for _ in range(20)], [(int(p),) for p in rng.integers(0, 3, 20)]
+    )
+    watch = Watch()
+    record = executor.run(tasks, watch)
+    assert record.values() == {task.key: int(task.key) for task in tasks}
+    assert record.bytes_read == len(record.tasks) == 20 and record.seconds > 0
+    assert sorted(watch.seen) == sorted(task.flops for task in tasks)
+    ends = {task.key: task.start for task in record.tasks}
+    assert all(ends[d] <= ends[task.key] for task in tasks for d in task.depends)
+    assert executor.run([], Progress()).tasks == []
+
+
+def test_what_is_not_in_the_list_counts_as_done_by_an_earlier_run(executor):
+    assert executor.run([Task("b", value_of, (3,), ("a of an earlier run",))], Progress()).values() == {"b": 3}
+
+
+def test_tasks_that_wait_for_each_other_are_refused(executor):
+    tasks = [Task("a", value_of, (1,)), Task("b", value_of, (2,), ("a", "c")), Task("c", value_of, (3,), ("b",))]
+    with pytest.raises(ValueError, match="2 tasks wait for each other"):
+        executor.run(tasks, Progress())
+
+
+def test_an_error_is_raised_as_itself_and_what_depends_on_it_does_not_run(executor):
+    watch = Watch()
+    tasks = [Task("a", value_of, (2,), flops=1.0), Task("b", fail, (17,), ("a",), flops=1.0)]
+    tasks += [Task(f"t{k}", value_of, (k,), ("b",), flops=7.0) for k in range(3)]
+    with pytest.raises(NotPositiveDefiniteError, match="the pivot of row 17 is not positive") as caught:
+        executor.run(tasks, watch)
+    assert type(caught.value) is NotPositiveDefiniteError and caught.value.row == 17
+    assert 7.0 not in watch.seen
+    for call in (executor.map, executor.total):
+        with pytest.raises(KeyError, match="mine"):
+            call([*scaled_tasks(3), Task("bad", fail_with_vectors)], VECTORS)
+    assert executor.run([Task("next", value_of, (3,))], Progress()).values() == {"next": 3}
+
+
+@pytest.mark.parametrize("n", [1, 5, 17])  # one sum of one, two levels of sums on workers, and three
+def test_a_pass_gives_values_in_the_order_of_its_tasks_and_their_sum_the_same_bits_again(executor, n):
+    before, expected = VECTORS.copy(), [VECTORS * (1.0 + 1.0 / (k + 3.0)) ** 3 for k in range(n)]
+    record = executor.map(scaled_tasks(n), VECTORS)
+    assert [task.key for task in record.tasks] == [f"t{k}" for k in range(n)]
+    for task, value in zip(record.tasks, expected, strict=True):
+        assert_array_equal(task.value, value)
+    total, summed = executor.total(scaled_tasks(n), VECTORS)
+    assert_allclose(total, sum(expected), rtol=1e-14)
+    assert_array_equal(executor.total(scaled_tasks(n), VECTORS)[0], total)
+    assert all(task.value is None for task in summed.tasks), "records are kept; sums must not be"
+    assert record.bytes_read == summed.bytes_read == n * (n - 1) // 2
+    total += 1.0  # the caller works in place
+    assert_array_equal(before, VECTORS)
+
+
+def test_vectors_may_be_none(executor):
+    assert executor.map([Task("a", is_none)], None).tasks[0].value is True
+
+
+def test_what_a_run_keeps_in_a_process_is_found_again_until_it_is_forgotten(executor):
+    run = f"run-{uuid.uuid4().hex}"
+    task = Task("keep", keep, (run,), place=0)
+    first = executor.map([task], None).tasks[0].value
+    assert executor.map([task], None).tasks[0].value == first
+    executor.forget(run)
+    assert resident.found(run, "x") is None
+
+
+@given(
+    links=st.lists(st.sets(st.integers(0, 11), max_size=3), min_size=1, max_size=12),
+    priority=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=12, max_size=12),
+)
+def test_this_process_takes_dependencies_first_then_priorities_then_the_order_of_the_list(links, priority):
+    tasks = graph(links, priority)
+    done, expected = set(), []
+    while len(expected) < len(tasks):
+        ready = [t for t in tasks if t.key not in done and done.issuperset(t.depends)]
+        best = min(ready, key=lambda t: (t.priority, tasks.index(t)))
+        expected.append(best.key)
+        done.add(best.key)
+    assert [task.key for task in SerialExecutor().run(tasks, Progress()).tasks] == expected
+    with ThreadExecutor(3) as threads:
+        assert threads.run(tasks, Progress()).values() == {task.key: int(task.key) for task in tasks}

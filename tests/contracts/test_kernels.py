@@ -1,0 +1,381 @@
+"""What is promised of every kernel: a row in `tests/contracts/kernels.py` puts a kernel through all of it."""
+
+import json
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+
+from dkrr.errors import InputError
+from dkrr.kernels import (
+    RBF,
+    BagOfWords,
+    CallableKernel,
+    Chi2,
+    Columns,
+    Cosine,
+    Laplacian,
+    Linear,
+    Matern,
+    Normalized,
+    Polynomial,
+    RandomWalk,
+    TaylorRBF,
+    blocks,
+    kernel_from_dict,
+)
+from dkrr.kernels.blocks import (
+    PIECE_COLUMNS,
+    PIECE_ENTRIES,
+    PIECE_ROWS,
+    STRIP_COLUMNS,
+    STRIP_ENTRIES,
+    STRIP_ROWS,
+    pieces_below,
+    pieces_of,
+)
+from dkrr.rows import MemoryRows
+from tests.contracts.kernels import CASES, DISTINCT
+from tests.oracles import naive_gram
+
+TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
+SINGLE = {"rtol": 2e-5, "atol": 2e-5}
+
+every_kernel = pytest.mark.parametrize("case", CASES, ids=str)
+distinct_kernels = pytest.mark.parametrize("case", DISTINCT, ids=str)
+kernels_of_csr = pytest.mark.parametrize("case", [case for case in DISTINCT if not case.non_negative], ids=str)
+
+
+def thinned(X, seed=3):
+    """Rows with three quarters of the entries zero, one row all zeros."""
+    X = np.where(np.random.default_rng(seed).random(X.shape) < 0.25, X, 0.0)
+    X[len(X) // 2] = 0.0
+    return X
+
+
+@every_kernel
+def test_entries_are_those_of_naive_loops(case):
+    kernel, X, Y = case.kernel, case.rows(13, 5), case.rows(7, 5, seed=1)
+    assert_allclose(kernel(X, Y), naive_gram(kernel, X, Y), **TOLERANCE)
+    square = naive_gram(kernel, X)
+    assert_allclose(kernel(X), square, **TOLERANCE)
+    assert_allclose(kernel.diagonal(X), square.diagonal(), **TOLERANCE)
+    numbers = np.arange(12).reshape(4, 3)
+    assert_allclose(kernel(numbers), naive_gram(kernel, numbers), **TOLERANCE)
+    for n_rows, n_columns in ((1, 1), (1, 9), (9, 1), (0, 4), (4, 0)):
+        X, Y = case.rows(n_rows, 3), case.rows(n_columns, 3, seed=1)
+        assert_allclose(kernel(X, Y), naive_gram(kernel, X, Y), **TOLERANCE)
+        assert kernel(X).shape == (n_rows, n_rows)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.reference], ids=str)
+def test_entries_are_those_of_scikit_learn(case):
+    X, Y = case.rows(150, 6), case.rows(211, 6, seed=1)
+    assert_allclose(case.kernel(X, Y), case.reference(X, Y), **TOLERANCE)
+
+
+@every_kernel
+def test_rows_in_float32_give_the_entries_of_these_numbers_in_either_precision(case):
+    X, Y = case.rows(31, 5).astype(np.float32), case.rows(17, 5, seed=1).astype(np.float32)
+    expected = naive_gram(case.kernel, X, Y)
+    assert case.kernel(X, Y).dtype == np.float64
+    assert_allclose(case.kernel(X, Y), expected, **TOLERANCE)
+    assert_allclose(case.kernel(X, Y, out=np.empty((31, 17), dtype=np.float32)), expected, **SINGLE)
+    symmetric = case.kernel(X, out=np.empty((31, 31), dtype=np.float32))
+    assert_array_equal(symmetric, symmetric.T)
+
+
+@distinct_kernels
+@given(n_rows=st.integers(1, 20), n_columns=st.integers(1, 20), d=st.integers(1, 7), seed=st.integers(0, 99))
+def test_equal_rows_and_any_shape_give_the_entries_of_naive_loops(case, n_rows, n_columns, d, seed):
+    X, Y = case.rows(n_rows, d, seed), case.rows(n_columns, d, seed + 100)
+    # Distances of exactly zero, where square roots go wrong.
+    Y[: min(n_rows, n_columns)] = X[: min(n_rows, n_columns)]
+    K = case.kernel(X, Y)
+    assert_allclose(K, naive_gram(case.kernel, X, Y), **TOLERANCE)
+    assert_allclose(case.kernel(Y, X), K.T, **TOLERANCE)
+
+
+@distinct_kernels
+def test_entries_do_not_depend_on_how_they_are_cut_into_blocks(case):
+    kernel, X, Y = case.kernel, case.rows(2 * STRIP_ROWS + 3, 4), case.rows(STRIP_COLUMNS + 37, 4, seed=1)
+    K = kernel(X)
+    assert_array_equal(K, K.T)
+    assert_array_equal(K.diagonal(), kernel.diagonal(X))
+    assert_allclose(K, kernel(X, X.copy()), **TOLERANCE)
+    whole = kernel(X, Y)
+    parts = [[kernel(X[i : i + 61], Y[j : j + 499]) for j in range(0, len(Y), 499)] for i in range(0, len(X), 61)]
+    assert_allclose(np.block(parts), whole, **TOLERANCE)
+    many = np.resize(case.rows(7, 2), (STRIP_ENTRIES + 5, 2))
+    assert_array_equal(kernel.diagonal(many)[-7:], kernel.diagonal(many[-7:]))
+
+
+@distinct_kernels
+def test_entries_go_into_the_array_that_is_given_and_rows_may_be_strided(case):
+    X, Y = case.rows(19, 3), case.rows(23, 3, seed=1)
+    frame = np.full((40, 60), np.nan)
+    result = case.kernel(X, Y, out=frame[3:22, 5:28])
+    assert np.shares_memory(result, frame)
+    assert_array_equal(result, case.kernel(X, Y))
+    assert np.isnan(frame).sum() == frame.size - result.size
+    wide = np.asfortranarray(np.repeat(X, 2, axis=1))
+    assert_allclose(case.kernel(wide[:, ::2], Y), result, **TOLERANCE)
+
+
+@kernels_of_csr
+def test_csr_rows_give_the_entries_of_dense_ones(case):
+    kernel, X, Y = case.kernel, thinned(case.rows(PIECE_ROWS + 9, 9)), thinned(case.rows(33, 9, seed=1), seed=4)
+    sparse_x, sparse_y, expected = sp.csr_array(X), sp.csr_array(Y), kernel(X, Y)
+    for left, right in ((sparse_x, sp.csc_array(sparse_y)), (sp.csr_matrix(sparse_x), Y), (X, sparse_y)):
+        assert_allclose(kernel(left, right), expected, **TOLERANCE)
+        K, count = assembled(kernel.pieces(left, sp.csr_array(right) if sp.issparse(right) else right), expected.shape)
+        assert (count == 1).all()
+        assert_allclose(K, expected, **TOLERANCE)
+    K = kernel(sparse_x)
+    assert_array_equal(K, K.T)
+    assert_allclose(K, kernel(X), **TOLERANCE)
+    assert_allclose(kernel.diagonal(sparse_x), kernel.diagonal(X), **TOLERANCE)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.semidefinite], ids=str)
+def test_a_positive_semidefinite_kernel_has_no_negative_eigenvalue(case):
+    X = case.rows(60, 4)
+    X[10] = X[20]
+    K = case.kernel(X)
+    assert np.linalg.eigvalsh(K)[0] >= -1e-10 * np.trace(K)
+
+
+@pytest.mark.parametrize(
+    "kernel", [*(case.kernel for case in CASES), BagOfWords(), RandomWalk(0.1), Columns(RBF(), "a")], ids=str
+)
+def test_a_kernel_is_a_value_that_its_description_and_its_parameters_give_back(kernel):
+    assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
+    assert pickle.loads(pickle.dumps(kernel)) == kernel
+    assert clone(kernel) is kernel
+    own = kernel.get_params(deep=False)
+    assert type(kernel)(**own) == kernel.set_params(**own) == kernel
+    for name, old in kernel.get_params().items():
+        assert kernel.set_params(**{name: old}) == kernel
+
+
+@every_kernel
+def test_a_kernel_whose_parameters_were_resolved_stays_as_it_is(case):
+    resolved, X = case.kernel.resolved(6), case.rows(5, 6)
+    assert resolved.resolved(99) is resolved
+    assert kernel_from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
+    assert_array_equal(resolved(X), case.kernel(X))
+
+
+def test_no_two_kernels_of_the_table_are_equal():
+    assert len({case.kernel for case in CASES}) == len(CASES)
+
+
+@distinct_kernels
+def test_a_kernel_to_fixed_rows_gives_the_same_bits_again_and_again(case):
+    """Far rows are those that are recomputed or scaled."""
+    for scale in (1.0, 1e6 if case.semidefinite else 0.1):
+        Y = scale * case.rows(1100, 4)
+        to, X = case.kernel.to(Y), scale * case.rows(7, 4, seed=1)
+        X[3] = Y[5]
+        for rows in (X, X[2:3], Y[:300], X):
+            out = np.empty((len(rows), len(Y)))
+            assert to(rows, out=out) is out
+            assert_array_equal(out, case.kernel(rows, Y))
+    with pytest.raises(InputError, match="3 features and Y has 4"):
+        to(X[:, :3])
+
+
+@pytest.mark.parametrize("kernel", [RBF(), 2.0 * (RBF(0.1) + Linear()), Columns(Matern(0.5), [0, 2])])
+def test_fixed_rows_may_be_sparse(kernel):
+    X, Y = (thinned(np.random.default_rng(k).standard_normal((n, 4))) for k, n in enumerate((9, 30)))
+    for left in (X, sp.csr_array(X)):
+        for right in (Y, sp.csr_array(Y)):
+            assert_array_equal(kernel.to(right)(left), kernel(left, right))
+
+
+@pytest.mark.parametrize("gamma", [1e-250, 1e250])
+def test_fixed_rows_may_have_another_scale(gamma):
+    Y = 0.5 / np.sqrt(gamma) * np.random.default_rng(0).standard_normal((30, 4))
+    assert_array_equal(RBF(gamma).to(Y)(Y[:5]), RBF(gamma)(Y[:5], Y))
+
+
+# Memory: plans promise it.
+
+
+def peak_bytes(kernel, X, Y, dtype):
+    out = np.empty((X.shape[0], (X if Y is None else Y).shape[0]), dtype=dtype)
+    tracemalloc.start()
+    kernel(X, Y, out=out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@distinct_kernels
+def test_memory_stays_within_what_the_kernel_says(case):
+    """Rows of float32 take most, since they are converted; many, wide and few of them; all distances recomputed."""
+    kernel = case.kernel
+    for n_rows, n_columns, d, stored, computed in (
+        (300, 1500, 11, np.float32, np.float32),
+        (400, 400, 67, np.float32, np.float64),
+        (5, 3, 2, np.float32, np.float64),
+        (50, 20, 3000, np.float32, np.float64),
+    ):
+        if case.non_negative and d > 20:
+            continue  # slow
+        X, Y = case.rows(n_rows, d).astype(stored), case.rows(n_columns, d, seed=1).astype(stored)
+        assert peak_bytes(kernel, X, Y, computed) <= kernel.workspace_bytes(n_rows, n_columns, d), n_rows
+        assert peak_bytes(kernel, X, None, computed) <= kernel.workspace_bytes(n_rows, n_rows, d), n_rows
+    X = np.repeat(1e7 * case.rows(2, 5), 600, axis=0)  # half of all distances are zero
+    assert peak_bytes(kernel, X, X.copy(), np.float64) <= kernel.workspace_bytes(1200, 1200, 5)
+    for one in (kernel, Columns(kernel, [1, 2, 4])):
+        Y = case.rows(5000, 7)
+        tracemalloc.start()
+        to = one.to(Y)
+        to(case.rows(1, 7))
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert kept <= one.kept_bytes(*Y.shape) + 10_000
+
+
+SPARSE = [
+    Polynomial(degree=3),
+    Cosine(),
+    RBF(),
+    Laplacian(),
+    TaylorRBF(degree=3),
+    Normalized(Polynomial(2)),
+    RBF(0.1) + 2 * Linear(),
+]
+
+
+@pytest.mark.parametrize("kernel", SPARSE, ids=str)
+@pytest.mark.parametrize(
+    ("n", "d", "stored", "dtype", "index"),
+    [(260, 100_000, 10, "f8", "i8"), (300, 1000, 100, "f4", "i4")],
+    ids=["wide", "of float32"],
+)
+def test_memory_of_csr_rows_follows_their_entries(kernel, n, d, stored, dtype, index):
+    rng = np.random.default_rng(0)
+    columns = np.sort(rng.integers(0, d // stored, (n, stored)) + d // stored * np.arange(stored), axis=1)
+    pointers = np.arange(0, n * stored + 1, stored)
+    values = rng.random(n * stored).astype(dtype)
+    X = sp.csr_array((values, columns.ravel().astype(index), pointers.astype(index)), shape=(n, d))
+    row_bytes = MemoryRows(X).row_bytes
+    bound = kernel.workspace_bytes(n, n, d, row_bytes)
+    if d > 1000:
+        assert bound < 8 * n * d / 5, "not that of dense rows"
+    for Y in (None, X.copy()):
+        assert peak_bytes(kernel, X, Y, np.float64) <= bound
+        tracemalloc.start()
+        for _ in kernel.pieces(X, Y):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= kernel.pieces_bytes(n, n, d, row_bytes)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [CallableKernel(np.dot), Chi2(), RBF() + Chi2(), Columns(RBF(), [0])],
+    ids=["function", "chi2", "sum", "columns"],
+)
+def test_kernels_that_make_csr_rows_dense_are_priced_as_dense(kernel):
+    assert kernel.sparse_parts == 0
+    assert kernel.workspace_bytes(10, 10, 5000, 24) == kernel.workspace_bytes(10, 10, 5000)
+
+
+@distinct_kernels
+def test_cost_grows_with_the_features(case):
+    few, many = case.kernel.entry_cost(3), case.kernel.entry_cost(300)
+    assert many.gemm_flops + many.element_seconds > few.gemm_flops + few.element_seconds > 0
+
+
+# Pieces: parts of a block that stay in cache.
+
+
+def assembled(pieces, shape):
+    """Block of the pieces (copied at once, as they are overwritten), and how often each entry came."""
+    K, count = np.full(shape, np.nan), np.zeros(shape, int)
+    for rows, columns, piece in pieces:
+        assert piece.shape == (rows.stop - rows.start, columns.stop - columns.start)
+        K[rows, columns] = piece
+        count[rows, columns] += 1
+    return K, count
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", TOLERANCE), ("float32", SINGLE)])
+@distinct_kernels
+def test_pieces_cover_a_block_once_and_are_its_entries(case, dtype, tolerance):
+    kernel, X, Y = case.kernel, case.rows(PIECE_ROWS + 29, 3), case.rows(PIECE_COLUMNS + 37, 3, seed=1)
+    K, count = assembled(kernel.pieces(X, Y, dtype=dtype), (len(X), len(Y)))
+    assert (count == 1).all()
+    assert_allclose(K, kernel(X, Y), **tolerance)
+    n = 2 * PIECE_ROWS + 3
+    X = case.rows(n, 4)
+    pieces = [(r, c, p.copy()) for r, c, p in kernel.pieces(X, dtype=dtype)]
+    K, count = assembled(pieces, (n, n))
+    lower = np.tri(n, dtype=bool)
+    assert (count[lower] == 1).all()
+    assert_allclose(K[lower], kernel(X)[lower], **tolerance)
+    assert_array_equal(K.diagonal(), kernel.diagonal(X).astype(dtype))
+    for rows, columns, piece in pieces:
+        assert piece.dtype == dtype and piece.flags.c_contiguous
+        if rows == columns:
+            assert_array_equal(piece, piece.T)
+        else:
+            assert columns.stop <= rows.start, "nothing above the diagonal but in the squares"
+    for shape in ((1, 1), (1, 9), (9, 1), (0, 4), (4, 0)):
+        X, Y = case.rows(shape[0], 3), case.rows(shape[1], 3, seed=1)
+        K, count = assembled(kernel.pieces(X, Y), shape)
+        assert (count == 1).all()
+        assert_allclose(K, kernel(X, Y), **TOLERANCE)
+
+
+def test_pieces_are_overwritten_and_stay_in_cache():
+    X = np.random.default_rng(0).standard_normal((9 * PIECE_ROWS, 2))
+    for pieces in ([p for _, _, p in RBF().pieces(X, X[:50].copy())], [p for _, _, p in RBF().pieces(X)]):
+        assert all(np.shares_memory(pieces[0], piece) for piece in pieces)
+        assert max(piece.size for piece in pieces) <= PIECE_ENTRIES
+    for kernel, ratio in ((RBF(), 2), (Matern(), 1)):  # as many bytes in float32, where it is computed in float32
+        largest = max(p.size for _, _, p in kernel.pieces(X, X.copy(), dtype="float32"))
+        assert largest == ratio * PIECE_ENTRIES
+
+
+def test_two_blocks_can_be_walked_at_a_time():
+    X, Y = np.random.default_rng(0).standard_normal((2, 9, 2))
+    for first, second in zip(RBF().pieces(X, Y), RBF().pieces(Y, X), strict=True):
+        assert_allclose(first[2], second[2].T, rtol=1e-12)
+        assert not np.shares_memory(first[2], second[2])
+    with pytest.raises(InputError, match="same columns"):
+        list(RBF().pieces(np.ones((3, 2)), np.ones((3, 4))))
+
+
+@given(
+    m=st.integers(1, 60),
+    n=st.integers(0, 60),
+    height=st.integers(1, 17),
+    width=st.integers(1, 23),
+    entries=st.integers(23, 300),
+)
+def test_pieces_of_any_size_cover_the_lower_triangle_and_a_rectangle_once(m, n, height, width, entries):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "PIECE_ROWS", height)
+        patch.setattr(blocks, "PIECE_COLUMNS", width)
+        below, whole = np.zeros((n, n), int), np.zeros((m, n), int)
+        for rows, columns in pieces_below(n):
+            assert rows.stop - rows.start <= height
+            assert rows == columns or (columns.stop <= rows.start and columns.stop - columns.start <= width)
+            below[rows, columns] += 1
+        for rows, columns in pieces_of(m, n, entries) if n else ():
+            assert columns.stop - columns.start <= width
+            assert (rows.stop - rows.start) * (columns.stop - columns.start) <= entries
+            whole[rows, columns] += 1
+    assert (below[np.tri(n, dtype=bool)] == 1).all() and below.max(initial=0) <= 1
+    assert (whole == 1).all()

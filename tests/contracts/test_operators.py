@@ -1,0 +1,216 @@
+"""What holds of every operator that conjugate gradient multiplies with: a row of MAKERS joins one to these tests."""
+
+import itertools
+import uuid
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr.features import IdentityMap, PolynomialMap
+from dkrr.kernels import RBF, Laplacian, Polynomial
+from dkrr.linalg.curvature import Curvature, CurvatureOperator
+from dkrr.linalg.likelihood import Bernoulli, Softmax
+from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes
+from dkrr.linalg.memory import KeptTiles
+from dkrr.linalg.normal_product import NormalOperator
+from dkrr.linalg.operator import LastProduct
+from dkrr.linalg.segments import Segment
+from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
+from dkrr.linalg.tiled_operator import TiledOperator
+from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
+from dkrr.rows import MemoryRows, as_rows, write_rows
+from dkrr.runtime import SerialExecutor, ThreadExecutor
+from dkrr.tiles import TileGrid
+from tests.oracles import naive_gram, naive_normal
+from tests.stores import place
+from tests.systems import (
+    RAGGED,
+    MatrixOperator,
+    one_blas_thread,  # noqa: F401
+    positive_definite,
+    random,
+    tiles_of,
+    vectors,
+)
+
+N, M = 47, 3
+A = positive_definite(N)
+X = np.where(random(N, 4, seed=1) < 0.6, random(N, 4), 0.0)
+C = np.random.default_rng(3).uniform(0.5, 2.0, N)
+
+
+def same(matrix):
+    return [matrix] * M
+
+
+def tiled(source, grid, executor, **settings):
+    return TiledOperator(source, grid, executor, f"test-{uuid.uuid4().hex}", 3, 3, **settings)
+
+
+def gram(kernel, **settings):
+    """In ragged tiles, formed again or kept."""
+    return lambda folder, executor: (tiled(GramTiles(kernel, MemoryRows(X)), RAGGED, executor, **settings),
+                                     same(naive_gram(kernel, X)))  # fmt: skip
+
+
+def sparse_gram(folder, executor):
+    rows = write_rows(as_rows(sp.csr_array(X)), place(folder / "rows"), 10)
+    source = GramTiles(RBF(gamma=0.2), rows, vectors(folder, RAGGED, C[:, None]))
+    return tiled(source, RAGGED, executor, kept_tiles=1), same(np.outer(C, C) * naive_gram(RBF(gamma=0.2), X))
+
+
+def stored_sum(folder, executor):
+    source = SummedTiles(tuple(tiles_of(folder, RAGGED, k * A) for k in (1, 2)))
+    found = tiled(source, RAGGED, executor, kept_tiles=2, keeps="float32", scale=C)
+    return found, same(3 * np.outer(C, C) * A)
+
+
+def one_row(folder, executor):
+    return tiled(MatrixTiles(MemoryRows(np.array([[3.0]]))), TileGrid(1, 4, 2), executor), same(np.array([[3.0]]))
+
+
+def in_memory(tile):
+    return lambda folder, executor: (
+        KeptTiles.of_source(MatrixTiles(as_rows(A)), TileGrid(N, tile, tile), executor), same(A)
+    )  # fmt: skip
+
+
+def last_product(folder, executor):
+    return LastProduct(MatrixOperator(A)), same(A)
+
+
+def training_sets(folder, executor):
+    masks = np.stack([np.arange(N) % 3 != 0, np.arange(N) > 9, np.arange(N) < 4], axis=1)
+    sets = TrainingSets(C[:, None] * masks, np.array([2, 0, 1]))
+    return TrainingSetOperator(MatrixOperator(A), sets), [np.outer(c, c) * A for c in sets.scale().T]
+
+
+def segments_of(rows, targets, weights):
+    return tuple(Segment(rows, a, b, 4, targets, weights) for a, b in itertools.pairwise([0, 11, 12, N]))
+
+
+def normal(feature_map, sparse, weighted, centred):
+    def make(folder, executor):
+        phi, w = feature_map.transform(X), C if weighted else np.ones(N)
+        centre = np.average(phi, axis=0, weights=w) if centred else None
+        matrix, _ = naive_normal(phi - (0.0 if centre is None else centre), w, np.zeros((N, 1)))
+        rows = MemoryRows(sp.csr_array(X) if sparse else X)
+        segments = segments_of(rows, np.zeros((N, 1)), C[:, None] if weighted else None)
+        return NormalOperator(feature_map, segments, executor, phi.shape[1], centre), same(matrix)
+
+    return make
+
+
+def likelihood(like, sparse, intercept):
+    """Curvature of the primal form, streamed over the rows."""
+
+    def make(folder, executor):
+        feature_map, m = PolynomialMap(degree=2, gamma=0.7, coef0=1.0), like.n_columns
+        phi = feature_map.transform(X)
+        phi = np.column_stack([phi, np.ones(N)]) if intercept else phi
+        coef, p = 0.1 * random(phi.shape[1], m), phi.shape[1]
+        root = like.root(phi @ coef, C)
+        products = np.zeros((like.n_systems, p * m // like.n_systems, p * m // like.n_systems))
+        root.add_products(products, phi)
+        rows = MemoryRows(sp.csr_array(X) if sparse else X)
+        segments = segments_of(rows, np.zeros((N, 1)), C[:, None])
+        passes = Passes(feature_map, like, X.shape[1], intercept, "diagonal")
+        dense = [np.tril(P) + np.tril(P, -1).T for P in products]
+        return CurvatureProduct(passes, segments, executor, coef), dense
+
+    return make
+
+
+def newton(like, centred):
+    """Π Cᵀ K C Π of the dual form."""
+
+    def make(folder, executor):
+        m = like.n_columns
+        root = like.root(2 * random(N, m), np.where(np.arange(N) % 9 == 0, 0.0, C))
+        coupled = isinstance(like, Softmax)
+        ones, K = (np.tile(np.eye(m), (N, 1)), np.kron(A, np.eye(m))) if coupled else (np.ones((N, 1)), A)
+        weigh = [np.diag(root.scale[:, k]) for k in range(m)]
+        if coupled:
+            weigh = [np.zeros((N * m, N * m))]
+            for i in range(N):
+                here, u = slice(i * m, (i + 1) * m), root.unit[i]
+                weigh[0][here, here] = np.diag(root.scale[i]) @ (np.eye(m) - np.outer(u, u))
+        dense = []
+        for W in weigh:
+            H = W.T @ ones
+            P = np.eye(len(K)) - H @ np.linalg.pinv(H.T @ H, rcond=1e-12, hermitian=True) @ H.T * centred
+            dense.append(P @ W.T @ K @ W @ P)
+        return CurvatureOperator(MatrixOperator(A), Curvature.of_root(root, centred=centred)), dense
+
+    return make
+
+
+MAKERS = {
+    "gram": gram(RBF(gamma=0.2)),
+    "gram, kept in float32": gram(Polynomial(degree=2, gamma=1.0), kept_tiles=2, keeps="float32"),
+    "gram, all kept": gram(Laplacian(gamma=0.1), kept_tiles=99),
+    "gram of stored sparse rows": sparse_gram,
+    "sum of stored tiles": stored_sum,
+    "one row": one_row,
+    "in memory, one tile": in_memory(N),
+    "in memory, several tiles": in_memory(7),
+    "last product": last_product,
+    "training sets": training_sets,
+    "normal, dense": normal(PolynomialMap(degree=2, gamma=0.7, coef0=1.0), False, True, True),
+    "normal, sparse": normal(IdentityMap(), True, False, True),
+    "normal, sparse polynomial": normal(PolynomialMap(degree=2, gamma=0.7, coef0=1.0), True, True, False),
+    "likelihood, binary": likelihood(Bernoulli(1), True, True),
+    "likelihood, ovr": likelihood(Bernoulli(M), False, True),
+    "likelihood, softmax": likelihood(Softmax(M), False, False),
+    **{
+        f"newton, {name}, {'centred' if centred else 'plain'}": newton(like, centred)
+        for name, like in (("binary", Bernoulli(1)), ("ovr", Bernoulli(M)), ("softmax", Softmax(M)))
+        for centred in (False, True)
+    },
+}
+
+
+@pytest.fixture(params=MAKERS)
+def make(request, tmp_path):
+    return lambda executor: MAKERS[request.param](tmp_path, executor)
+
+
+def assert_product(found, matrices, V, columns, accuracy):
+    """Errors are of the size of rounding in |A| |V|."""
+    assert found.dtype == np.float64
+    for i, k in enumerate(columns):
+        scale = np.abs(matrices[k]) @ np.abs(V[:, i]) + np.abs(matrices[k]).max() * np.abs(V[:, i]).max()
+        assert_allclose(found[:, i] / scale, matrices[k] @ V[:, i] / scale, atol=accuracy)
+
+
+def test_it_multiplies_any_columns_by_the_dense_matrix(make):
+    operator, matrices = make(SerialExecutor())
+    n, m = len(matrices[0]), len(matrices)
+    assert operator.n == n
+    everything = np.arange(m)
+    for precision, accuracy in (("float64", 1e-11), ("float32", 1e-5), ("float64", 1e-11)):
+        wide = random(n, 2 * m, seed=2)
+        for V in (wide[:, :m].copy(), wide[:, ::2], np.asfortranarray(wide[:, m:])):
+            before = V.copy()
+            assert_product(operator.multiply(V, precision), matrices, V, everything, accuracy)
+            assert_array_equal(V, before, err_msg="the vectors are the caller's")
+            inner = getattr(operator, "gram", getattr(operator, "operator", None))
+            assert inner is None or inner.products[-1] == (precision, V.size * (n // N) // n), "it is passed on"
+        for columns in ([0], [m - 1], [0, m - 1][: 1 + (m > 1)], everything):
+            V = random(n, len(columns), seed=3)
+            found = operator.multiply(V, precision, np.array(columns))
+            assert_product(found, matrices, V, columns, accuracy)
+
+
+def test_threads_give_the_same_bits(make):
+    with ThreadExecutor(3) as threads:
+        results = []
+        for executor in (SerialExecutor(), threads):
+            operator, matrices = make(executor)
+            V = random(len(matrices[0]), len(matrices), seed=2)
+            results += [operator.multiply(V), operator.multiply(V)]  # the second time with what the first kept
+            assert all(t.value is None for t in operator.record.tasks), "a record must not hold a product"
+    for other in results[1:]:
+        assert_array_equal(other, results[0])

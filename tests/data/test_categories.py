@@ -1,0 +1,124 @@
+"""The kernel of categories: text, numbers and flags in tables, lists and arrays, alone and within `Columns`."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_array_equal
+
+import dkrr
+from dkrr.errors import InputError
+from dkrr.kernels import RBF, Categories, Columns, kernel_from_dict
+
+N = 24
+RNG = np.random.default_rng(0)
+TABLE = pd.DataFrame(
+    {
+        "colour": RNG.choice(["red", "blue", "green"], N),
+        "size": RNG.choice([1, 2, 3], N),
+        "kind": pd.Categorical(RNG.choice(["a", "b"], N)),
+        "price": RNG.standard_normal(N),
+    }
+)
+CATEGORIES = TABLE[["colour", "size", "kind"]]
+
+
+def expected(X, Y, weight):
+    return np.array([[weight ** sum(a != b for a, b in zip(x, y, strict=True)) for y in Y] for x in X])
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+@pytest.mark.parametrize(
+    "convert",
+    [lambda t: t, lambda t: t.to_numpy(object), lambda t: t.to_numpy(object).tolist()],
+    ids=["table", "array", "lists"],
+)
+def test_categories_of_a_table_are_equal_or_not(convert, weight):
+    values = CATEGORIES.to_numpy(object)
+    kernel = Categories(weight).fitted(convert(CATEGORIES))
+    assert_array_equal(kernel(convert(CATEGORIES)), expected(values, values, weight))
+    assert_array_equal(kernel(convert(CATEGORIES[:5]), convert(CATEGORIES)), expected(values[:5], values, weight))
+    assert np.linalg.eigvalsh(kernel(convert(CATEGORIES)))[0] > -1e-12
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["red", "blue", "red"],
+        np.array(["red", "blue", "red"]),
+        pd.Series(["red", "blue", "red"], dtype="category"),
+        pd.DataFrame({"x": ["red", "blue", "red"]}),
+        [True, "blue", True],
+    ],
+    ids=lambda c: type(c).__name__,
+)
+def test_one_column_of_categories_in_any_container(column):
+    assert_array_equal(Categories(0.5).fitted(column)(column), [[1, 0.5, 1], [0.5, 1, 0.5], [1, 0.5, 1]])
+
+
+def test_rows_of_numbers_are_compared_as_they_are():
+    X = np.array([[-1.0, 0.5], [-1.0, 0.25], [2.0, 0.5]])
+    kernel = Categories(0.5)
+    assert kernel.fitted(X) is kernel
+    assert_array_equal(kernel(X), expected(X, X, 0.5))
+    assert_array_equal(Categories(0.5).fitted(CATEGORIES)(X[:, [0]] + 2, X[:, [0]] + 2), kernel(X[:, [0]]))
+
+
+def test_unknown_categories_equal_no_other():
+    kernel = Categories(0.5).fitted(["red", "blue"])
+    new = ["green", "red", "green"]
+    assert_array_equal(kernel(new, ["red", "blue"]), [[0.5, 0.5], [1, 0.5], [0.5, 0.5]])
+    assert_array_equal(kernel(new), [[1, 0.5, 0.5], [0.5, 1, 0.5], [0.5, 0.5, 1]])
+    assert_array_equal(kernel.diagonal(new), 1.0)
+
+
+def test_categories_of_some_columns_multiply_with_other_kernels():
+    kernel = Columns(Categories(0.1), ["colour", "size"]) * Columns(Categories(), "kind") + Columns(RBF(1.0), ["price"])
+    fitted = kernel.fitted(TABLE)
+    pair, kind = TABLE[["colour", "size"]].to_numpy(object), TABLE[["kind"]].to_numpy(object)
+    price = TABLE[["price"]].to_numpy()
+    values = expected(pair, pair, 0.1) * expected(kind, kind, 0.0) + RBF(1.0)(price)
+    assert fitted(TABLE) == pytest.approx(values, abs=1e-14)
+    assert isinstance(fitted.encode(TABLE), np.ndarray)
+    assert kernel_from_dict(json.loads(json.dumps(fitted.to_dict()))) == fitted
+    assert Columns(2.0 * Categories(0.1), ["colour", "size"]).fitted(TABLE)(TABLE) == pytest.approx(
+        2.0 * expected(pair, pair, 0.1), abs=1e-14
+    )
+
+
+@pytest.mark.parametrize("estimator", [dkrr.KernelRidge, dkrr.KernelLogisticRegression])
+def test_models_with_categories_are_saved_and_predict_unknown_ones(estimator, tmp_path):
+    kernel = Columns(Categories(0.1), ["colour", "size", "kind"]) + Columns(RBF(1.0), ["price"])
+    targets = (TABLE["price"] + (TABLE["colour"] == "red")).to_numpy()
+    model = estimator(kernel=kernel).fit(TABLE, targets if estimator is dkrr.KernelRidge else targets > 0)
+    dkrr.save(model, tmp_path / "model.zarr")
+    new = TABLE[::-1].assign(colour="violet")
+    assert_array_equal(dkrr.load(tmp_path / "model.zarr").predict(new), model.predict(new))
+    codes = model.X_fit_
+    again = estimator(kernel=dkrr.kernels.Columns(Categories(0.1), [0, 1, 2]) + Columns(RBF(1.0), [3]))
+    again.fit(codes, targets if estimator is dkrr.KernelRidge else targets > 0)
+    assert_array_equal(again.predict(codes), model.predict(TABLE))
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (["red", None], r"column 0 of X has a missing value in row 1 .*fillna"),
+        (pd.DataFrame({"x": ["red", np.nan]}), "column 'x' of X has a missing value in row 1"),
+        (pd.DataFrame({"x": pd.array(["red", pd.NA])}), "column 'x' of X has a missing value in row 1"),
+        (pd.DataFrame({"x": ["red", b"blue"]}), r"column 'x' of X has b'blue' \(bytes\) in row 1 .*astype\(str\)"),
+        (pd.DataFrame({"x": ["red", np.inf]}), "expected text, finite numbers or flags"),
+        ([["red", "a"], ["blue"]], "rows of X have different lengths"),
+    ],
+)
+def test_a_missing_or_odd_category_is_named(X, message):
+    with pytest.raises(InputError, match=message):
+        Categories().fitted(X)
+
+
+def test_what_a_fitted_kernel_refuses():
+    with pytest.raises(InputError, match="no categories yet; expected a fitted one"):
+        Categories()(["red"])
+    with pytest.raises(InputError, match="X has 2 columns of categories; expected 1"):
+        Categories().fitted(["red", "blue"]).encode([["red", "a"]])

@@ -1,0 +1,243 @@
+"""Kernels as values: operators, names, functions and descriptions, and what depends on rows to be refused."""
+
+import doctest
+import functools
+import importlib
+import pkgutil
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.metrics.pairwise import pairwise_kernels
+
+import dkrr.kernels
+from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels import (
+    RBF,
+    AdditiveChi2,
+    CallableKernel,
+    Chi2,
+    Laplacian,
+    Linear,
+    Matern,
+    Polynomial,
+    Precomputed,
+    Product,
+    Scaled,
+    Sum,
+    as_kernel,
+    kernel_from_dict,
+)
+from dkrr.kernels.descriptions import taken_by
+from tests.oracles import naive_gram
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((9, 4)), RNG.standard_normal((6, 4))
+
+
+def quadratic(X, Y, power=2):
+    return (X @ Y.T) ** power
+
+
+def test_sums_products_and_multiples_are_values_and_compute_what_they_say():
+    a, b = RBF(0.5), Linear()
+    assert a + b == Sum(a, b)
+    assert a * b == Product(a, b)
+    assert 2 * a == a * 2.0 == np.float64(2) * a == np.int64(2) * a == Scaled(a, 2.0)
+    assert_allclose((2 * a + b * b)(X, Y), 2 * a(X, Y) + b(X, Y) ** 2, rtol=1e-14)
+    assert hash(a + b) == hash(RBF(0.5) + Linear())
+
+
+def test_only_kernels_and_positive_numbers_combine():
+    for scale in (0, -1.0, np.nan, True):
+        with pytest.raises(InputError, match="scale of a kernel"):
+            scale * Linear()
+    for other in (1.0, "rbf", None, np.ones(3)):
+        with pytest.raises(TypeError):
+            Linear() + other
+    with pytest.raises(InputError, match="cannot be part"):
+        Precomputed() + Linear()
+
+
+def test_resolved_fills_every_gamma():
+    kernel = (2 * RBF() + Polynomial() * Laplacian()).resolved(5)
+    assert kernel == 2 * RBF(0.2) + Polynomial(gamma=0.2) * Laplacian(0.2)
+    assert Matern().resolved(3) == Matern()
+    with pytest.raises(InputError, match="at least 1"):
+        RBF().resolved(0)
+
+
+def test_out_must_be_a_writeable_block_of_the_right_shape_and_order():
+    for out in (np.empty((6, 9)), np.empty((9, 12))[:, ::2], np.empty((6, 9)).T):
+        with pytest.raises(InputError, match="out"):
+            RBF()(X, Y, out=out)
+    for out in (np.empty((9, 6), dtype=int), [[0.0] * 6] * 9):
+        with pytest.raises(InputTypeError, match="out"):
+            RBF()(X, Y, out=out)
+    frozen = np.empty((9, 6))
+    frozen.flags.writeable = False
+    with pytest.raises(InputError, match="read-only"):
+        RBF()(X, Y, out=frozen)
+
+
+def test_two_blocks_of_rows_must_have_the_same_columns():
+    with pytest.raises(InputError, match="expected"):
+        RBF()(X, Y[:, :3])
+
+
+def test_a_negative_number_has_no_fractional_power():
+    with pytest.raises(InputError, match="fractional power"):
+        Polynomial(degree=0.5, gamma=1.0, coef0=0.0)(X, -X)
+
+
+@pytest.mark.parametrize("kernel", [Chi2(), AdditiveChi2()])
+def test_chi_squared_kernels_take_dense_rows_that_are_not_negative(kernel):
+    with pytest.raises(InputError, match="non-negative"):
+        kernel(X)
+    with pytest.raises(InputTypeError, match="dense"):
+        kernel(sp.csr_array(abs(X)))
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "poly", "polynomial", "rbf", "laplacian", "cosine", "sigmoid", "chi2", "additive_chi2"]
+)
+@pytest.mark.parametrize("settings", [{}, {"gamma": 0.3, "degree": 2, "coef0": 0.5}])
+def test_names_of_scikit_learn_mean_the_same_kernels(name, settings):
+    rows = abs(X)
+    expected = pairwise_kernels(rows, metric=name, filter_params=True, **settings)
+    taken = {key: value for key, value in settings.items() if key in taken_by(name)}
+    assert_allclose(as_kernel(name, **taken)(rows), expected, rtol=1e-12, atol=1e-12)
+    for other in settings.keys() - taken.keys():
+        with pytest.raises(InputError, match=f"{other} is .*, which the kernel '{name}' does not have"):
+            as_kernel(name, **{other: settings[other]})
+    if not settings:
+        assert_allclose(naive_gram(name, rows), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_names_and_values_of_dkrr_alone_are_taken():
+    assert as_kernel("precomputed") == Precomputed()
+    assert as_kernel("matern") == Matern()
+    assert as_kernel("matern", kernel_params={"nu": 2.5, "length_scale": 3}) == Matern(2.5, 3.0)
+    assert as_kernel("rbf", kernel_params={"gamma": 3}) == RBF(3.0)
+    value = RBF(0.1) + Linear()
+    assert as_kernel(value) is value
+
+
+def test_a_function_of_blocks_is_a_kernel_that_combines_with_others():
+    kernel = as_kernel(quadratic, kernel_params={"power": 3})
+    assert_allclose(kernel(X, Y), (X @ Y.T) ** 3)
+    K = kernel(X)
+    assert_array_equal(K, K.T)
+    assert_allclose(kernel.diagonal(np.tile(X, (5, 1))), np.tile((X**2).sum(axis=1) ** 3, 5))
+    assert kernel.name == f"{__name__}.quadratic"
+    assert_allclose((2 * CallableKernel(quadratic) + RBF())(X), 2 * (X @ X.T) ** 2 + RBF()(X))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda X, Y: float(X[0] @ Y[0]), r"returned shape \(\).*scikit-learn's takes two single rows"),
+        (lambda X, Y: Y @ X.T, r"returned shape \(6, 9\).*expected \(9, 6\)"),
+        (lambda X, Y: (X @ Y.T).astype(complex), "dtype complex128"),
+        (lambda X, Y: (X @ Y.T).astype(object), "dtype object"),
+        (lambda X, Y: sp.csr_array(X @ Y.T), "sparse"),
+        (lambda X, Y: np.where(X @ Y.T > 0, X @ Y.T, np.nan), "NaN or infinite"),
+        (lambda X, Y: "no", "returned shape"),
+    ],
+)
+def test_what_a_function_returns_is_checked(function, message):
+    with pytest.raises(InputError, match=f"(?s)kernel function 'mine'.*{message}"):
+        CallableKernel(function, name="mine")(X, Y)
+
+
+def test_a_function_must_be_symmetric_but_for_rounding():
+    with pytest.raises(InputError, match="'mine' is not symmetric"):
+        CallableKernel(lambda X, Y: X @ np.tri(4) @ Y.T, name="mine")(X)
+    almost = CallableKernel(lambda X, Y: X @ Y.T * (1 + 1e-13 * np.arange(len(Y))))
+    assert_array_equal(almost(X), almost(X).T)
+
+
+def test_a_function_has_costs_for_plans():
+    kernel = CallableKernel(quadratic)
+    assert kernel.workspace_bytes(100, 200, 3) > 16 * 100 * 200
+    assert kernel.entry_cost(3).element_seconds > 0
+
+
+def test_a_description_names_a_function_which_must_be_given_again():
+    kernel = CallableKernel(quadratic, name="quadratic")
+    description = kernel.to_dict()
+    assert set(description) == {"kernel", "name", "digest"}
+    assert kernel_from_dict(description, {"quadratic": quadratic}) == kernel
+    nested = (kernel + 2 * RBF()).to_dict()
+    assert kernel_from_dict(nested, {"quadratic": quadratic}) == kernel + 2 * RBF()
+    with pytest.raises(InputError, match=r"given again: dkrr\.load\(path, kernel=\.\.\.\)"):
+        kernel_from_dict(nested)
+    with pytest.warns(UserWarning, match="another source"):
+        kernel_from_dict(description, {"quadratic": lambda X, Y: X @ Y.T})
+
+
+def test_digests_tell_functions_apart_and_are_the_same_for_the_same():
+    class Machine:
+        def __call__(self, X, Y):
+            return X @ Y.T
+
+    digests = {
+        CallableKernel(function).digest
+        for function in (
+            quadratic,
+            functools.partial(quadratic, power=3),
+            functools.partial(quadratic, power=4),
+            Machine(),
+            np.dot,
+        )
+    }
+    assert len(digests) == 5
+    assert CallableKernel(Machine()).digest == CallableKernel(Machine()).digest
+
+
+def test_a_precomputed_matrix_is_its_own_kernel_and_is_checked():
+    kernel, K = Precomputed(), RBF()(X)
+    assert kernel.is_precomputed
+    assert not RBF().is_precomputed
+    assert_array_equal(kernel(K), K)
+    assert_array_equal(kernel(sp.csr_array(K)), K)
+    assert_array_equal(kernel(K[:3], X), K[:3])
+    assert_array_equal(kernel.diagonal(K), np.ones(9))
+    out = np.empty((9, 9))
+    assert kernel(K, out=out) is out
+    assert kernel_from_dict(kernel.to_dict()) == kernel
+    with pytest.raises(InputError, match="square"):
+        kernel(K[:3])
+    with pytest.raises(InputError, match="square"):
+        kernel.diagonal(K[:3])
+    with pytest.raises(InputError, match="not symmetric"):
+        kernel(np.triu(K))
+    with pytest.raises(InputError, match="expected 9, one for each training row"):
+        kernel(K[:3, :5], X)
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {},
+        {"kernel": "unheard-of"},
+        {"kernel": "rbf", "width": 1.0},
+        {"kernel": "rbf", "gamma": "1"},
+        {"kernel": "scaled", "scale": 2.0},
+        {"kernel": "sum", "left": {"kernel": "rbf"}, "right": "rbf"},
+        {"kernel": "callable", "name": "os.system"},
+    ],
+)
+def test_a_damaged_description_is_refused(description):
+    with pytest.raises(InputError):
+        kernel_from_dict(description)
+
+
+def test_what_is_exported_exists_and_examples_of_docstrings_hold():
+    assert all(hasattr(dkrr.kernels, name) for name in dkrr.kernels.__all__)
+    found = [
+        doctest.testmod(importlib.import_module(f"dkrr.kernels.{module.name}"))
+        for module in pkgutil.iter_modules(dkrr.kernels.__path__)
+    ]
+    assert sum(result.failed for result in found) == 0 and sum(result.attempted for result in found) > 20

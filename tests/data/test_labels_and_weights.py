@@ -1,0 +1,182 @@
+"""Labels, targets, penalties and weights: what is taken as what, and which label is refused in which container."""
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import zarr
+from numpy.testing import assert_array_equal
+
+from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.arguments import checked_alphas, checked_likelihood, checked_path, checked_weights, checked_width
+from dkrr.errors import InputError, InputTypeError
+from dkrr.linalg.likelihood import Bernoulli, Softmax
+
+N = 24
+X = np.random.default_rng(0).normal(size=(N, 3))
+CODES = np.arange(N) % 3
+NAMES = np.array(["a", "b", "c"], object)[CODES]
+
+
+def put(labels, label):
+    changed = labels.astype(float if labels.dtype != object and isinstance(label, float) else object)
+    changed[5] = label
+    return changed
+
+
+def in_zarr(X, folder):
+    zarr.save_array(str(folder / "x.zarr"), X)
+    return str(folder / "x.zarr")
+
+
+CONTAINERS = {
+    "ndarray": lambda X, folder: X,
+    "csr": lambda X, folder: sp.csr_array(X),
+    "dask": lambda X, folder: da.from_array(X, chunks=(5, 2)),
+    "zarr": in_zarr,
+}
+
+
+@pytest.mark.parametrize(("bad", "word", "tile"), [(np.nan, "NaN", None), (-np.inf, "infinity", 10)])
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_the_first_bad_value_of_X_is_named_whatever_holds_it(tmp_path, kind, bad, word, tile):
+    wrong = X.copy()
+    wrong[17, 1] = wrong[20, 0] = bad
+    with pytest.raises(InputError, match=f"X contains {word}.*row 17, column 1"):
+        KernelRidge(kernel="rbf", tile=tile).fit(CONTAINERS[kind](wrong, tmp_path), X[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("form", "solver", "tile"),
+    [("primal", "cholesky", None), ("primal", "cg", 10), ("dual", "cholesky", 10), ("dual", "cg", None)],
+)
+def test_the_first_bad_value_of_X_is_named_in_every_way_to_solve(form, solver, tile):
+    wrong = X.copy()
+    wrong[17, 1] = wrong[20, 0] = np.nan
+    with pytest.raises(InputError, match="X contains NaN.*row 17, column 1"):
+        KernelLogisticRegression(form=form, solver=solver, tile=tile).fit(wrong, CODES)
+
+
+MISSING = {
+    "NaN": put(CODES, np.nan),
+    "NaN in a list": put(CODES, np.nan).tolist(),
+    "NaN among strings": put(NAMES, np.nan),
+    "NaN in a list of strings": put(NAMES, np.nan).tolist(),  # of which NumPy makes a class of the name "nan"
+    "None": put(NAMES, None),
+    "None among numbers": put(CODES, None),
+    "NA": put(NAMES, pd.NA),
+    "NaT": put(NAMES, pd.NaT),
+    "nullable strings": pd.Series(put(NAMES, None), dtype="string"),
+    "categories": pd.Series(put(NAMES, None), dtype="category"),
+    "nullable integers": pd.Series(put(CODES, np.nan)).astype("Int64"),
+    "lazy": da.from_array(put(CODES, np.nan), chunks=7),
+}
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_a_missing_label_is_refused_with_its_row(kind):
+    with pytest.raises(InputError, match=r"y (has a missing label|contains NaN).*row 5.*leave the row out"):
+        KernelLogisticRegression().fit(X, MISSING[kind])
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (put(NAMES, 7), r"str \(row 0\) and number \(row 5\)"),
+        (put(NAMES, 7).tolist(), r"str \(row 0\) and number \(row 5\)"),  # of which NumPy makes strings
+        (pd.Series(put(NAMES, True)), r"str \(row 0\) and bool \(row 5\)"),
+        (put(NAMES, frozenset()), r"str \(row 0\) and frozenset \(row 5\)"),
+        (put(CODES, True), r"number \(row 0\) and bool \(row 5\)"),
+    ],
+)
+def test_labels_of_mixed_types_are_refused(y, message):
+    with pytest.raises(InputTypeError, match=f"mixed types: {message}; expected strings only, or numbers only"):
+        KernelLogisticRegression().fit(X, y)
+
+
+def test_infinite_labels_are_refused():
+    with pytest.raises(InputError, match="y contains NaN or infinity.*row 5 is -inf"):
+        KernelLogisticRegression().fit(X, put(CODES, -np.inf))
+
+
+@pytest.mark.parametrize(
+    ("y", "name"),
+    [(np.full(N, "only").tolist(), "'only'"), (np.ones(N, bool), "True"), (da.zeros(N, chunks=5), "0.0")],
+)
+def test_one_class_is_refused_by_its_name(y, name):
+    with pytest.raises(InputError, match=rf"y has 1 class \({name}\).*at least 2 classes"):
+        KernelLogisticRegression().fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("class_weight", "weights", "message"),
+    [
+        (None, CODES == 2, r"1 class of positive weight \(2\).*at least 2"),
+        ({0: 0.0, 2: 0}, None, r"1 class of positive weight \(1\).*at least 2"),
+        ({0: 0.0, 1: 0.0, 2: 0.0}, None, r"0 class of positive weight \(none\)"),
+    ],
+)
+def test_classes_without_weight_do_not_count(class_weight, weights, message):
+    with pytest.raises(InputError, match=message):
+        KernelLogisticRegression(class_weight=class_weight).fit(X, CODES, sample_weight=weights)
+
+
+def test_weights_are_checked_by_score_as_by_fit():
+    model = KernelLogisticRegression().fit(X, CODES)
+    with pytest.raises(InputError, match="sample_weight is -1.0 in row 7"):
+        model.score(X, CODES, sample_weight=np.where(np.arange(N) == 7, -1.0, 1.0))
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "predict_log_proba", "decision_function"])
+def test_every_method_refuses_other_columns_and_names_a_bad_value(method):
+    call = getattr(KernelLogisticRegression(kernel="rbf").fit(X, CODES), method)
+    wrong = X.copy()
+    wrong[3, 1] = np.nan
+    for rows, message in (
+        (X[:, :2], "2 features.*3 features"),
+        (da.from_array(X[:, :2]), "2 features.*3 features"),
+        (wrong, "NaN.*row 3, column 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call(rows)
+
+
+@pytest.mark.parametrize("alpha", [0.5, np.float32(0.5), [0.5], np.full(3, 0.5)])
+def test_one_penalty_is_that_of_each_target(alpha):
+    assert_array_equal(checked_alphas(alpha, 3), np.full(3, 0.5))
+
+
+def test_a_path_of_penalties_keeps_its_order_and_has_no_zero():
+    assert checked_path([0.1, 3, 0.2]) == (0.1, 3.0, 0.2)
+    with pytest.raises(InputError, match="alpha"):
+        checked_path([1.0, 0.0])
+
+
+def test_weights_that_are_all_one_are_as_none():
+    assert checked_weights(None, 3) is checked_weights(np.ones(3), 3) is checked_weights(1.0, 3) is None
+    assert_array_equal(checked_weights([1.0, 2.0, 0.0], 3), [1.0, 2.0, 0.0])
+    assert_array_equal(checked_weights(2.0, 3), np.full(3, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("y", "n_classes", "multi_class", "expected"),
+    [
+        (None, None, "multinomial", (Bernoulli, 1)),
+        (None, 3, "ovr", (Bernoulli, 3)),
+        (None, 3, "multinomial", (Softmax, 3)),
+        (["b", "a", "c", "a"], None, "multinomial", (Softmax, 3)),
+        (np.array([0.0, 1.0, 1.0]), 7, "ovr", (Bernoulli, 1)),
+    ],
+)
+def test_two_classes_have_one_column_of_scores_and_more_have_one_each(y, n_classes, multi_class, expected):
+    found = checked_likelihood(y, n_classes, multi_class)
+    assert (type(found), found.n_columns) == expected
+
+
+def test_a_plan_reads_the_number_of_targets_from_y(tmp_path):
+    np.save(tmp_path / "y.npy", np.zeros((5, 3)))
+    targets = (np.zeros(5), np.zeros((5, 1)), np.zeros((5, 4)), tmp_path / "y.npy")
+    assert [checked_width(y, 5) for y in targets] == [1, 1, 4, 3]
+    with pytest.raises(InputError, match="y has 5 rows, and X has 6"):
+        checked_width(np.zeros(5), 6)

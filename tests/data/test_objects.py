@@ -1,0 +1,212 @@
+"""Fits on rows that are not vectors: documents, graphs, objects of a kernel function, tables with all of these."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import dkrr
+from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge
+from dkrr.errors import InputError, InputTypeError, KernelFunctionError, StoreError
+from dkrr.features import ColumnsMap, IdentityMap
+from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, RandomWalk
+from tests.oracles import assert_close, naive_kernel_ridge
+from tests.pairs import every_pair
+
+PLACES = {"memory": {}, "tiles": {"tile": 25}, "cg": {"solver": "cg", "tol": 1e-10}}
+every_place = pytest.mark.parametrize("place", PLACES)
+
+WORDS = ["apple", "banana", "cherry", "date", "elder", "fig", "grape", "lemon", "mango", "nut"] * 6
+LENGTHS = np.array([len(w) for w in WORDS], float)
+SPAM = ["cash", "prize", "win", "free", "now", "call"]
+HAM = ["call", "home", "dinner", "tonight", "meeting", "late", "sorry", "love", "see", "you"]
+
+
+def letters(a, b):
+    return np.array([[len(set(x) & set(z)) / max(len(set(x) | set(z)), 1) for z in b] for x in a])
+
+
+def picky(a, b):
+    if "nut" in a:
+        raise KeyError("no nuts")
+    return letters(a, b)
+
+
+def documents(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    spam = rng.random(n) < 0.4
+    texts = [" ".join(rng.choice(SPAM if s else HAM, size=rng.integers(2, 8))) for s in spam]
+    return texts, np.where(spam, "spam", "ham")
+
+
+def molecules(n=40, seed=0):
+    """Chains of atoms with a side atom here and there; the target counts those."""
+    rng = np.random.default_rng(seed)
+    graphs, targets = [], []
+    for _ in range(n):
+        length = int(rng.integers(3, 7))
+        sides = np.flatnonzero(rng.random(length) < 0.4)
+        edges = [(k, k + 1) for k in range(length - 1)] + [(int(k), length + i) for i, k in enumerate(sides)]
+        graphs.append(Graph(length + len(sides), tuple(edges), ("C",) * length + ("O",) * len(sides)))
+        targets.append(float(len(sides)))
+    return graphs, np.array(targets)
+
+
+def table():
+    """60 rows of text, graphs and numbers, with a kernel of these, its matrix and targets."""
+    rng = np.random.default_rng(1)
+    graphs, counts = molecules(60)
+    frame = pd.DataFrame({"word": WORDS, "text": documents()[0], "graph": graphs})
+    frame["a"], frame["b"] = rng.normal(size=(2, 60))
+    kernel = Columns(CallableKernel(letters), "word") + Columns(BagOfWords(), "text")
+    kernel = kernel + Columns(RandomWalk(decay=0.1), "graph") + Columns(RBF(0.5), ["a", "b"])
+    texts = BagOfWords().fitted(frame["text"].tolist())
+    K = letters(WORDS, WORDS) + texts(frame["text"].tolist()) + RandomWalk(decay=0.1)(graphs)
+    return frame, kernel, K + RBF(0.5)(frame[["a", "b"]].to_numpy()), counts + frame["a"].to_numpy()
+
+
+KERNELS = {
+    "words": BagOfWords(),
+    "counts": BagOfWords("counts", cosine=False),
+    "hashed": BagOfWords(n_hashed=2**12),
+    "function": letters,
+    "graphs": RandomWalk(decay=0.1),
+}
+
+
+@every_pair(place=list(PLACES), kind=list(KERNELS), form=["dual", "primal"])
+def test_documents_graphs_and_objects_of_a_function_are_rows(tmp_path, kind, place, form):
+    rows, y = molecules() if kind == "graphs" else (documents()[0], (documents()[1] == "spam").astype(float))
+    new = molecules(12, seed=1)[0] if kind == "graphs" else ["win cash now", "at home", "", "nothing is known"]
+    kernel, form = KERNELS[kind], "dual" if kind in ("graphs", "function") else form
+    known = letters if kernel is letters else kernel.fitted(rows)
+    coef, intercept = naive_kernel_ridge(known(rows, rows), y[:, None], [0.1], fit_intercept=True)
+    model = KernelRidge(0.1, kernel=kernel, form=form, fit_intercept=True, **PLACES[place]).fit(rows, y)
+    assert_allclose(model.predict(new), known(new, rows) @ coef[:, 0] + intercept, atol=1e-7)
+    dkrr.save(model, tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr", **({"kernel": letters} if kernel is letters else {}))
+    assert_allclose(again.predict(new), model.predict(new), rtol=0, atol=1e-12)
+
+
+@every_place
+def test_a_table_may_have_text_graphs_objects_and_numbers(tmp_path, place):
+    frame, kernel, K, y = table()
+    model = KernelRidge(alpha=0.1, kernel=kernel, **PLACES[place]).fit(frame, y)
+    assert_close(model.dual_coef_, np.linalg.solve(K + 0.1 * np.eye(60), y), 1e-7)
+    new = frame[["b", "graph", "word", "a", "text"]].sample(frac=0.3, random_state=0)  # by name, in any order
+    dkrr.save(model, tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr", kernel=letters)
+    assert_allclose(again.predict(new), model.predict(new), rtol=0, atol=1e-12)
+    with pytest.raises(InputError, match="no column 'word'"):
+        model.predict(frame[["a", "b", "text", "graph"]])
+
+
+@every_pair(place=list(PLACES), kind=["words", "function"])
+def test_classes_of_documents_are_learnt_saved_and_learnt_again(place, kind, tmp_path):
+    (texts, labels), kernel, wrap = documents(), KERNELS[kind], pd.Series if kind == "words" else list
+    search = KernelLogisticRegressionCV([0.01], kernel=kernel, cv=3).fit(texts, labels)
+    assert search.score(texts, labels) > 0.8
+    model = KernelLogisticRegression(alpha=0.01, kernel=kernel, **PLACES[place] | {"tol": 1e-8})
+    new, expected = documents(seed=1)
+    assert model.fit(wrap(texts), labels).score(new, expected) > 0.8
+    dkrr.save(model, tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr", **({"kernel": letters} if kernel is letters else {}))
+    assert_array_equal(again.predict_proba(new), model.predict_proba(new))
+    again.fit(["alpha beta", "gamma delta"] * 5, [0, 1] * 5)  # a vocabulary of its own
+    assert again.predict(["beta"]) == [0] and again.predict(["gamma"]) == [1]
+
+
+@pytest.mark.parametrize("kind", ["words", "graphs"])
+def test_a_run_on_objects_is_kept_and_belongs_to_them(tmp_path, kind):
+    rows, y = (WORDS, LENGTHS) if kind == "words" else molecules()
+    model = KernelRidge(0.1, kernel=letters if kind == "words" else RandomWalk(decay=0.1), tile=15)
+    model.set_params(store=str(tmp_path / "run.zarr"))
+    first = model.fit(rows, y).dual_coef_
+    assert_array_equal(model.fit(rows, y).dual_coef_, first)
+    assert not [t.key for t in model.solve_result_.record.tasks if t.key.startswith("L-")]
+    with pytest.raises(StoreError, match="another problem"):
+        model.fit([*rows[1:], rows[0]], y)
+
+
+@every_place
+def test_a_function_that_fails_names_the_block_and_its_rows(place):
+    words = sorted(WORDS)  # nuts are the last
+    with pytest.raises(KernelFunctionError, match=r"picky.* failed on a block .* rows: KeyError: 'no nuts'") as caught:
+        KernelRidge(alpha=0.1, kernel=picky, **PLACES[place]).fit(words, LENGTHS)
+    assert place != "tiles" or re.search(r"in the block of rows \d+ to 59 and 0 to \d+", str(caught.value))
+    model = KernelRidge(kernel=picky).fit(["tea", "milk"] * 3, np.arange(6.0))
+    with pytest.raises(KernelFunctionError, match="rows 1024 to 1499 and 0 to 5"):
+        model.predict(["tea"] * 1400 + ["nut"] * 100)
+
+
+def products(a, b):
+    assert isinstance(a, np.ndarray)
+    return a @ b.T
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [CallableKernel(products) + RBF(0.5), 0.5 * CallableKernel(products), Columns(RBF(0.3)),
+     ColumnsMap(IdentityMap(), start=1, stop=3)],
+    ids=["sum", "multiple", "columns", "map"],
+)  # fmt: skip
+def test_tables_and_lists_of_numbers_are_numbers_to_a_function(kernel):
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    frame, y = pd.DataFrame(X, columns=list("abc")), X[:, 0]
+    expected = KernelRidge(kernel=kernel).fit(X, y).predict(X)
+    model = KernelRidge(kernel=kernel).fit(frame, y)
+    assert model.n_features_in_ == 3 and list(model.feature_names_in_) == list("abc")
+    assert_allclose(model.predict(frame), expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame[["c", "b", "a"]])
+    assert_allclose(KernelRidge(kernel=kernel).fit(X.tolist(), y).predict(X.tolist()), expected, rtol=1e-12)
+    assert_allclose(KernelRidge(kernel=kernel).fit(X.astype(object), y).predict(X), expected, rtol=1e-12)
+
+
+def test_lists_of_numbers_that_happen_to_be_as_long_are_objects():
+    def overlap(a, b):
+        return np.array([[float(len(set(x) & set(z))) for z in b] for x in a])
+
+    model = KernelRidge(kernel=overlap).fit([[1, 2, 3], [1, 2], [4]] * 5, np.arange(15.0))
+    assert model.predict([[1, 2], [4, 5]]).shape == (2,)
+    with pytest.raises(InputError, match="X is empty"):
+        model.predict([])
+
+
+def test_one_long_text_among_short_ones_takes_no_rectangle_of_memory():
+    assert CallableKernel(letters).encode(["a"] * 2000 + ["x" * 1_000_000]).nnz < 2_000_000
+
+
+def test_a_column_of_numbers_for_a_function_but_not_for_words():
+    frame = pd.DataFrame({"a": np.arange(6.0), "w": WORDS[:6]})
+    kernel = Columns(CallableKernel(products), "a") + Columns(CallableKernel(letters), ["w"])
+    expected = np.outer(frame["a"], frame["a"]) + letters(WORDS[:6], WORDS[:6])
+    assert_allclose(kernel.fitted(frame)(frame), expected, atol=1e-12)
+    with pytest.raises(InputError, match="column 'a' holds numbers"):
+        Columns(BagOfWords(), "a").fitted(frame)
+
+
+def test_gram_matrices_and_plans_of_objects():
+    assert_allclose(dkrr.gram(WORDS[:9], kernel=letters).compute(), letters(WORDS[:9], WORDS[:9]))
+    known = BagOfWords().fitted(WORDS)
+    assert_allclose(dkrr.gram(WORDS[:9], WORDS[:4], kernel=known).compute(), known(WORDS[:9], WORDS[:4]))
+    assert dkrr.plan(WORDS, LENGTHS, kernel=letters).form == "dual"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "X", "error", "message"),
+    [
+        (BagOfWords(), ["", " "], InputError, "none of the 2 documents has a term"),
+        (BagOfWords(), ["a word", None], InputTypeError, r"document 1 \(counted from 0\) is missing"),
+        (RandomWalk(decay=9.0), molecules(2)[0], InputError, "decay is 9; expected less than"),
+        (RandomWalk(decay=0.1), ["no graph", "either"], InputTypeError, "graph 0: is of type builtins.str"),
+        (RBF() + BagOfWords(), WORDS[:2], InputError, "takes rows of numbers"),
+        (RBF() + CallableKernel(letters), WORDS[:2], InputError, "takes rows of"),
+        (letters, [object(), object()], InputError, "object 0 of X is a object, which cannot be stored"),
+    ],
+)
+def test_rows_that_a_kernel_cannot_take_are_named(kernel, X, error, message):
+    with pytest.raises(error, match=message):
+        KernelRidge(kernel=kernel).fit(X, [0.0, 1.0])

@@ -1,0 +1,290 @@
+"""Fitted transformers as bytes of skops, and made of them again; what others may have written is refused."""
+
+import contextlib
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import skops.io
+from sklearn import preprocessing
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.compose import make_column_selector
+from sklearn.decomposition import PCA, IncrementalPCA, TruncatedSVD
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.feature_selection import VarianceThreshold
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import KNNImputer, MissingIndicator
+from sklearn.kernel_approximation import RBFSampler
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+
+import dkrr
+from dkrr.errors import DkrrError, InputError, StoreError
+from dkrr.transformers.saving import CLASSES, loaded_transformer, saved_transformer
+from dkrr.transformers.transformed import transformed_block
+from dkrr.versions import VERSIONS
+from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights, targets
+from tests.data.test_transformers_fitted import dense
+
+OTHERS = {
+    "pca": lambda: PCA(2, whiten=True),
+    "incremental pca": lambda: IncrementalPCA(2),
+    "svd": lambda: TruncatedSVD(1, random_state=0),
+    "variance": VarianceThreshold,
+    "knn": KNNImputer,
+    "indicator": lambda: MissingIndicator(features="all"),
+    "fourier": lambda: RBFSampler(n_components=300, random_state=0),
+    "binarizer": preprocessing.Binarizer,
+    "log": lambda: preprocessing.FunctionTransformer(np.log1p, feature_names_out="one-to-one"),
+    "bins": lambda: preprocessing.KBinsDiscretizer(3, strategy="uniform"),
+    "normalizer": preprocessing.Normalizer,
+    "power": preprocessing.PowerTransformer,
+    "quantile": lambda: preprocessing.QuantileTransformer(n_quantiles=90),
+}
+
+
+ALL = {**OF_THE_TABLE, **OF_NUMBERS, **OTHERS}
+GIVEN = {
+    "columns": [preprocessing.PolynomialFeatures],
+    "union": preprocessing.PolynomialFeatures,
+    "selector": make_column_selector(),
+}
+"""What must be given again: its work is not bounded by what a file holds, or it may have a regular expression."""
+
+
+def fitted(name):
+    table = flights() if name in OF_THE_TABLE else flights()[NUMBERS]
+    return ALL[name]().fit(table), table
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_transformer_made_of_its_bytes_transforms_alike(name):
+    transformer, table = fitted(name)
+    data = saved_transformer(transformer)
+    assert data.dtype == np.uint8 and data.shape[1] == 1
+    made = loaded_transformer(data.tobytes(), GIVEN.get(name))
+    np.testing.assert_allclose(dense(made.transform(table)), dense(transformer.transform(table)), rtol=1e-13)
+    assert list(made.get_feature_names_out()) == list(transformer.get_feature_names_out())
+    np.testing.assert_allclose(dense(made.fit(table).transform(table)), dense(transformer.transform(table)), rtol=1e-13)
+    if name in GIVEN:
+        with pytest.raises(InputError, match="transformer is None, .*which a file cannot hold"):
+            loaded_transformer(data.tobytes(), None)
+
+
+def test_every_class_that_files_may_name_is_tested():
+    made = [FrozenEstimator(preprocessing.StandardScaler().fit(flights()[NUMBERS])), *(fitted(name)[0] for name in ALL)]
+    text = "".join(json.dumps(schema_of(saved_transformer(one).tobytes())) for one in made)
+    assert not [name for names in CLASSES.values() for name in names if f'"__class__": "{name}"' not in text]
+
+
+def test_it_is_an_array_of_the_model_whose_damage_is_noticed(tmp_path):
+    X = np.random.default_rng(0).normal(size=(60, 40))
+    model = dkrr.KernelRidge(kernel="rbf", transformer=PCA(20)).fit(X, X[:, 0])
+    dkrr.save(model, tmp_path / "m.zarr")
+    assert "transformer" in {array.name for array in dkrr.verify(tmp_path / "m.zarr").arrays}
+    np.testing.assert_allclose(dkrr.load(tmp_path / "m.zarr").predict(X), model.predict(X), rtol=1e-10)
+    (chunk,) = (tmp_path / "m.zarr" / "transformer").glob("c*")
+    content = bytearray(chunk.read_bytes())
+    content[100] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        dkrr.load(tmp_path / "m.zarr")
+
+
+class Halved(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """A user's own transformer."""
+
+    def __init__(self, by=2.0):
+        self.by = by
+
+    def fit(self, X, y=None):
+        self.means_ = np.asarray(X).mean(axis=0)
+        return self
+
+    def transform(self, X):
+        return (np.asarray(X) - self.means_) / self.by
+
+
+def own_function(X):
+    return np.asarray(X) ** 2
+
+
+@pytest.mark.parametrize(
+    "own", [Halved(3.0), preprocessing.FunctionTransformer(own_function)], ids=["class", "function"]
+)
+def test_a_users_own_class_or_function_must_be_given_again(own, tmp_path):
+    X, transformer = flights()[NUMBERS], make_pipeline(own, "passthrough")
+    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, targets())
+    dkrr.save(model, tmp_path / "m.zarr")
+    for wrong in (None, preprocessing.OneHotEncoder(), [PCA]):
+        with pytest.raises(InputError, match="transformer is .*(Halved|own_function)', which a file cannot hold"):
+            dkrr.load(tmp_path / "m.zarr", transformer=wrong)
+    with pytest.raises(InputError, match="transformer is 5; expected the transformer, class or function"):
+        dkrr.load(tmp_path / "m.zarr", transformer=5)
+    for again in (transformer, [Halved, own_function]):
+        loaded = dkrr.load(tmp_path / "m.zarr", transformer=again)
+        np.testing.assert_allclose(loaded.predict(X), model.predict(X), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "transformer",
+    [preprocessing.FunctionTransformer(lambda X: X), RBFSampler(random_state=np.random.RandomState(0))],
+    ids=["lambda", "random state"],
+)
+def test_lambdas_and_generators_of_random_numbers_cannot_be_saved(transformer, tmp_path):
+    model = dkrr.KernelRidge(transformer=transformer).fit(flights()[NUMBERS], targets())
+    with pytest.raises(InputError, match="transformer cannot be saved"):
+        dkrr.save(model, tmp_path / "m.zarr")
+    assert not (tmp_path / "m.zarr").exists()
+
+
+def test_another_version_of_scikit_learn_is_a_warning(tmp_path, monkeypatch):
+    model = dkrr.KernelRidge(transformer=preprocessing.OneHotEncoder()).fit(flights()[TEXT], targets())
+    with monkeypatch.context() as patched:
+        patched.setattr("dkrr.model_description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
+        dkrr.save(model, tmp_path / "m.zarr")
+    with pytest.warns(UserWarning, match="fitted with scikit-learn '1.5.0', and this is"):
+        dkrr.load(tmp_path / "m.zarr")
+
+
+def schema_of(data):
+    return json.loads(zipfile.ZipFile(io.BytesIO(data)).read("schema.json"))
+
+
+def changed(data, change, compression=zipfile.ZIP_STORED):
+    """The same file with another tree."""
+    source, buffer, schema = zipfile.ZipFile(io.BytesIO(data)), io.BytesIO(), schema_of(data)
+    found = change(schema)
+    with zipfile.ZipFile(buffer, "w", compression) as target:
+        for name in source.namelist():
+            text = json.dumps(schema if found is None else found)
+            target.writestr(name, source.read(name) if name != "schema.json" else text)
+    return buffer.getvalue()
+
+
+def nodes(tree, loader):
+    if isinstance(tree, dict):
+        if tree.get("__loader__") == loader:
+            yield tree
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for value in tree:
+            yield from nodes(value, loader)
+
+
+def node(loader, kind, content, number):
+    return {"__loader__": loader, "__module__": "builtins", "__class__": kind, "content": content, "__id__": number}
+
+
+NAMED = {
+    "ObjectNode": "os.system builtins.eval evil.Transformer sklearn.linear_model._base.LinearRegression "
+    "sklearn.preprocessing._polynomial.PolynomialFeatures dkrr.estimators.kernel_ridge.KernelRidge",
+    "FunctionNode": "os.system numpy.load numpy.lib.format.open_memmap",
+    "TypeNode": "builtins.map subprocess.Popen",
+    "PartialNode": "functools.partial",
+    "MethodNode": "sklearn.pipeline.Pipeline",
+    "OperatorFuncNode": "operator.attrgetter",
+    "ConstructorFromReduceNode": "subprocess.Popen",
+    "RandomGeneratorNode": "numpy.random._generator.Generator",
+    "TreeNode": "sklearn.tree._tree.Tree",
+    "DictNode": "collections.OrderedDict",
+    "SetNode": "builtins.set",
+    "BytesNode": "builtins.bytes",
+    "CachedNode": "None.None",
+    "NdArrayNode": "numpy.memmap",
+    "NoSuchNode": "builtins.str",
+    None: "builtins.str",
+    5: "builtins.str",
+}
+
+
+class TestForged:
+    """Files of someone who knows the format: nothing that they name is made, and nothing large of something small."""
+
+    data = saved_transformer(
+        make_pipeline(preprocessing.OneHotEncoder(sparse_output=False)).fit(flights()[TEXT])
+    ).tobytes()
+
+    def refused(self, change, words="is damaged", **more):
+        with pytest.raises((InputError, StoreError), match=words):
+            loaded_transformer(changed(self.data, change, **more), None)
+
+    def part(self, schema, name):
+        (found,) = (n for n in nodes(schema, "ObjectNode") if n["__class__"] == name)
+        return found["content"]["content"]
+
+    @pytest.mark.parametrize("loader", NAMED)
+    def test_nothing_that_a_file_names_is_made(self, loader, monkeypatch):
+        monkeypatch.setattr(skops.io, "loads", lambda *_, **__: pytest.fail("it was made"))
+        for name in NAMED[loader].split():
+            module, _, kind = name.rpartition(".")
+            found = {**node(loader, kind, {}, 1), "__module__": module}
+            self.refused(
+                lambda schema, found=found: self.part(schema, "Pipeline").update(content=found),
+                "damaged|which a file cannot hold",
+            )
+
+    def test_other_estimators_of_scikit_learn_are_refused(self):
+        for other in (CountVectorizer().fit(["ab cd"]), LinearRegression().fit([[1.0]], [1.0])):
+            with pytest.raises(InputError, match="which a file cannot hold"):
+                loaded_transformer(skops.io.dumps(other), None)
+
+    def test_attributes_that_hide_methods_are_refused(self):
+        for name in ("transform", "__class__", "__reduce__", "fit"):
+
+            def change(schema, name=name):
+                content = self.part(schema, "OneHotEncoder")
+                content[name] = next(iter(content.values()))
+
+            self.refused(change, "has the attribute")
+
+    def test_what_is_larger_than_the_file_is_refused(self):
+        made = loaded_transformer(changed(self.data, lambda schema: None), None)
+        assert made.transform(flights()[TEXT]).shape == (97, 6)
+        self.refused(lambda schema: None, "larger than the file", compression=zipfile.ZIP_DEFLATED)
+
+        def claimed_columns(schema):
+            (found,) = (n for n in nodes(schema, "ListNode") if [v.get("content") for v in n["content"]] == ["3", "3"])
+            found["content"][0] |= {"content": "1000000000000", "__id__": 7}
+
+        def doubled_lists(schema):
+            found = node("JsonNode", "str", "0", 1)
+            for level in range(30):
+                short = node("ListNode", "list", [], found["__id__"])
+                found = node("ListNode", "list", [found, short, short], 1000 + level)
+            self.part(schema, "Pipeline")["memory"] = found
+
+        def deep_lists(schema):
+            found = node("JsonNode", "str", "0", 1)
+            for k in range(400):
+                found = node("ListNode", "list", [found], k + 2)
+            self.part(schema, "Pipeline")["memory"] = found
+
+        def one_file_for_many(schema):
+            for k, found in enumerate(nodes(schema, "NdArrayNode")):
+                found |= {"type": "numpy", "file": "1.npy", "__id__": k + 1, "content": []}
+
+        self.refused(claimed_columns, "larger than the file holds")
+        self.refused(doubled_lists, "has the number of another node")
+        self.refused(deep_lists)
+        self.refused(one_file_for_many, "is in the file '1.npy'")
+
+    def test_other_trees_protocols_and_bytes_are_damaged(self):
+        for protocol in (0, 1, None, 99, "x"):
+            self.refused(lambda schema, protocol=protocol: schema.update(protocol=protocol))
+        for other in (5, [], {}, {"protocol": 2}, {"protocol": 2, "__loader__": "JsonNode"}):
+            self.refused(lambda _, other=other: other)
+        for data in (b"", b"PK", b"x" * 100, self.data[:-50], self.data[:200] + self.data[300:]):
+            with pytest.raises(StoreError, match="is damaged"):
+                loaded_transformer(data, None)
+
+    @pytest.mark.filterwarnings("ignore:X has feature names")
+    def test_a_missing_attribute_is_an_error_of_dkrr_or_not_needed(self):
+        names = list(self.part(schema_of(self.data), "OneHotEncoder"))
+        assert len(names) > 8
+        for name in names:
+            data = changed(self.data, lambda schema, name=name: self.part(schema, "OneHotEncoder").pop(name) and None)
+            with contextlib.suppress(DkrrError):
+                transformed_block(loaded_transformer(data, None), flights()[TEXT])

@@ -1,0 +1,75 @@
+"""Settings in Dask's configuration: a wrong one is refused by its name before work starts."""
+
+import re
+import tempfile
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+import yaml
+
+import dkrr
+from dkrr.config import setting, temporary_directory
+from dkrr.errors import InputError, StoreError
+
+WRONG = {
+    "memory-limit": ["many", -1, True],
+    "temporary-directory": ["", 3, "a\0b"],
+    "checkpoint-seconds": ["5 minutes", float("nan"), -1, None, True],
+    "durable": ["no", 1, None],
+    "wait-for-workers-seconds": ["5 minutes", float("nan"), 0, False],
+    "local.workers": [0, 1.5, "two"],
+    "profile-directory": ["", 3],
+    "quick-measurement": ["off", None],
+    "rates": [None, 3, {"gemm-gflops": 0}, {"gemm-gflops": "fast"}, {"gemm": 3.0}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_wrong_settings_are_refused_before_work(monkeypatch, name, value):
+    monkeypatch.setattr("dkrr.fitting.run.drawn", lambda *_: pytest.fail("work has begun"))
+    word = {"memory-limit": "memory_limit", "local.workers": "workers"}.get(name, f"dkrr.{name}")
+    with dask.config.set({f"dkrr.{name}": value}), pytest.raises(InputError, match=word):
+        dkrr.KernelRidge(tile=2).fit(np.eye(4), np.ones(4))
+
+
+def test_every_setting_is_checked():
+    given = dask.config.get("dkrr")
+    assert {*given.keys() - {"local"}, *(f"local.{name}" for name in given["local"])} == set(WRONG)
+
+
+def test_defaults_are_allowed():
+    for name in WRONG:
+        setting(name)
+
+
+def test_every_setting_and_its_variable_are_described():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "configuration.md").read_text()
+    defaults = yaml.safe_load((root / "dkrr" / "dkrr.yaml").read_text())
+
+    def leaves(values, name):
+        if not isinstance(values, dict):
+            return [name]
+        return [leaf for key, value in values.items() for leaf in leaves(value, f"{name}.{key}" if name else key)]
+
+    described = dict(re.findall(r"^\| `(dkrr\.[\w.-]+)` \| `(DASK_DKRR__\w+)` \|$", page, re.M))
+    assert list(described) == leaves(defaults, "")
+    for setting_name, variable in described.items():
+        with dask.config.set(dask.config.collect_env({variable: "7"})):
+            assert dask.config.get(setting_name) == 7
+
+
+def test_a_system_without_a_temporary_folder(monkeypatch):
+    """Fits that need none work; what needs one says what to do."""
+
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert dkrr.KernelRidge().fit(np.eye(4), np.ones(4)).plan_.form == "dual"
+    with pytest.raises(StoreError, match=r"dkrr\.temporary-directory"):
+        temporary_directory()
+    with dask.config.set({"dkrr.temporary-directory": "/elsewhere"}):
+        assert temporary_directory() == "/elsewhere"

@@ -1,0 +1,314 @@
+"""Kill fits, damage stores and give wrong inputs, at random, and tabulate what happens.
+
+::
+
+    python -m tests.nightly.chaos damage [--target models|runs] [--trials 1000] [--seed S] [--json FILE] [--minutes M]
+    python -m tests.nightly.chaos kills [--trials 1000] ...
+    python -m tests.nightly.chaos inputs [--trials N] ...
+    python -m tests.nightly.chaos page FILE... --keep docs/measured/chaos.jsonl --write docs/chaos.md
+
+A trial is determined by the seed and its number, which are recorded; ``--number N`` repeats one. Trials run in
+processes that are kept warm and are started again if they die. The exit status is 1 if a promise was broken.
+
+``--json`` appends a line for each trial. ``page`` counts these lines, keeps the counts, and renders them.
+"""
+
+import json
+import platform
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from tests.nightly.chaos.kills import TARGETS, episodes
+from tests.nightly.chaos.outcomes import GOOD, Observation, Outcome
+from tests.nightly.chaos.processes import ROOT, Child, share_out
+
+SECONDS = {"kills": 1800.0, "models": 30.0, "runs": 120.0, "inputs": 60.0}
+"""Limits for a trial of each part; fits and calls have their own."""
+BEGIN, END = "<!-- tables of chaos: begin -->", "<!-- tables of chaos: end -->"
+SHOWN = ("part", "row", "group", "outcome", "seed")
+"""What the tables show of an observation."""
+TITLES = {
+    "kills": ("Kills", "place: process, signal"),
+    "runs": ("Damage to runs, between a kill and the next call", "damage"),
+    "models": ("Damage to models, before they are loaded", "damage"),
+    "inputs": ("Wrong inputs", "argument of"),
+}
+Line = dict[str, Any]
+Call = tuple[int, tuple[Any, ...]]
+"""Number of a trial, and arguments of `Child.ask`."""
+
+
+# Campaigns ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Campaign:
+    """One call of the command, with its options: it shows and records the outcomes of trials."""
+
+    part: str
+    trials: int | None
+    seed: int
+    numbers: tuple[int, ...]
+    file: Path | None
+    minutes: float
+    processes: int
+    folder: Path | None
+    lines: list[Line] = field(default_factory=list)
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def total(self) -> int:
+        """Trials, or kills, until now."""
+        return sum(line["count"] for line in self.lines)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a promise was broken."""
+        return any(line["outcome"] not in GOOD for line in self.lines)
+
+    def run(self, calls: Iterable[Call], *, is_confined: bool = True, finish: str | None = None) -> bool:
+        """Carry out trials until none is left or the time is over, print the table, and return whether one failed."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        folder, seconds = Path(tempfile.mkdtemp(prefix="chaos-", dir=self.folder)), SECONDS[self.part]
+        children = [Child(folder / f"child-{k}", seconds, is_confined=is_confined) for k in range(self.processes)]
+        try:
+            share_out(calls, children, self._note, self._is_over, finish)
+        finally:
+            if self.has_failed:
+                click.echo(f"what the failures left is in {folder}", err=True)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._append(self._about())
+        click.echo(table(self.part, self.lines))
+        if self.part == "kills":
+            click.echo(f"\n{by_group(self.lines)}")
+        return self.has_failed
+
+    def _is_over(self) -> bool:
+        is_enough = self.part == "kills" and self.total >= (self.trials or 1000)
+        return is_enough or time.monotonic() > self.start + 60 * self.minutes
+
+    def _note(self, number: int, answer: Line) -> None:
+        """Show and record the answer of a trial."""
+        found: Line = {"row": "?"} | answer | {"part": self.part, "seed": self.seed, "number": number}
+        one = Observation(**found)
+        before = self.total
+        self.lines.append(asdict(one))
+        self._append(asdict(one))
+        if one.is_failure:
+            click.echo(f"--number {number} --seed {self.seed}: {one.outcome.upper()}: {one.what}", err=True)
+            click.echo(one.detail, err=True)
+        if self.total // 50 > before // 50:
+            counts = Counter(str(line["outcome"]) for line in self.lines)
+            click.echo(f"{self.total} in {time.monotonic() - self.start:.0f} s: {dict(counts)}", err=True)
+
+    def _append(self, line: Line) -> None:
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a") as out:
+                out.write(json.dumps(line) + "\n")
+
+    def _about(self) -> Line:
+        """When and where it ran."""
+        command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
+        seconds = round(time.monotonic() - self.start)
+        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return {
+            "campaign": self.part,
+            "seed": self.seed,
+            "started": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds"),
+            "seconds": seconds,
+            "commit": described.stdout.strip(),
+            "versions": {"python": platform.python_version()}
+            | {name: version(name) for name in ("dkrr", "numpy", "zarr", "distributed")},
+        }
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that all parts have."""
+    file, n_cores = click.Path(dir_okay=False, path_type=Path), len(psutil.Process().cpu_affinity())
+    for option in (
+        click.option("--trials", type=click.IntRange(min=1), help="Trials, or kills."),
+        click.option(
+            "--seed", type=int, default=lambda: secrets.randbelow(2**31), help="Default: drawn, and recorded."
+        ),
+        click.option("--number", "numbers", type=int, multiple=True, help="Repeat this trial of a seed only."),
+        click.option("--json", "file", type=file, help="Observations, one a line."),
+        click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True, help="Stop then."),
+        click.option("--processes", type=click.IntRange(min=1), default=n_cores, help="Trials at once."),
+        click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="For temporary files."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def main() -> None:
+    """Kill fits, damage stores and give wrong inputs, at random, and tabulate what happens."""
+
+
+@main.command()
+@click.option("--target", type=click.Choice(["models", "runs"]), multiple=True, help="Default: both.")
+@click.option("--only", multiple=True, help="Kind of model or fit; default: all.")
+@click.option("--place", "places", multiple=True, type=click.Choice(["here", "cluster"]), help="Where runs resume.")
+@with_options
+def damage(target: tuple[str, ...], only: tuple[str, ...], places: tuple[str, ...], **given: Any) -> None:
+    """Damage saved models, or runs between a kill and the next call; 1,000 times each."""
+    failures = []
+    for part in target or ("models", "runs"):
+        campaign = Campaign(part, **given)
+        chosen = (list(only), list(places or ("here", "cluster")))
+        drawn = campaign.numbers or range(campaign.trials or 1000)
+        calls = ((n, ("tests.nightly.chaos.damage:trial", part, campaign.seed, n, *chosen)) for n in drawn)
+        failures.append(campaign.run(calls))
+    sys.exit(any(failures))
+
+
+@main.command()
+@click.option("--place", "places", multiple=True, type=click.Choice(list(TARGETS)), help="Only there; default: all.")
+@with_options
+def kills(places: tuple[str, ...], **given: Any) -> None:
+    """Kill processes of fits; 1,000 times."""
+    campaign = Campaign("kills", **given)
+
+    def calls() -> Iterator[Call]:
+        numbers = campaign.numbers
+        for number, one in enumerate(episodes(campaign.seed)):
+            if number > max(numbers, default=number):
+                return
+            if (not numbers or number in numbers) and (not places or one.place in places):
+                what = (one.place, one.target, one.signal, one.name)
+                yield number, ("tests.nightly.chaos.kills:episode", *what, campaign.seed, number)
+
+    sys.exit(campaign.run(calls(), is_confined=False, finish="tests.nightly.chaos.kills:finish"))
+
+
+@main.command()
+@with_options
+def inputs(**given: Any) -> None:
+    """Give wrong values to every function, setting and option; all of `tests.contracts.arguments` by default."""
+    from tests.contracts.arguments import cases
+
+    campaign, n = Campaign("inputs", **given), len(list(cases()))
+    drawn = sorted(random.Random(campaign.seed).sample(range(n), min(n, campaign.trials or n)))
+    calls = ((number, ("tests.contracts.arguments:numbered_trial", number)) for number in campaign.numbers or drawn)
+    sys.exit(campaign.run(calls))
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="File for the counts.")
+@click.option(
+    "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page that takes the tables."
+)
+def page(files: tuple[Path, ...], keep: Path | None, write: Path | None) -> None:
+    """Count recorded trials, and render the counts."""
+    lines = tallied(json.loads(line) for file in files for line in file.read_text().splitlines())
+    if keep is not None:
+        keep.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    block = rendered(lines)
+    click.echo(block)
+    if write is not None:
+        before, rest = write.read_text().split(BEGIN, 1)
+        write.write_text(f"{before}{BEGIN}\n{block}\n{END}{rest.split(END, 1)[1]}")
+
+
+# The page -----------------------------------------------------------------------------------------------------------
+
+
+def table(part: str, lines: Sequence[Line]) -> str:
+    """Return the table of a part in Markdown: rows of what was done, columns of outcomes."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        for row in (_shown(line["row"]), "all"):
+            counts[row, line["outcome"]] += line["count"]
+    seen = {outcome for (_, outcome), n in counts.items() if n}
+    always = [o for o in GOOD if part != "kills" or o != Outcome.DETECTED]
+    used = [o for o in Outcome if o in always or o in seen]
+    rows = [*sorted({row for (row, _), n in counts.items() if n and row != "all"}), "all"]
+    found = {row: [counts[row, outcome] for outcome in used] for row in rows}
+    cells = [[row, sum(numbers), *numbers] for row, numbers in found.items()]
+    return _markdown([TITLES[part][1], "trials", *used], cells)
+
+
+def _markdown(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (titles, *rows)]
+    return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])
+
+
+def _shown(row: str) -> str:
+    """Row of the table for what was tried: options of a command together, and methods of a class."""
+    words = row.split()
+    if words[:1] == ["dkrr"]:
+        return " ".join(words[:2])
+    return row if row.startswith("dkrr.") else row.partition(".")[0]
+
+
+def by_group(lines: Sequence[Line]) -> str:
+    """Return the table of kills by way to solve and place."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        counts[line["group"], line["row"].split(":")[0]] += line["count"]
+    places = [place for place in TARGETS if any(found == place for _, found in counts)]
+    found = {group: [counts[group, place] for place in places] for group in sorted({group for group, _ in counts})}
+    return _markdown(["kills", *places, "all"], [[group, *row, sum(row)] for group, row in found.items()])
+
+
+def tallied(lines: Iterable[Line]) -> list[Line]:
+    """Observations that differ in nothing that the tables show as one; failures one by one; campaigns as they are."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    others = []
+    for line in lines:
+        if "campaign" in line:
+            others.append(line)
+        elif line["outcome"] not in GOOD:
+            # Tracebacks and folders are of the machine.
+            what = "; ".join(part for part in line["what"].split("; ") if not part.startswith("/"))
+            others.append({**line, "what": what, "detail": ""})
+        else:
+            line = {**line, "row": _shown(line["row"])}
+            counts[tuple(str(line[name]) for name in SHOWN)] += line["count"]
+    kept = [dict(zip(SHOWN, key, strict=True)) | {"count": n} for key, n in sorted(counts.items()) if n]
+    return [*kept, *others]
+
+
+def rendered(lines: Sequence[Line]) -> str:
+    """Return the tables of all parts in Markdown."""
+    text = []
+    for part, (title, _) in TITLES.items():
+        found = [line for line in lines if line.get("part") == part]
+        if not found:
+            continue
+        text += [f"## {title}", "", table(part, found), ""]
+        text += [by_group(found), ""] if part == "kills" else []
+        for one in (line for line in lines if line.get("campaign") == part):
+            versions = ", ".join(f"{name} {number}" for name, number in one["versions"].items())
+            minutes = f"{one['seconds'] / 60:.0f} min"
+            text += [
+                f"Seed {one['seed']}, {one['started'][:10]}, {minutes}, commit {one['commit']}; {versions}.",
+                "",
+            ]
+    return "\n".join(text).strip()
+
+
+if __name__ == "__main__":
+    # As Ctrl-C does: the processes of trials are ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    main()

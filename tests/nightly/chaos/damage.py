@@ -1,0 +1,528 @@
+"""Damage to models before they are loaded, and to the stores of runs between a kill and the next call.
+
+What is done to a store is drawn at random: what disks, copies, people and mistakes do to files. No operation knows what
+the files hold. Models are loaded, and runs resumed, in processes kept warm.
+"""
+
+import atexit
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+import dkrr
+from dkrr.features import Nystroem, RandomFourier
+from dkrr.kernels import RBF, BagOfWords, Columns, Linear, Matern, Polynomial
+from dkrr.runtime.local_workers import LocalWorkers
+from tests.nightly.chaos.fits import FITS, Fitted, fitted, same
+from tests.nightly.chaos.outcomes import GOOD, Outcome, of_error, words
+from tests.nightly.chaos.processes import ENVIRONMENT, ROOT
+
+Random = np.random.Generator
+MAX_DRAWS = 200
+"""Draws until one changes something."""
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="damage-")
+
+
+def _folder() -> Path:
+    """Folder of this process for its models and runs: deleted when it ends, but not where it is killed."""
+    return Path(_temporary().name)
+
+
+# Operations ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A folder to damage, and what may be put in the place of its files."""
+
+    folder: Path
+    older: Sequence[Path]
+    """Folders of an earlier version of the same."""
+    foreign: Sequence[Path]
+    """Folders of something else of the same format."""
+
+    def files(self) -> list[Path]:
+        """All its files."""
+        return sorted(p for p in self.folder.rglob("*") if p.is_file())
+
+
+def flip_bit(content: bytes, rng: Random) -> bytes:
+    changed = bytearray(content)
+    if content:
+        changed[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+    return bytes(changed)
+
+
+def scatter_bytes(content: bytes, rng: Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(int(rng.integers(2, 65)) if content else 0):
+        changed[rng.integers(len(content))] = int(rng.integers(256))
+    return bytes(changed)
+
+
+def zero_range(content: bytes, rng: Random) -> bytes:
+    start, stop = np.sort(rng.integers(len(content) + 1, size=2)).tolist()
+    return content[:start] + bytes(stop - start) + content[stop:]
+
+
+def truncate(content: bytes, rng: Random) -> bytes:
+    return content[: int(rng.integers(len(content)))] if content else content
+
+
+def append_bytes(content: bytes, rng: Random) -> bytes:
+    return content + (rng.bytes(int(rng.integers(1, 65))) if rng.random() < 0.5 else bytes(int(rng.integers(1, 4097))))
+
+
+def exchange_blocks(content: bytes, rng: Random) -> bytes:
+    """Two parts of a file trade places, at multiples of 8 bytes."""
+    units = len(content) // 8
+    if units < 2:
+        return content
+    width = int(rng.integers(1, units // 2 + 1))
+    first = int(rng.integers(units - 2 * width + 1))
+    second = int(rng.integers(first + width, units - width + 1))
+    a, b, w = 8 * first, 8 * second, 8 * width
+    return content[:a] + content[b : b + w] + content[a + w : b] + content[a : a + w] + content[b + w :]
+
+
+def change_character(characters: bytes, content: bytes, rng: Random) -> bytes:
+    """Another one of some characters in a text: with another digit it stays valid JSON."""
+    places = [k for k, code in enumerate(content) if code in characters]
+    if not places or not content.isascii():
+        return content
+    at = places[int(rng.integers(len(places)))]
+    return content[:at] + bytes([characters[int(rng.integers(len(characters)))]]) + content[at + 1 :]
+
+
+def _changed(file: Path, content: bytes) -> bool:
+    if file.read_bytes() == content:
+        return False
+    file.write_bytes(content)
+    return True
+
+
+def swap_files(scene: Scene, file: Path, rng: Random) -> bool:
+    """Two files trade places, mostly two of the same size."""
+    other = _another(scene, file, rng)
+    if other is None:
+        return False
+    mine, others = file.read_bytes(), other.read_bytes()
+    other.write_bytes(mine)
+    return _changed(file, others)
+
+
+def copy_over(scene: Scene, file: Path, rng: Random) -> bool:
+    """Another file of the same folder, mostly one of the same size, is written over a file."""
+    other = _another(scene, file, rng)
+    return other is not None and _changed(file, other.read_bytes())
+
+
+def _another(scene: Scene, file: Path, rng: Random) -> Path | None:
+    files = [f for f in scene.files() if f != file]
+    alike = [f for f in files if f.stat().st_size == file.stat().st_size]
+    chosen = alike if alike and rng.random() < 0.7 else files
+    return chosen[int(rng.integers(len(chosen)))] if chosen else None
+
+
+def _take(scene: Scene, file: Path, places: Sequence[Path], rng: Random) -> bool:
+    """The file of the same name of one of some stores."""
+    name = file.relative_to(scene.folder)
+    found = [p / name for p in places if (p / name).is_file()]
+    return bool(found) and _changed(file, found[int(rng.integers(len(found)))].read_bytes())
+
+
+def take_foreign_folder(scene: Scene, file: Path, rng: Random) -> bool:
+    """All of a folder as another store, or an earlier version, has it."""
+    name = file.parent.relative_to(scene.folder)
+    found = [p / name for p in (*scene.foreign, *scene.older) if (p / name).is_dir()]
+    if not found or file.parent == scene.folder:
+        return False
+    before = {f.name: f.read_bytes() for f in file.parent.iterdir() if f.is_file()}
+    other = found[int(rng.integers(len(found)))]
+    if before == {f.name: f.read_bytes() for f in other.iterdir() if f.is_file()}:
+        return False
+    shutil.rmtree(file.parent)
+    shutil.copytree(other, file.parent)
+    return True
+
+
+def delete_folder(scene: Scene, file: Path, rng: Random, *, is_emptied: bool = False) -> bool:
+    folder = _one_above(scene, file, rng)
+    shutil.rmtree(folder)
+    if is_emptied:
+        folder.mkdir()
+    return True
+
+
+def close_folder(scene: Scene, file: Path, rng: Random) -> bool:
+    """No permission for a folder, to read or to write."""
+    _one_above(scene, file, rng).chmod(0o000 if rng.random() < 0.5 else 0o500)
+    return True
+
+
+def _one_above(scene: Scene, file: Path, rng: Random) -> Path:
+    """A folder that holds the file, the store's own too."""
+    within = [p for p in file.parents if p == scene.folder or scene.folder in p.parents]
+    return within[int(rng.integers(len(within)))]
+
+
+def delete_file(_: Scene, file: Path, rng: Random) -> bool:
+    file.unlink()
+    return True
+
+
+def close_file(_: Scene, file: Path, rng: Random) -> bool:
+    """No permission for a file."""
+    file.chmod(0)
+    return True
+
+
+def folder_for_file(_: Scene, file: Path, rng: Random) -> bool:
+    file.unlink()
+    file.mkdir()
+    return True
+
+
+CONTENTS: dict[str, Callable[[bytes, Random], bytes]] = {
+    "bit flipped": flip_bit,
+    "bytes changed": scatter_bytes,
+    "range of zeros": zero_range,
+    "all zeros": lambda content, rng: bytes(len(content)),
+    "truncated": truncate,
+    "empty file": lambda content, rng: b"",
+    "bytes appended": append_bytes,
+    "parts exchanged": exchange_blocks,
+    "digit changed": partial(change_character, b"0123456789"),
+    "letter changed": partial(change_character, bytes(range(97, 123))),
+}
+"""f(content of a file, rng) → another one, or the same if it cannot be changed so."""
+FILES: dict[str, Callable[[Scene, Path, Random], bool]] = {
+    "file deleted": delete_file,
+    "files swapped": swap_files,
+    "another file copied over": copy_over,
+    "file of an older version": lambda scene, file, rng: _take(scene, file, scene.older, rng),
+    "file of another store": lambda scene, file, rng: _take(scene, file, scene.foreign, rng),
+    "folder of another store": take_foreign_folder,
+    "folder emptied": partial(delete_folder, is_emptied=True),
+    "folder deleted": delete_folder,
+    "file not readable": close_file,
+    "folder closed": close_folder,
+    "folder in place of a file": folder_for_file,
+}
+"""f(scene, file, rng) → whether something was changed."""
+OPERATIONS = (*CONTENTS, *FILES)
+"""Names of all. New ones are appended: trials count them."""
+
+
+def damage(scene: Scene, rng: Random, operation: str) -> str | None:
+    """Damage a folder once, and say what was done; None if no file of it can be damaged so."""
+    for _ in range(MAX_DRAWS):
+        files = scene.files()
+        if rng.random() < 0.5:  # else a folder with many chunks would take nearly all
+            folders = sorted({f.parent for f in files})
+            chosen = folders[int(rng.integers(len(folders)))]
+            files = [f for f in files if f.parent == chosen]
+        file = files[int(rng.integers(len(files)))]
+        if operation in CONTENTS:
+            is_done = _changed(file, CONTENTS[operation](file.read_bytes(), rng))
+        else:
+            is_done = FILES[operation](scene, file, rng)
+        if is_done:
+            return f"{operation}: {file.relative_to(scene.folder)}"
+    return None
+
+
+def open_again(folder: Path) -> None:
+    """Give back the permissions of a folder and of all folders in it, so that it can be deleted."""
+    folder.chmod(0o700)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            open_again(path)
+
+
+# Trials -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a trial damages."""
+
+    original: Path
+    older: Sequence[Path]
+    foreign: Sequence[Path]
+    about: str
+    judged: Callable[[Path], tuple[Outcome, str]]
+    """Outcome of the use of the damaged copy."""
+
+
+def trial(part: str, seed: int, number: int, only: list[str], places: list[str]) -> dict[str, Any]:
+    """Damage a copy of a model, or of the store of a run that was killed, and use it.
+
+    Parameters
+    ----------
+    part : {"models", "runs"}
+    seed, number : int
+    only : list of str
+        Kinds of models, or fits, to choose from; empty: all.
+    places : list of str
+        Places where runs are resumed, to choose from: here, cluster.
+    """
+    rng = np.random.default_rng([seed, number])
+    operation, names = OPERATIONS[number % len(OPERATIONS)], only or list(KINDS if part == "models" else FITS)
+    name, other = (names[int(rng.integers(len(names)))] for _ in range(2))
+    drawn = _model(name, other) if part == "models" else _run(name, other, operation, places, rng)
+    folder = Path(tempfile.mkdtemp(prefix=f"trial-{number}-", dir=_folder()))
+    path, as_damaged = folder / "store.zarr", folder / "as-damaged.zarr"
+    found = {"row": operation, "group": name}
+    is_kept = False
+    try:
+        shutil.copytree(drawn.original, path)
+        done = damage(Scene(path, drawn.older, drawn.foreign), rng, operation)
+        if done is None:
+            return {**found, "outcome": Outcome.HARMLESS, "what": "nothing", "count": 0}
+        if path.exists() and operation not in ("folder closed", "file not readable"):
+            shutil.copytree(path, as_damaged)
+        outcome, detail = drawn.judged(path)
+        is_kept = outcome not in GOOD
+        where = f"; {as_damaged}" if is_kept else ""
+        return {**found, "outcome": outcome, "what": f"{drawn.about}{where}; {done}", "detail": detail}
+    finally:
+        open_again(folder)
+        if not is_kept:
+            shutil.rmtree(folder)
+
+
+# Models -------------------------------------------------------------------------------------------------------------
+
+N, N_NEW, D = 90, 11, 4
+_WORDS = ("kernel", "ridge", "matrix", "tile", "store", "worker", "plan", "chunk", "λ", "row", "gram", "error")
+
+
+def _dense(rng: Random, n: int) -> Any:
+    return rng.standard_normal((n, D))
+
+
+def _sparse(rng: Random, n: int) -> Any:
+    X = rng.standard_normal((n, 3 * D))
+    return sp.csr_array(np.where(np.abs(X) > 0.8, X, 0.0))
+
+
+def _documents(rng: Random, n: int) -> Any:
+    return [" ".join(rng.choice(_WORDS, size=int(rng.integers(3, 9)))) for _ in range(n)]
+
+
+def _table(rng: Random, n: int) -> Any:
+    return pd.DataFrame({"text": _documents(rng, n), "a": rng.standard_normal(n), "b": rng.standard_normal(n)})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model: how it is made, and the rows that it predicts."""
+
+    estimator: Any
+    rows: Callable[[Random, int], Any] = _dense
+    """Random rows, so many."""
+    classes: int = 0
+    """Number of classes; 0: a regression."""
+    in_memory: int = 256 * 2**20
+    """Bytes of training rows up to which the loaded model holds them."""
+
+
+def _ridge(kernel: Any, **settings: Any) -> Any:
+    return dkrr.KernelRidge(0.1, kernel=kernel, **settings)
+
+
+KINDS: dict[str, Kind] = {
+    "RBF": Kind(_ridge("rbf", gamma=0.3, fit_intercept=True)),
+    "linear": Kind(_ridge("linear", fit_intercept=True)),
+    "polynomial": Kind(_ridge("polynomial", degree=2, form="primal")),
+    "sum and product": Kind(_ridge(RBF(0.2) + 2.0 * Matern(nu=0.5) * Linear())),
+    "sparse rows": Kind(_ridge(Polynomial(degree=3), form="dual"), _sparse),
+    "Nyström": Kind(_ridge(Nystroem(RBF(0.3), 20))),
+    "random Fourier": Kind(_ridge(RandomFourier(RBF(0.3), 40))),
+    "documents": Kind(_ridge(BagOfWords()), _documents),
+    "table": Kind(_ridge(Columns(BagOfWords(), ["text"]) + Columns(RBF(0.3), ["a", "b"])), _table),
+    "rows read from the store": Kind(_ridge("laplacian"), in_memory=0),
+    "sparse rows read from the store": Kind(_ridge(Polynomial(degree=3), form="dual"), _sparse, in_memory=0),
+    "logistic": Kind(dkrr.KernelLogisticRegression(0.1, kernel="rbf", gamma=0.3), classes=3),
+    "logistic, primal": Kind(dkrr.KernelLogisticRegression(0.1, kernel="linear"), classes=2),
+    "search": Kind(dkrr.KernelRidgeCV([0.01, 1.0], kernel="rbf", gamma=0.3, cv=3)),
+}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A model that was saved, and what it predicts."""
+
+    kind: Kind
+    path: Path
+    X_new: Any
+    predictions: tuple[Any, ...]
+
+
+@cache
+def saved(name: str, version: int) -> Saved:
+    """Model of a kind; versions differ in their targets only, so that all their files have the same names."""
+    kind, rng = KINDS[name], np.random.default_rng(15)
+    X, X_new = kind.rows(rng, N), kind.rows(rng, N_NEW)
+    rng = np.random.default_rng([15, version])
+    y = rng.permutation(np.arange(N) % kind.classes) if kind.classes else rng.standard_normal((N, 2))
+    path = _folder() / f"model-{list(KINDS).index(name)}-{version}.zarr"
+    dkrr.save(kind.estimator.fit(X, y), path)
+    return Saved(kind, path, X_new, _predictions(_loaded(kind, path), X_new))
+
+
+def _loaded(kind: Kind, path: Path) -> Any:
+    with mock.patch("dkrr.persistence.IN_MEMORY_BYTES", kind.in_memory):
+        return dkrr.load(path)
+
+
+def _predictions(model: Any, X_new: Any) -> tuple[Any, ...]:
+    """All numbers that a model gives."""
+    found = [model.predict(X_new)]
+    if hasattr(model, "predict_proba"):
+        found.append(model.predict_proba(X_new))
+    found += [np.asarray(getattr(model, name)) for name in ("dual_coef_", "coef_") if hasattr(model, name)]
+    return tuple(found)
+
+
+def _model(name: str, other: str) -> Draw:
+    original = saved(name, 0)
+    foreign = saved(other, 1 if other == name else 0)
+    return Draw(original.path, [saved(name, 1).path], [foreign.path], name, partial(loaded_outcome, original))
+
+
+def loaded_outcome(original: Saved, path: Path) -> tuple[Outcome, str]:
+    """Outcome of loading a damaged copy of a model: identical predictions and coefficients, or an error."""
+    try:
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always")
+            found = _predictions(_loaded(original.kind, path), original.X_new)
+    except Exception as error:
+        return of_error(error, str(path))
+    is_same = len(found) == len(original.predictions) and all(
+        a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(found, original.predictions, strict=True)
+    )
+    outcome = Outcome.WRONG if not is_same else Outcome.REPAIRED if noted else Outcome.HARMLESS
+    return outcome, words(w.message for w in noted)
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+N_SNAPSHOTS = 6
+"""States of one run that are kept, besides the finished one."""
+ON_WORKERS = 5
+"""One trial of so many is resumed on workers."""
+N_WORKERS, WORKER_BYTES = 2, 2**30
+
+
+@cache
+def reference(name: str) -> Fitted:
+    """What the undisturbed run gives."""
+    with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+        return fitted(name, f"{folder}/run.zarr")
+
+
+@cache
+def another(name: str) -> Path:
+    """Store of a finished run with other data."""
+    store = _folder() / f"run-{list(FITS).index(name)}-of-others" / "run.zarr"
+    store.parent.mkdir()
+    fitted(name, str(store), version=1)
+    return store
+
+
+@cache
+def snapshots(name: str) -> tuple[Path, ...]:
+    """Stores of a run as a kill leaves them at several moments, and when it is finished.
+
+    The process is stopped at each of them, its store copied, and the process continued.
+    """
+    folder = _folder() / f"run-{list(FITS).index(name)}"
+    store, seconds = folder / "run.zarr", reference(name).seconds
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.nightly.chaos.fits", json.dumps({"name": name, "store": str(store)})]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT)
+    found: list[Path] = []
+    while process.poll() is None:
+        time.sleep(seconds / (N_SNAPSHOTS + 1) if store.exists() else 0.001)
+        process.send_signal(signal.SIGSTOP)
+        with suppress(ChildProcessError):  # it has ended; else all its threads have stopped then
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        has_files = any(path.is_file() for path in store.rglob("*"))
+        if has_files and process.poll() is None and len(found) < 2 * N_SNAPSHOTS:
+            found.append(folder / f"at-{len(found)}.zarr")
+            shutil.copytree(store, found[-1])
+        process.send_signal(signal.SIGCONT)
+    if process.returncode:
+        raise RuntimeError(f"the undisturbed fit failed: status {process.returncode}")
+    return (*found, store)
+
+
+@cache
+def _client() -> Any:
+    """Client of workers that are kept between trials."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    workers = stack.enter_context(LocalWorkers(N_WORKERS, WORKER_BYTES, str(_folder())))
+    return stack.enter_context(workers.client())
+
+
+def _run(name: str, other: str, operation: str, places: list[str], rng: Random) -> Draw:
+    place = "cluster" if rng.integers(ON_WORKERS) == 0 else "here"
+    place = place if place in places else places[0]
+    states = snapshots(name)
+    moment = int(rng.integers(operation == "file of an older version", len(states)))
+    about = f"{name}, {place}, state {moment} of {len(states)}"
+    judged = partial(resumed_outcome, name, place)
+    return Draw(states[moment], states[:moment], [another(name), another(other)], about, judged)
+
+
+def resumed_outcome(name: str, place: str, store: Path) -> tuple[Outcome, str]:
+    """Outcome of resuming a run whose store was damaged: the undisturbed result, or an error."""
+    expected = reference(name)
+    with ExitStack() as stack:
+        before: dict[str, int] = {}
+        if place == "cluster":
+            _client().wait_for_workers(N_WORKERS, timeout=60)  # one that has died is started again
+            stack.enter_context(_client().as_current())
+            before = _client().run(os.getpid)
+        try:
+            found = fitted(name, str(store), place)
+        except Exception as error:
+            outcome, detail = of_error(error, str(store))
+        else:
+            usual = {_without_numbers(text) for text in expected.said}
+            news = [text for text in found.said if _without_numbers(text) not in usual]
+            outcome, detail = (Outcome.REPAIRED if news else Outcome.HARMLESS), words(news)
+            if not same(name, found, expected):
+                outcome = Outcome.WRONG
+        if before and before != _client().run(os.getpid):
+            return Outcome.CRASH, f"a worker died; {detail}"
+    return outcome, detail
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[\d.]+(e[+-]\d+)?", "0", text)

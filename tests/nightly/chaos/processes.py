@@ -1,0 +1,500 @@
+"""Processes of the campaigns: children that carry out trials, fits in forks, and a Dask cluster.
+
+``python -m tests.nightly.chaos.processes`` is a child: it reads lines of JSON with the name of a function and its
+arguments, and answers each with a line. As a preload of Dask's workers this module lets each say which process it is.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from tests.nightly.chaos.outcomes import Outcome
+
+ROOT = Path(__file__).parents[3]
+START_SECONDS = 60.0
+"""For the imports of the first trial, on a busy machine."""
+GONE_SECONDS = 40.0
+"""Seconds until all processes of a fit that ended must have ended."""
+CLUSTER_SECONDS = 90.0
+N_WORKERS = 3
+MAX_WORDS = 6000
+"""Characters of the last words of a process that are recorded."""
+ENVIRONMENT = {
+    "DASK_DKRR__QUICK_MEASUREMENT": "false",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONFAULTHANDLER": "1",
+}
+"""Fixed rates and one thread: plans, and with them results, are the same in every process."""
+ADDRESS_SPACE = 8 * 2**30
+"""Bytes that a child may map: an absurd allocation fails there, and does not take the machine's memory."""
+ROOT_RIGHTS = "-dac_override,-dac_read_search"
+"""Rights of root that a child gives up: to read and write files without permission."""
+FOLDER = "CHAOS_WORKERS"
+"""Variable of the environment with the folder for the numbers of workers' processes."""
+PR_SET_PDEATHSIG = 1
+"""Operation of prctl(2)."""
+
+
+def end_with_parent() -> None:
+    """The system kills this process when the one that started it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def confined(command: list[str]) -> list[str]:
+    """Command that respects permissions, also as root, and whose memory is bounded."""
+    rights = [f"--inh-caps={ROOT_RIGHTS}", f"--bounding-set={ROOT_RIGHTS}"]
+    return ["prlimit", f"--as={ADDRESS_SPACE}", *(["setpriv", *rights] if os.geteuid() == 0 else []), *command]
+
+
+# Children -----------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A process that carries out trials one after another, and is started again when it dies; a context manager.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder for its temporary files.
+    seconds : float
+        Time limit of one trial.
+    is_confined : bool
+        It respects permissions, also as root, and its memory is bounded.
+    """
+
+    def __init__(self, folder: Path, seconds: float, *, is_confined: bool = True) -> None:
+        self._folder, self._seconds, self._is_confined = folder, seconds, is_confined
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._messages = tempfile.TemporaryFile()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._messages.close()
+
+    def ask(self, function: str, *arguments: Any) -> dict[str, Any]:
+        """Return what a function returned; an outcome CRASH or HANG with the last words if it did not.
+
+        Parameters
+        ----------
+        function : str
+            ``module:name``; it takes and returns values of JSON, a dictionary.
+        """
+        process, is_new = self._running()
+        assert process.stdin is not None and process.stdout is not None
+        self._messages.seek(0)
+        self._messages.truncate()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps([function, arguments]).encode() + b"\n")
+            process.stdin.flush()
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            process.send_signal(signal.SIGABRT)  # faulthandler then writes where every thread is
+
+        alarm = threading.Timer(self._seconds + START_SECONDS * is_new, give_up)
+        alarm.start()
+        line = process.stdout.readline()
+        alarm.cancel()
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+        self._end()
+        self._messages.seek(0)
+        lines = self._messages.read().decode(errors="replace").splitlines()
+        last = "\n".join(line for line in lines if not line.startswith("Extension modules"))[-MAX_WORDS:]
+        outcome = Outcome.HANG if is_late.is_set() else Outcome.CRASH
+        return {"outcome": outcome, "detail": f"exit status {process.returncode}\n{last}"}
+
+    def _running(self) -> tuple[subprocess.Popen[bytes], bool]:
+        """The process, and whether it was started now."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process, False
+        self._end()
+        command = [sys.executable, "-m", "tests.nightly.chaos.processes"]
+        self._process = subprocess.Popen(
+            confined(command) if self._is_confined else command,
+            cwd=ROOT,
+            env=os.environ | ENVIRONMENT | {"TMPDIR": str(self._folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+        return self._process, True
+
+    def _end(self) -> None:
+        """End the process and all that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def share_out(
+    calls: Iterable[tuple[int, tuple[Any, ...]]],
+    children: Iterable[Child],
+    done: Callable[[int, dict[str, Any]], None],
+    is_over: Callable[[], bool],
+    finish: str | None = None,
+) -> None:
+    """Let children carry out calls of `Child.ask` until none is left or it is over.
+
+    Parameters
+    ----------
+    calls : iterable of (int, tuple)
+        Numbers of trials, and arguments of `Child.ask`.
+    children : iterable of Child
+    done : callable
+        Called with the number of a trial and its answer, by one thread at a time.
+    is_over : callable
+        Whether no other trial is to be started.
+    finish : str, optional
+        Function that each child calls at the end.
+    """
+    lock, rest = threading.Lock(), iter(calls)
+
+    def work(child: Child) -> None:
+        with child:
+            while True:
+                with lock:
+                    number, call = (0, None) if is_over() else next(rest, (0, None))
+                if call is None:
+                    break
+                answer = child.ask(*call)
+                with lock:
+                    done(number, answer)
+            if finish is not None:
+                child.ask(finish)
+
+    # After Ctrl-C they end with this process, and the children with them.
+    threads = [threading.Thread(target=work, args=(child,), daemon=True) for child in children]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+# Fits ---------------------------------------------------------------------------------------------------------------
+
+
+def of_session(leader: int) -> list[psutil.Process]:
+    """Processes of a session that have not ended."""
+    found = []
+    for number in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(number) == leader and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+                found.append(psutil.Process(number))
+    return found
+
+
+def left_of_session(leader: int, seconds: float) -> list[str]:
+    """Commands of the processes that are left of a session after so many seconds; they are killed."""
+    deadline = time.monotonic() + seconds
+    while of_session(leader) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = []
+    for process in of_session(leader):
+        with contextlib.suppress(psutil.Error):
+            left.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+            process.kill()
+    return left
+
+
+class FitProcess:
+    """A fit in a fork of this process, which leads a session of its own.
+
+    Imports of the libraries are those of this process; dkrr is imported in the fork, which is to be an ordinary process
+    to it.
+    """
+
+    def __init__(self, folder: Path, name: str, store: Path | None, place: str, address: str | None = None) -> None:
+        assert not any(module.startswith("dkrr") for module in sys.modules)
+        self.folder = folder
+        (folder / "tmp").mkdir(parents=True)
+        self.started = time.monotonic()
+        self._status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _fit(folder, name, None if store is None else str(store), place, address)
+
+    def poll(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        if self._status is None:
+            number, status = os.waitpid(self.pid, os.WNOHANG)
+            if number:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+    def wait(self, seconds: float) -> int | None:
+        """Exit status, or None if it has not ended after so many seconds: it is then killed, and says where it was."""
+        deadline = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if self.poll() is not None:
+            return self._status
+        os.kill(self.pid, signal.SIGABRT)
+        time.sleep(0.5)
+        self.kill_all(signal.SIGKILL)
+        while self.poll() is None:
+            time.sleep(0.01)
+        return None
+
+    def kill_all(self, number: int) -> None:
+        """Send a signal to all its processes at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def result(self) -> Any:
+        """What the fit gave."""
+        return pickle.loads((self.folder / "result").read_bytes())
+
+    def error(self) -> tuple[Outcome, str]:
+        """Outcome and words of an error."""
+        found: tuple[Outcome, str] = pickle.loads((self.folder / "error").read_bytes())
+        return found
+
+    def words(self) -> str:
+        """End of what it printed."""
+        return (self.folder / "log").read_text(errors="replace")[-MAX_WORDS:]
+
+    def temporary_files(self) -> list[str]:
+        """Files that it left in its temporary folder, but for the locks that Dask leaves in any."""
+        folder = self.folder / "tmp"
+        return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
+
+    def scheduler(self) -> list[psutil.Process]:
+        """The process with the scheduler that dkrr started."""
+        with contextlib.suppress(psutil.Error):
+            return [p for p in psutil.Process(self.pid).children() if "local_server" in " ".join(p.cmdline())]
+        return []
+
+    def workers(self) -> list[psutil.Process]:
+        """Workers that dkrr started."""
+        found = []
+        with contextlib.suppress(psutil.Error):
+            for child in (child for server in self.scheduler() for child in server.children(recursive=True)):
+                line = " ".join(child.cmdline())
+                if "multiprocessing" in line and "resource_tracker" not in line:
+                    found.append(child)
+        return found
+
+
+def _fit(folder: Path, name: str, store: str | None, place: str, address: str | None) -> None:
+    """Fit in a fork, which ends as an interpreter does."""
+    status = 1
+    try:
+        os.setsid()
+        end_with_parent()
+        log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, number in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(descriptor, number)
+        sys.stdin, sys.stdout, sys.stderr = (open(k, mode) for k, mode in ((0, "r"), (1, "w"), (2, "w")))  # noqa: PTH123, SIM115
+        faulthandler.enable()
+        os.environ["TMPDIR"], tempfile.tempdir = str(folder / "tmp"), None
+        status = _fitted(folder, name, store, place, address)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except KeyboardInterrupt:
+        status = 130
+        with contextlib.suppress(KeyboardInterrupt):
+            atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _fitted(folder: Path, name: str, store: str | None, place: str, address: str | None) -> int:
+    from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV  # noqa: F401
+    from dkrr.errors import DkrrError
+    from tests.nightly.chaos.fits import fitted
+    from tests.nightly.chaos.outcomes import of_error
+
+    try:
+        with contextlib.ExitStack() as stack:
+            if address is not None:
+                from distributed import Client
+
+                stack.enter_context(Client(address, timeout="15s"))
+            (folder / "started").touch()
+            found = fitted(name, store, place)
+        _write(folder / "result", found)
+    except DkrrError as error:
+        _write(folder / "error", of_error(error))
+        return 3
+    return 0
+
+
+def _write(path: Path, value: Any) -> None:
+    path.with_suffix(".part").write_bytes(pickle.dumps(value))
+    path.with_suffix(".part").rename(path)
+
+
+# A cluster ----------------------------------------------------------------------------------------------------------
+
+
+def dask_setup(worker: Any) -> None:
+    """Called by Dask in each new worker."""
+    Path(os.environ[FOLDER], str(os.getpid())).touch()
+
+
+class Cluster:
+    """A scheduler, and nannies with a worker each, as `dask scheduler` and `dask worker` start them; on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._number = folder, 0
+        self._scheduler: subprocess.Popen[bytes] | None = None
+        self.nannies: list[subprocess.Popen[bytes]] = []
+        (folder / "workers").mkdir(parents=True)
+
+    @property
+    def address(self) -> str:
+        """Address of the scheduler."""
+        return str(json.loads((self.folder / "scheduler.json").read_text())["address"])
+
+    def ensure(self) -> None:
+        """Start what is missing, and wait until all workers have started."""
+        deadline, file = time.monotonic() + CLUSTER_SECONDS, self.folder / "scheduler.json"
+        if self._scheduler is None or self._scheduler.poll() is not None:
+            self.stop()
+            file.unlink(missing_ok=True)
+            options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+            self._scheduler = self._start("scheduler", *options)
+            while not file.exists():
+                self._pause(deadline)
+        self.forget_dead_nannies()
+        while len(self.nannies) < N_WORKERS:
+            self.add_nanny()
+        while len(self.workers()) < N_WORKERS:
+            self._pause(deadline)
+
+    def _pause(self, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the cluster did not start; see {self.folder}")
+        time.sleep(0.02)
+
+    def forget_dead_nannies(self) -> None:
+        """Keep the nannies that run."""
+        self.nannies = [nanny for nanny in self.nannies if nanny.poll() is None]
+
+    def add_nanny(self) -> None:
+        """Start a nanny, and do not wait for its worker."""
+        self._number += 1
+        place = self.folder / f"worker-{self._number}"
+        self.nannies.append(
+            self._start(
+                "worker", "--scheduler-file", str(self.folder / "scheduler.json"), "--nanny", "--nthreads", "1",
+                "--nworkers", "1", "--memory-limit", "1GiB", "--no-dashboard", "--local-directory", str(place),
+                "--death-timeout", "60", "--preload", "dkrr.preload", "--preload", "tests.nightly.chaos.processes",
+            )
+        )  # fmt: skip
+
+    def _start(self, what: str, *options: str) -> subprocess.Popen[bytes]:
+        settings = {
+            FOLDER: str(self.folder / "workers"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            # A new worker is there in a tenth of the time.
+            "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
+        }
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", f"distributed.cli.dask_{what}", *options],
+                cwd=ROOT,
+                env=os.environ | settings,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+
+    def workers(self) -> list[psutil.Process]:
+        """Workers that have started and live."""
+        found, sessions = [], {nanny.pid for nanny in self.nannies}
+        for path in (self.folder / "workers").iterdir():
+            with contextlib.suppress(ProcessLookupError, psutil.Error):
+                number = int(path.name)
+                if os.getsid(number) in sessions and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
+                    found.append(psutil.Process(number))
+                    continue
+            path.unlink(missing_ok=True)
+        return found
+
+    def scheduler(self) -> list[psutil.Process]:
+        """Its process."""
+        return [] if self._scheduler is None else [psutil.Process(self._scheduler.pid)]
+
+    def stop(self) -> None:
+        """Kill all its processes."""
+        for process in [*self.nannies, *([] if self._scheduler is None else [self._scheduler])]:
+            for member in of_session(process.pid):
+                with contextlib.suppress(psutil.Error):
+                    member.kill()
+            process.wait()
+        self.nannies, self._scheduler = [], None
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """A cluster that is stopped at the end."""
+    found = Cluster(folder)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def main() -> None:
+    """Answer until the parent closes the pipe."""
+    faulthandler.enable(all_threads=True)
+    # What libraries print must not end up between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        module, function = name.split(":")
+        try:
+            answer = getattr(importlib.import_module(module), function)(*arguments)
+        except BaseException:
+            # A fault of the trial itself, which is shown as a failure.
+            answer = {"outcome": Outcome.RAW, "detail": f"the trial failed: {traceback.format_exc()}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

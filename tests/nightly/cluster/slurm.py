@@ -1,0 +1,93 @@
+"""Slurm on one node, for tests: a controller and a node of its own on 127.0.0.1, without accounts or credentials."""
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.processes import environment, free_port, gone, session, stop
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "sinfo")
+MEBIBYTES = 4096
+"""Memory that the node offers; nothing enforces it here."""
+
+# auth/none and no address but the node's: nobody else can reach it while the test runs.
+CONFIGURATION = """
+ClusterName=dkrrtest
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/none
+CredType=cred/none
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+PlugStackConfig={folder}/plugstack.conf
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SwitchType=switch/none
+KillWait=5
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory={memory}
+PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def _found(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin")
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[dict[str, str]]:
+    """Variables with which Slurm's commands reach a controller with one node; skips the test where it cannot run."""
+    programs = {name: _found(name) for name in PROGRAMS}
+    missing = [name for name, path in programs.items() if path is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client)")
+    if os.getuid() != 0:
+        pytest.skip("slurmd starts jobs as root only")
+    for name in ("state", "spool"):
+        (folder / name).mkdir(parents=True)
+    host = socket.gethostname().partition(".")[0]
+    values = {"host": host, "user": getpass.getuser(), "folder": folder, "cores": os.cpu_count(), "memory": MEBIBYTES}
+    (folder / "plugstack.conf").touch()
+    configuration, log = folder / "slurm.conf", folder / "daemons.log"
+    configuration.write_text(CONFIGURATION.format(ports=(free_port(), free_port()), **values))
+    variables = environment(SLURM_CONF=str(configuration))
+    with (
+        session([programs["slurmctld"], "-D"], log, SLURM_CONF=str(configuration)) as controller,
+        session([programs["slurmd"], "-D"], folder / "node.log", SLURM_CONF=str(configuration)) as node,
+    ):
+        deadline = time.monotonic() + 60
+        while _state(variables) != "idle":
+            if controller.poll() is not None or node.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text() + (folder / "node.log").read_text()
+                pytest.skip(f"Slurm does not start here: {said[-2000:]}")
+            time.sleep(0.2)
+        yield variables
+        stop(node)
+        stop(controller)
+        assert gone(node.pid) and gone(controller.pid)
+
+
+def _state(variables: dict[str, str]) -> str:
+    done = subprocess.run(
+        ["sinfo", "--noheader", "--format=%T"], env=variables, capture_output=True, text=True, check=False, timeout=30
+    )
+    return done.stdout.strip()

@@ -1,0 +1,107 @@
+"""What dkrr.preload sets in a worker, against the worst configuration; and what is said of workers without it."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dkrr
+from dkrr.errors import MemoryLimitError
+from dkrr.machine.worker_settings import WorkerSettings, problems, refuse_a_pause
+from dkrr.preload import dask_setup
+from tests.processes import blas_threads
+
+GOOD = WorkerSettings("tcp://10.0.0.1", 1, 4, 8, 2**30, spill=0.0, pause=0.0, terminate=0.95)
+WRONG = {
+    "distributed.worker.memory.target": 0.1,
+    "distributed.worker.memory.spill": 0.15,
+    "distributed.worker.memory.pause": 0.17,
+    "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 2,
+    "distributed.nanny.pre-spawn-environ.OPENBLAS_NUM_THREADS": 2,
+    "distributed.nanny.pre-spawn-environ.MKL_NUM_THREADS": 2,
+}
+
+
+def state_of(dask_worker: Any) -> dict[str, Any]:
+    memory = dask_worker.memory_manager
+    return {
+        "blas": blas_threads(),
+        "fractions": (memory.memory_target_fraction, memory.memory_spill_fraction, memory.memory_pause_fraction),
+        "room": getattr(memory.data, "n", sys.maxsize),
+        "callbacks": {"profile", "memory_monitor"} & set(dask_worker.periodic_callbacks),
+        "ticks": dask_worker.periodic_callbacks["tick"].callback_time,
+    }
+
+
+@contextmanager
+def cluster(preload: list[str]) -> Iterator[Client]:
+    """One worker with the wrong settings, and its client."""
+    options = {"n_workers": 1, "threads_per_worker": 1, "memory_limit": 2**30, "dashboard_address": "127.0.0.1:0"}
+    with (
+        dask.config.set({**WRONG, "distributed.worker.preload": preload}),
+        LocalCluster(**options) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def fit(client: Client) -> dkrr.KernelRidge:
+    X = np.random.default_rng(1).normal(size=(900, 3))
+    with client.as_current(), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
+        return dkrr.KernelRidge(kernel="rbf", tile=256, solver="cholesky").fit(X, X[:, 0])
+
+
+def test_preload_overrides_a_configuration_that_hurts() -> None:
+    with cluster(["dkrr.preload"]) as client:
+        (state,) = client.run(state_of).values()
+        assert state == {"blas": 1, "fractions": (False,) * 3, "room": sys.maxsize, "callbacks": set(), "ticks": 500.0}
+        assert fit(client).plan_.execution == "dask"
+
+
+def test_a_worker_that_would_pause_is_refused_before_work_starts() -> None:
+    refused = r"starts no more tasks above .*memory\.pause is 0\.17.*--preload dkrr\.preload"
+    with cluster([]) as client, pytest.raises(MemoryLimitError, match=refused):
+        fit(client)
+
+
+def test_preload_refuses_what_is_not_a_worker() -> None:
+    with pytest.raises(TypeError, match="is given to a SimpleNamespace; expected a worker"):
+        dask_setup(SimpleNamespace(worker_address="tcp://10.0.0.1:1"))
+
+
+def test_good_settings() -> None:
+    assert problems({"tcp://10.0.0.1:1": GOOD}, 10**9) == []
+    refuse_a_pause({"tcp://10.0.0.1:1": GOOD}, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"threads": 5}, "5 threads on 4 cores (1 of 2 workers, such as a:1): start workers with --nthreads 4"),
+        (
+            {"memory_limit": 0},
+            "no memory limit, and the plan assumes 2 GiB (1 of 2 workers, such as a:1): start workers",
+        ),
+        ({"spill": 0.3}, "spill is 0.3, 307 MiB, below the 512 MiB of the plan"),
+        ({"host_cores": 1, "host": "tcp://10.0.0.2"}, ""),
+        ({"host_cores": 1, "threads": 2, "host": "a"}, "the 1 workers at a have 2 threads, and the machine 1 cores"),
+    ],
+)
+def test_bad_settings_are_named_with_a_remedy(settings: dict[str, Any], remedy: str) -> None:
+    found = problems({"a:1": replace(GOOD, **settings), "b:1": GOOD}, 2**29, 2**31)
+    assert len(found) == bool(remedy) and all(remedy in text for text in found), found
+
+
+@pytest.mark.parametrize("name", ["pause", "terminate"])
+def test_a_fraction_below_the_plan_is_refused(name: str) -> None:
+    low = replace(GOOD, **{name: 0.4})
+    refuse_a_pause({"a:1": low, "b:1": GOOD}, int(0.4 * 2**30))
+    with pytest.raises(MemoryLimitError, match=f"worker a:1 .*memory.{name} is 0.4, of 1 GiB"):
+        refuse_a_pause({"a:1": low, "b:1": GOOD}, int(0.4 * 2**30) + 1)

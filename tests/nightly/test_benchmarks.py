@@ -1,0 +1,102 @@
+"""Every benchmark runs at its smallest size, its commands take their options, and its data are what they say."""
+
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import benchmarks.__main__ as table
+from benchmarks import qm9, report
+from benchmarks.simulation import SimulatedCluster, TaskGraph, simulate
+from benchmarks.steps import STEPS, Goal
+from dkrr.runtime import Task
+
+SYMBOLS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
+
+
+@pytest.mark.parametrize("step", [s for s in STEPS if "smoke" in s.commands and not s.uses], ids=lambda step: step.name)
+def test_every_step_of_the_smallest_size_runs_and_stands_on_the_page(step, tmp_path):
+    arguments = ["--size", "smoke", "--only", step.name, "--out", str(tmp_path), "--retries", "0"]
+    result = CliRunner().invoke(table.main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (run,) = report.read_runs(tmp_path / "results.jsonl")
+    assert run["records"]
+    assert str(tmp_path) not in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_the_commands_of_all_sizes_take_their_options(step, tmp_path):
+    for size in step.commands:
+        session = table.Session(size, tmp_path, tmp_path, 0, False, None)
+        _, _, module, *arguments = session.command(step)
+        command = __import__(module, fromlist=["main"]).main
+        # Options are parsed in a copy of the command that does nothing.
+        context = command.make_context(module, [*arguments], resilient_parsing=True)
+        assert context.params is not None
+
+
+def test_the_published_page_and_the_readme_are_those_of_the_results():
+    docs, readme = table.ROOT / "docs", (table.ROOT / "README.md").read_text()
+    runs = report.read_runs(docs / "measured" / "results.jsonl")
+    pictures = report.pictures_in(docs / "measured", docs)
+    assert (docs / "performance.md").read_text() == report.markdown(runs, None, pictures)
+    assert report.with_block(readme, report.highlights(report.shown_runs(runs, None))) == readme
+
+
+def test_a_goal_is_judged_by_the_median_of_repetitions_and_the_worst_of_different_lines():
+    lines = [{"v": 1.0}, {"v": 3.0}, {"v": 8.0, "kind": "b"}]
+    assert report.judge(Goal("", "v", at_most=3), lines).is_met is True
+    assert report.judge(Goal("", "v", at_most=3, rows="worst"), lines).is_met is False
+    assert report.judge(Goal("", "none", at_most=3), lines).is_met is None
+
+
+def naive_descriptor(symbols, positions):
+    """Eigenvalues of the Coulomb matrix, counts of elements, sums of r⁻¹, r⁻³ and r⁻⁶ over each pair of elements."""
+    n, coulomb, sums = len(symbols), np.zeros((len(symbols), len(symbols))), {}
+    for a, first in enumerate("HCNOF"):
+        for second in "HCNOF"[a:]:
+            sums[first, second] = [0.0, 0.0, 0.0]
+    for i in range(n):
+        coulomb[i, i] = 0.5 * SYMBOLS[symbols[i]] ** 2.4
+        for j in range(i):
+            r = math.dist(positions[i], positions[j])
+            coulomb[i, j] = coulomb[j, i] = SYMBOLS[symbols[i]] * SYMBOLS[symbols[j]] / (r / 0.529177210903)
+            pair = tuple(sorted((symbols[i], symbols[j]), key="HCNOF".index))
+            for slot, power in enumerate((1, 3, 6)):
+                sums[pair][slot] += r**-power
+    eigenvalues = sorted(np.linalg.eigvalsh(coulomb), key=abs, reverse=True)
+    counts = [symbols.count(symbol) for symbol in "HCNOF"]
+    pairs = [values[slot] for slot in range(3) for values in sums.values()]
+    return np.array([*eigenvalues, *[0.0] * (29 - n), *counts, *pairs])
+
+
+def test_descriptors_of_molecules_are_those_of_naive_loops():
+    symbols, rng = list("FNOCHC"), np.random.default_rng(0)
+    positions = rng.normal(scale=2.0, size=(1, 6, 3))
+    found = qm9.describe(np.array([["HCNOF".index(s) for s in symbols]]), positions)[0]
+    np.testing.assert_allclose(found, naive_descriptor(symbols, positions[0]), rtol=1e-11, atol=1e-12)
+
+
+def test_a_small_sample_of_the_molecules_is_the_beginning_of_a_larger_one():
+    large, small = qm9.load(300, seed=7), qm9.load(40, seed=7)
+    np.testing.assert_array_equal(small.index, large.index[:40])
+    np.testing.assert_allclose(small.descriptors, large.descriptors[:40], rtol=1e-12, atol=1e-12)
+    assert 10 < large.target.std() < 50  # beyond composition, energies spread over tens of kcal/mol: the unit is right
+
+
+def test_the_simulated_cluster_waits_as_worked_out_by_hand():
+    def run(tasks, cluster):
+        graph = TaskGraph.of([Task(key, len, depends=tuple(before), priority=(p,)) for key, _, before, p in tasks])
+        return simulate(graph, [seconds for _, seconds, _, _ in tasks], cluster)
+
+    assert run([("a", 2.0, "", 0), ("b", 3.0, "", 0), ("c", 5.0, "a", 0)], SimulatedCluster.ideal(1)).seconds == 10
+    chain = [("a", 2.0, "", 0), ("b", 3.0, "a", 0), ("c", 5.0, "b", 0)]
+    delayed = run(chain, SimulatedCluster(4, round_trip_seconds=0.5, scheduler_seconds=0.25))
+    assert delayed.seconds == pytest.approx(10 + 2 * 0.5 + 3 * 0.25)
+    assert run([(str(k), 0.5, "", 0) for k in range(4)], SimulatedCluster(4, scheduler_seconds=1.0)).starts == (
+        1,
+        2,
+        3,
+        4,
+    )

@@ -1,0 +1,157 @@
+"""Short campaigns of kills and damage, and what the campaigns do to files and processes and notice of it."""
+
+import json
+from dataclasses import asdict, replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from dkrr.errors import InputError, StoreError
+from tests.nightly.chaos import __main__ as command
+from tests.nightly.chaos import damage
+from tests.nightly.chaos.fits import FITS
+from tests.nightly.chaos.kills import TARGETS, episodes
+from tests.nightly.chaos.outcomes import Observation, Outcome, of_error
+from tests.nightly.chaos.processes import Child
+
+RUNS = ("Cholesky", "CG, normal equations", "Newton, CG", "selection, Cholesky")
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize(
+    ("part", "arguments", "least"),
+    [
+        ("models", ["damage", "--target", "models", "--trials", "42"], 40),
+        (
+            "runs",
+            ["damage", "--target", "runs", "--trials", "42", *(word for name in RUNS for word in ("--only", name))],
+            38,
+        ),
+        ("kills", ["kills", "--place", "here", "--trials", "6"], 6),
+        ("kills", ["kills", "--place", "here, no store", "--trials", "3"], 3),
+        ("kills", ["kills", "--place", "own workers", "--trials", "2"], 2),
+        ("kills", ["kills", "--place", "cluster", "--trials", "4"], 4),
+    ],
+    ids=[
+        "models",
+        "runs and searches",
+        "kills here",
+        "kills without a store",
+        "kills of own workers",
+        "kills on a cluster",
+    ],
+)
+def test_nothing_is_lost_or_wrong_after_kills_and_damage(tmp_path, part, arguments, least):
+    file = tmp_path / "lines.jsonl"
+    # Not in tmp_path: sockets of workers need a folder with a short name.
+    options = ["--seed", "3", "--processes", "1", "--json", str(file)]
+    done = CliRunner().invoke(command.main, [*arguments, *options])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sum(line.get("count", 0) for line in lines) >= least and lines[-1]["campaign"] == part
+
+
+def made(folder, version):
+    rng = np.random.default_rng(version)
+    for name in ("a.json", "x/c.0", "x/c.1", "y/z/c.0"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(json.dumps({"n": version, "of": "rows"}).encode() if name == "a.json" else rng.bytes(160))
+    return folder
+
+
+def state(folder):
+    return {
+        str(p.relative_to(folder.parent)): (p.stat().st_mode, p.read_bytes() if p.is_file() else None)
+        for p in folder.parent.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("operation", damage.OPERATIONS)
+def test_damage_is_done_and_can_be_repeated(tmp_path, operation):
+    older, foreign = made(tmp_path / "older", 1), made(tmp_path / "foreign", 2)
+    found = []
+    for name in ("one", "two"):
+        folder = made(tmp_path / name / "store", 0)
+        before = state(folder)
+        done = damage.damage(damage.Scene(folder, [older], [foreign]), np.random.default_rng(5), operation)
+        found.append((done, state(folder)))
+        assert found[-1][1] != before
+        damage.open_again(folder.parent)
+    assert found[0] == found[1] and operation in found[0][0]
+
+
+def test_where_nothing_can_be_changed_nothing_is_done(tmp_path):
+    scene = damage.Scene(made(tmp_path / "store", 0), [], [])
+    assert damage.damage(scene, np.random.default_rng(0), "file of an older version") is None
+
+
+def test_a_model_that_predicts_otherwise_is_noticed():
+    saved = damage.saved("RBF", 0)
+    assert damage.loaded_outcome(saved, saved.path)[0] == Outcome.HARMLESS
+    changed = tuple(array.copy() for array in saved.predictions)
+    changed[-1][3] += 1e-9
+    assert damage.loaded_outcome(replace(saved, predictions=changed), saved.path)[0] == Outcome.WRONG
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (StoreError("the store /x/run is damaged; delete it"), Outcome.DETECTED),
+        (InputError("alpha is too small"), Outcome.MISLED),
+        (StoreError("/x/run: 'NoneType' object has no attribute 'shape'"), Outcome.RAW),
+        (KeyError("/x/run"), Outcome.RAW),
+    ],
+)
+def test_errors_are_judged_by_their_words(error, outcome):
+    assert of_error(error, "/x/run")[0] == outcome
+
+
+def test_a_child_survives_what_happens_in_it_and_respects_permissions(tmp_path):
+    closed = tmp_path / "closed"
+    closed.touch(0)
+    calls = [
+        ("builtins:dict", [["outcome", "harmless"]]),
+        ("faulthandler:_sigsegv",),
+        ("operator:index", "x"),
+        ("time:sleep", 60),
+        ("io:open", str(closed)),
+    ]
+    with Child(tmp_path / "child", 0.5) as child:
+        found = [child.ask(*call) for call in calls]
+    assert [one["outcome"] for one in found] == ["harmless", "crash", "raw error", "hang", "raw error"]
+    assert "Segmentation fault" in found[1]["detail"] and "TypeError" in found[2]["detail"]
+    assert "exit status -6" in found[3]["detail"] and "in main" in found[3]["detail"]
+    assert "PermissionError" in found[4]["detail"]
+
+
+def test_every_process_and_way_to_solve_is_killed():
+    found = {(one.place, one.target, one.signal, one.name) for one in islice(episodes(15), 600)}
+    every = {
+        (place, target, signal, name)
+        for place, targets in TARGETS.items()
+        for target, signals in targets.items()
+        for signal in signals
+        for name in FITS
+    }
+    assert len(every & found) > 0.7 * len(every)
+    assert {case[:3] for case in every} == {case[:3] for case in found}
+
+
+def test_the_page_counts_what_was_recorded(tmp_path):
+    outcomes = [Outcome.DETECTED] * 4 + [Outcome.WRONG]
+    lines = [
+        asdict(Observation("models", "truncated", outcome, seed=3, number=k, what="/machine/folder; x/c.0"))
+        for k, outcome in enumerate(outcomes)
+    ]
+    about = {"campaign": "models", "seed": 3, "started": "2026-01-02T03:04:05", "seconds": 60, "commit": "abc"}
+    file, kept, page = tmp_path / "lines.jsonl", tmp_path / "kept.jsonl", tmp_path / "page.md"
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**about, "versions": {"dkrr": "1"}}]))
+    page.write_text(f"text\n{command.BEGIN}\n{command.END}\n")
+    for source in (file, kept):
+        done = CliRunner().invoke(command.main, ["page", str(source), "--keep", str(kept), "--write", str(page)])
+        assert done.exit_code == 0, done.output
+        assert "| truncated | 5 | 0 | 0 | 4 | 1 |" in page.read_text() and "Seed 3, 2026-01-02" in page.read_text()
+    assert len(kept.read_text().splitlines()) == 3 and "/machine" not in kept.read_text()

@@ -1,0 +1,99 @@
+"""What is built for a package index: contents of wheel and sdist, the description, the citation."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import dkrr
+from tests import typed_program
+
+ROOT = Path(__file__).parents[2]
+RECIPES = {
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "cluster").rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Folder with an sdist, and the wheel that is built from it."""
+    for name in ("build", "hatchling", "hatch_fancy_pypi_readme", "twine"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], check=True, capture_output=True
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (path,) = built.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_index_takes_both(built):
+    files = sorted(built.iterdir())
+    assert [path.suffix for path in files] == [".whl", ".gz"]
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
+
+
+def test_the_wheel_has_the_package_and_its_data(wheel):
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dkrr").rglob("*.py")}
+    data = {"dkrr/py.typed", "dkrr/dkrr.yaml", "dkrr/reports/page.html"}
+    assert {name for name in wheel if not name.startswith("dkrr-")} == modules | data
+    (entries,) = (content.decode() for name, content in wheel.items() if name.endswith("entry_points.txt"))
+    assert "dkrr = dkrr.cli:main" in entries and "[dask_cli]" in entries
+
+
+def test_the_description_stands_alone(wheel):
+    (text,) = (content.decode() for name, content in wheel.items() if name.endswith("METADATA"))
+    metadata = message_from_string(text)
+    description = metadata.get_payload()
+    assert metadata["Version"] == dkrr.__version__
+    assert "kernel logistic regression" in metadata["Summary"]
+    assert "# dkrr" in description and "With scikit-learn, joblib, Dask-ML" in description
+    assert all("://" in link for link in re.findall(r"\]\(([^)]+)\)", description)), "links lead nowhere on an index"
+
+
+def test_the_sdist_has_what_tests_and_builds_it(built):
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "Makefile", "LICENSE", "CITATION.cff", "tests/conftest.py", "docs/method.md"} <= names
+    assert names >= RECIPES
+    assert not [name for name in names if name.startswith((".venv", "output", ".git/"))]
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert (citation["title"], citation["version"]) == ("dkrr", dkrr.__version__)
+    assert citation["license"] == "BSD-3-Clause"
+
+
+def test_a_typed_program_runs(tmp_path: Path) -> None:
+    """Its types are checked with those of the package; it uses all public names."""
+    program = Path(typed_program.__file__).read_text()
+    assert {name for name in dkrr.__all__ if f"dkrr.{name}" not in program} == {"__version__", "calibrate"}
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y = np.sin(X[:, 0])
+    pd.DataFrame({"a0": X[:, 0], "a1": X[:, 1], "target": y}).to_parquet(tmp_path / "x.parquet")
+    assert min(typed_program.work(X, y, tmp_path / "x.parquet", tmp_path)) > 0.8
+
+
+def test_a_python_that_is_missing_is_an_error() -> None:
+    """Nothing would be tested with it."""
+    done = subprocess.run([ROOT / ".ci" / "pythons", "3.99", "tests"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "there is no Python 3.99" in done.stderr

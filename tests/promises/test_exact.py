@@ -1,0 +1,283 @@
+"""Fits are exact: whatever the kernel, form, place and data, they find what naive loops and dense solvers find."""
+
+from functools import cache
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr import KernelRidge
+from dkrr.features import MapKernel, PolynomialMap, feature_map
+from dkrr.kernels import RBF, CallableKernel, Cosine, Laplacian, Linear, Polynomial
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
+from tests.oracles import assert_close, naive_gram, naive_kernel_ridge, naive_residual
+from tests.pairs import every_pair
+from tests.runtime.clients import all_released
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+N = 61  # a prime: no tile divides it
+ALPHAS = np.array([0.1, 0.7, 0.1])
+
+
+def sample(n=N, d=5, t=3, seed=0):
+    """Rows, targets, weights of which some are zero, and new rows."""
+    rng = np.random.default_rng([seed, n, d, t])
+    weights = rng.uniform(0.1, 3.0, n) * (rng.random(n) > 0.15)
+    weights[n // 2] = 2.0
+    return rng.normal(size=(n, d)), rng.normal(size=(n, t)) + 2.0, weights, rng.normal(size=(7, d))
+
+
+def cg(*settings, **more):
+    return {"solver": ConjugateGradient(*settings, **more), "tol": 1e-12}
+
+
+PLACES = {
+    "memory": {},
+    "tiles": {"tile": 17},
+    "store": {"tile": 17, "store": "run"},
+    "float32": {"solver": ConjugateGradient(Float32Cholesky()), "tol": 1e-12},
+    "float32 tiles": {"solver": ConjugateGradient(Float32Cholesky()), "tol": 1e-12, "tile": 17},
+    "cg": cg(precision="float64"),
+    "cg store": cg(RPCholesky(11), precision="mixed") | {"tile": 17, "store": "run"},
+    "plain cg": cg(None, precision="mixed"),
+}
+
+
+def settings_of(place, folder):
+    settings = PLACES[place]
+    return settings | ({"store": f"{folder}/run.zarr"} if "store" in settings else {})
+
+
+def check_ridge(model, K, K_new, rows_new, X, y, weights=None):
+    """Coefficients, constants, predictions, residual and optimality of a fitted model."""
+    Y = y if y.ndim == 2 else y[:, None]
+    alpha = np.broadcast_to(model.alpha, Y.shape[1])
+    coef, intercept = naive_kernel_ridge(K, Y, alpha, weights, model.fit_intercept)
+    found, constants = model.dual_coef_.reshape(coef.shape), np.broadcast_to(model.intercept_, Y.shape[1])
+    assert model.dual_coef_.shape == y.shape
+    assert_close(found, coef, 1e-8)
+    assert_allclose(constants, intercept, rtol=0, atol=1e-8 * np.abs(Y).max())
+    predictions = np.asarray(model.predict(rows_new))
+    assert predictions.shape == (len(K_new), *y.shape[1:])
+    assert_close(predictions.reshape(len(K_new), -1), K_new @ coef + intercept, 1e-8)
+    # λα = W (y − f(X)): the objective's gradient is zero, and rows without weight do not count.
+    w = np.ones(len(Y)) if weights is None else weights
+    assert_allclose(alpha * found, w[:, None] * (Y - np.asarray(model.predict(X)).reshape(Y.shape)), rtol=0, atol=1e-7)
+    assert (found[w == 0] == 0).all() or model.plan_.form == "primal"
+    result = model.solve_result_
+    assert result.status in (Status.SOLVED, Status.CONVERGED) and result.residual <= 1e-11
+    assert len(result.residuals) in (0, Y.shape[1]) and result.residual == max(
+        result.residuals, default=result.residual
+    )
+
+
+def function(A, B):
+    return np.exp(-0.2 * ((A[:, None] - B) ** 2).sum(axis=2))
+
+
+DUAL = {
+    "polynomial": Polynomial(degree=3, gamma=0.2, coef0=0.0),
+    "rbf": RBF(gamma=0.2),
+    "sum of products": 0.5 * RBF(gamma=0.1) + Laplacian(gamma=0.1) * Cosine(),
+    "function": CallableKernel(function),
+    "precomputed": "precomputed",
+}
+
+
+@cache
+def grams(name):
+    """Naive matrices of the training rows and of the new ones: the same for every way to fit."""
+    X, _, _, X_new = sample()
+    kernel = RBF(gamma=0.2) if name in ("function", "precomputed") else DUAL[name]
+    return naive_gram(kernel, X), naive_gram(kernel, X_new, X)
+
+
+@every_pair(kernel=list(DUAL), place=list(PLACES), problem=[(True, True), (False, True), (True, False), (False, False)])
+def test_dual_fits_are_the_textbook_formula(kernel, place, problem, tmp_path):
+    weighted, fit_intercept = problem
+    X, y, weights, X_new = sample()
+    (K, K_new), weights = grams(kernel), weights if weighted else None
+    X, X_new = (K, K_new) if kernel == "precomputed" else (X, X_new)
+    alpha = ALPHAS if fit_intercept else 0.3
+    model = KernelRidge(alpha, kernel=DUAL[kernel], form="dual", fit_intercept=fit_intercept)
+    model.set_params(**settings_of(place, tmp_path)).fit(X, y, sample_weight=weights)
+    assert model.plan_.execution == ("serial" if "tile" in PLACES[place] else "memory")
+    assert model.plan_.solver == ("cg" if "cg" in place else model.plan_.solver)
+    check_ridge(model, K, K_new, X_new, X, y, weights)
+
+
+PRIMAL = {
+    "linear": Linear(),
+    "polynomial": Polynomial(degree=2, gamma=0.3),
+    "sum": 0.5 * Linear() + Cosine(),
+}
+PRIMAL_PLACES = {
+    "memory": {},
+    "tiles": {"tile": 4},
+    "cg": cg(),
+    "cg tiles": cg() | {"tile": 4},
+    "plain cg store": cg(None) | {"tile": 4, "store": "run"},
+}
+
+
+@every_pair(
+    kernel=list(PRIMAL), place=list(PRIMAL_PLACES), problem=[(True, True), (False, True), (True, False), (False, False)]
+)
+def test_primal_fits_are_the_textbook_formula(kernel, place, problem, tmp_path):
+    weighted, fit_intercept = problem
+    X, y, weights, X_new = sample(seed=1)
+    weights = weights if weighted else None
+    settings = PRIMAL_PLACES[place] | ({"store": f"{tmp_path}/run.zarr"} if "store" in place else {})
+    alpha = ALPHAS if fit_intercept else 0.3
+    model = KernelRidge(alpha, kernel=PRIMAL[kernel], form="primal", fit_intercept=fit_intercept, **settings)
+    model.fit(X, y, sample_weight=weights)
+    assert model.plan_.form == "primal" and model.plan_.execution == ("serial" if "tile" in settings else "memory")
+    check_ridge(model, naive_gram(PRIMAL[kernel], X), naive_gram(PRIMAL[kernel], X_new, X), X_new, X, y, weights)
+    phi = feature_map(PRIMAL[kernel], 5)
+    assert_close(model.coef_, phi.transform(X).T @ model.dual_coef_, 1e-7)  # w = Φᵀα
+    assert_allclose(phi.transform(X_new) @ model.coef_ + model.intercept_, model.predict(X_new), atol=1e-10)
+
+
+SHAPES = {"memory": {}, "tiles": {}, "cg": cg(), "cg tiles": cg(precision="mixed")}
+
+
+@pytest.mark.parametrize("place", SHAPES)
+@given(
+    n=st.integers(1, 40),
+    d=st.integers(1, 30),
+    t=st.integers(0, 4),
+    n_tiles=st.integers(1, 5),
+    form=st.sampled_from(["auto", "primal", "dual"]),
+    kernel=st.sampled_from([Linear(), MapKernel(PolynomialMap(degree=2)), RBF(gamma=0.1)]),
+    fit_intercept=st.booleans(),
+    weighted=st.booleans(),
+    repeated=st.booleans(),
+)
+def test_data_of_any_shape(place, n, d, t, n_tiles, form, kernel, fit_intercept, weighted, repeated):
+    """Fewer rows than columns and more, one row, one target or several (0: a vector), equal rows, any tile."""
+    d = min(d, 6) if isinstance(kernel, MapKernel) else d
+    form = "dual" if form == "primal" and isinstance(kernel, RBF) else form
+    size = n if form != "primal" else feature_map(kernel, d).dimension(d)
+    X, y, weights, X_new = sample(n, d, max(t, 1))
+    if repeated:
+        X[n // 2 :] = X[0]
+    y, weights = y if t else y[:, 0], weights if weighted else None
+    model = KernelRidge(0.3, kernel=kernel, form=form, fit_intercept=fit_intercept, **SHAPES[place])
+    model.set_params(tile=-(-size // n_tiles) if "tiles" in place else None).fit(X, y, sample_weight=weights)
+    check_ridge(model, naive_gram(kernel, X), naive_gram(kernel, X_new, X), X_new, X, y, weights)
+
+
+@every_pair(weighted=[False, True], fit_intercept=[False, True], form=["dual", "primal"])
+def test_the_reported_residual_of_every_target_is_the_true_one(form, fit_intercept, weighted):
+    X, y, weights, _ = sample(211)
+    weights, w = (weights, weights) if weighted else (None, np.ones(211))
+    model = KernelRidge(ALPHAS, kernel=Polynomial(2), form=form, fit_intercept=fit_intercept)
+    model.set_params(solver=ConjugateGradient(RPCholesky(3) if form == "dual" else None), tol=1e-3)
+    result = model.fit(X, y, sample_weight=weights).solve_result_
+    if form == "dual":
+        K = naive_gram(Polynomial(2).resolved(5), X)
+        expected = naive_residual(K, y, ALPHAS, model.dual_coef_, model.intercept_ * np.ones(3), weights, fit_intercept)
+    else:
+        phi = feature_map(Polynomial(2).resolved(5), 5).transform(X)
+        centred = phi - (w @ phi / w.sum() if fit_intercept else 0.0)
+        means = w @ y / w.sum() if fit_intercept else 0.0
+        left = centred.T @ (w[:, None] * (y - phi @ model.coef_ - model.intercept_)) - ALPHAS * model.coef_
+        expected = np.linalg.norm(left, axis=0) / np.linalg.norm(centred.T @ (w[:, None] * (y - means)), axis=0)
+    assert_allclose(result.residuals, expected, rtol=1e-4)
+    assert result.residual == max(result.residuals) and 1e-7 < result.residual <= 1e-3
+
+
+@pytest.mark.parametrize("place", ["memory", "tiles", "cg store", "float32 tiles", "plain cg"])
+def test_without_a_penalty_a_kernel_interpolates(place, tmp_path):
+    X, y, weights, _ = sample()
+    model = KernelRidge(0.0, kernel=Laplacian(gamma=0.5), **settings_of(place, tmp_path))
+    assert_close(model.fit(X, y).predict(X), y)
+    model.set_params(store=None).fit(X, y, sample_weight=weights)
+    assert_close(model.predict(X[weights > 0]), y[weights > 0])
+
+
+@pytest.mark.parametrize("tile", [None, 3])
+def test_without_a_penalty_primal_fits_are_numpys_least_squares(tile):
+    X, y, _, _ = sample()
+    model = KernelRidge(0.0, kernel="linear", tile=tile).fit(X, y)
+    assert model.plan_.form == "primal"
+    assert_close(model.coef_, np.linalg.lstsq(X, y, rcond=None)[0])
+    assert not hasattr(model, "dual_coef_")  # λ = 0 does not determine it
+
+
+@every_pair(
+    rows=["float32", "csr", "dask of csr", "zarr"],
+    way=[
+        {"form": "dual", "tile": 17, "store": "run"},
+        {"form": "primal", "tile": 2},
+        {"form": "dual", "tile": 17} | cg(),
+        {"form": "primal"} | cg(),
+    ],
+    ids=str,
+)
+def test_rows_of_any_kind(rows, way, tmp_path):
+    """Every container is in tests/test_inputs.py; here those that are read in other ways, in every form and place."""
+    X, y, weights, _ = sample()
+    X = np.where(np.abs(X) < 0.7, 0.0, np.round(X, 1)).astype(np.float32).astype(float)
+    zarr.save_array(f"{tmp_path}/x.zarr", X)
+    given_rows = {
+        "float32": X.astype(np.float32),
+        "csr": sp.csr_array(X),
+        "dask of csr": da.from_array(X, chunks=(29, 5)).map_blocks(sp.csr_array),
+        "zarr": f"{tmp_path}/x.zarr",
+    }[rows]
+    way = way | ({"store": f"{tmp_path}/run.zarr"} if "store" in way else {})
+    kernel = Linear() if way["form"] == "primal" else Laplacian(gamma=0.2)
+    model = KernelRidge(0.5, kernel=kernel, fit_intercept=True, **way).fit(given_rows, y, sample_weight=weights)
+    K = naive_gram(kernel, X)
+    check_ridge(model, K, K, given_rows, given_rows, y, weights)
+    assert isinstance(model.predict(given_rows), da.Array if rows in ("dask of csr", "zarr") else np.ndarray)
+
+
+def test_precomputed_matrices_may_be_lazy_or_stored(tmp_path):
+    _, y, weights, _ = sample()
+    K, K_new = grams("precomputed")
+    zarr.save_array(f"{tmp_path}/k.zarr", K)
+    for given_matrix in (da.from_array(K, chunks=(40, 60)), f"{tmp_path}/k.zarr"):
+        for way in ({}, {"tile": 17}, cg(precision="mixed")):
+            model = KernelRidge(0.2, kernel="precomputed", **way).fit(given_matrix, y, sample_weight=weights)
+            check_ridge(model, K, K_new, K_new, K, y, weights)
+
+
+def test_fits_on_workers_are_exact(ambient_workers):
+    X, y, weights, X_new = sample(107)
+    kernel = RBF(gamma=0.3)
+    K, K_new = naive_gram(kernel, X), naive_gram(kernel, X_new, X)
+    for solver in ("cholesky", ConjugateGradient(RPCholesky(31), precision="mixed")):  # a large λ: few round trips
+        model = KernelRidge(3.0, kernel=kernel, fit_intercept=True, tile=40, solver=solver, tol=1e-12)
+        model.fit(X, y, sample_weight=weights)
+        assert model.plan_.execution == "dask"
+        check_ridge(model, K, K_new, X_new, X, y, weights)
+    assert len({task.worker for task in model.solve_result_.record.tasks}) == 2
+    assert all_released(ambient_workers)
+
+
+@pytest.mark.parametrize("place", ["tiles", "cg", "float32 tiles"])
+def test_the_same_call_gives_the_same_bits(place):
+    X, y, _, _ = sample()
+    one, two = (KernelRidge(kernel="rbf", **PLACES[place]).fit(X, y).dual_coef_ for _ in range(2))
+    assert_array_equal(one, two)
+
+
+def test_equal_rows_constant_columns_and_columns_of_zeros():
+    X, y, _, _ = sample()
+    X = np.column_stack([np.vstack([X, X[:20], X[:20]]), np.full(N + 40, 3.0), np.zeros(N + 40)])
+    y = np.vstack([y, y[:20], y[20:40]])
+    for place in ({}, {"tile": 17}, cg()):
+        model = KernelRidge(0.01, kernel=RBF(gamma=0.2), fit_intercept=True, **place).fit(X, y)
+        K = naive_gram(RBF(gamma=0.2), X)
+        check_ridge(model, K, K[:9], X[:9], X, y)
+    assert model.solve_result_.rank <= N, "no more than there are different rows"
+    zeros = KernelRidge(2.0, kernel="linear", form="dual", **cg()).fit(np.zeros((37, 3)), np.arange(37.0))
+    assert_close(zeros.dual_coef_, np.arange(37.0) / 2)

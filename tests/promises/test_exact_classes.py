@@ -1,0 +1,229 @@
+"""Logistic regressions are exact: they find the minimum that Newton's method with the whole Hessian finds."""
+
+import functools
+from itertools import pairwise
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr import KernelLogisticRegression
+from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
+from tests.oracles import (
+    assert_close,
+    kernel_features,
+    naive_gradient,
+    naive_gram,
+    naive_logistic,
+    naive_probabilities,
+)
+from tests.pairs import every_pair
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+N, D = 61, 3  # 61 is prime: no tile divides it
+ALPHA = 0.05
+KERNELS = {
+    "linear": Linear(),
+    "polynomial": Polynomial(degree=2, gamma=0.4, coef0=1.0),
+    "rbf": RBF(gamma=0.3),
+    "laplacian": Laplacian(gamma=0.2),
+}
+PROBLEMS = {"binary": (2, "multinomial"), "softmax": (3, "multinomial"), "one against the rest": (3, "ovr")}
+DUAL = {
+    "cholesky": {"solver": "cholesky"},
+    "cholesky tiles": {"solver": "cholesky", "tile": 40},
+    "cholesky store": {"solver": "cholesky", "tile": 40, "store": "run"},
+    "cg": {"solver": "cg"},
+    "cg tiles": {"solver": ConjugateGradient(RPCholesky(40), precision="mixed"), "tile": 17},
+    "plain cg": {"solver": ConjugateGradient(None)},
+    "float32 tiles": {"solver": ConjugateGradient(Float32Cholesky()), "tile": 40},
+}
+PRIMAL = {
+    "cholesky": {"solver": "cholesky"},
+    "cholesky tiles": {"solver": "cholesky", "tile": 4},
+    "cg": {"solver": "cg"},
+    "cg store": {"solver": "cg", "tile": 4, "store": "run"},
+}
+OBJECTIVES = [(True, True), (False, True), (True, False)]  # weights, intercept
+every_problem = pytest.mark.parametrize("problem", PROBLEMS)
+
+
+@functools.cache
+def samples(n_classes, n=N, d=D, seed=0):
+    """X, codes that depend on it but overlap, weights of which some are zero, and new rows."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d))
+    scores = 2 * np.column_stack([X[:, 0] * X[:, -1], np.sin(2 * X[:, 0]), X[:, -1], X[:, 0]])[:, :n_classes]
+    codes = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
+    codes[:n_classes] = np.arange(n_classes)
+    weights = rng.uniform(0.2, 3.0, n)
+    weights[[n // 2, n - 1]] = 0.0
+    return X, codes, weights, rng.normal(size=(11, d))
+
+
+@functools.cache
+def textbook(kernel, problem, weighted, fit_intercept, alpha=ALPHA):
+    """Dual coefficients and intercepts of the naive minimiser."""
+    n_classes, multi_class = PROBLEMS[problem]
+    X, codes, weights, _ = samples(n_classes)
+    phi = kernel_features(naive_gram(KERNELS[kernel], X))
+    found = naive_logistic(phi, codes, alpha, weights if weighted else None, fit_intercept, multi_class)
+    return found[2], found[1]
+
+
+def check(model, problem, kernel, weighted, rows=None, new_rows=None):
+    """A fitted model against the textbook, and what its result says against the gradient itself."""
+    n_classes, multi_class = PROBLEMS[problem]
+    X, codes, weights, X_new = samples(n_classes)
+    weights = weights if weighted else None
+    coef, intercept = textbook(kernel, problem, weighted, model.fit_intercept)
+    assert_allclose(model.intercept_, intercept, atol=1e-6)
+    scores = naive_gram(KERNELS[kernel], X_new, X) @ coef + intercept
+    new_rows = X_new if new_rows is None else new_rows
+    found = model.decision_function(new_rows)
+    assert_close(found, scores[:, 0] if n_classes == 2 else scores, 1e-6)
+    assert_allclose(model.predict_proba(new_rows), naive_probabilities(scores, multi_class), atol=1e-6)
+    assert_allclose(model.predict_log_proba(new_rows), np.log(naive_probabilities(scores, multi_class)), atol=1e-5)
+    assert_array_equal(model.predict(new_rows), naive_probabilities(scores, multi_class).argmax(axis=1))
+    result = model.solve_result_
+    assert result.status.name == "CONVERGED" and result.residual <= 1e-10
+    assert [s.step for s in result.steps] == list(range(1, model.n_iter_ + 1))
+    assert result.steps[-1].gradient == result.residual
+    assert result.inner_iterations == sum(s.inner_iterations for s in result.steps)
+    if model.plan_.form == "dual":
+        assert_close(model.dual_coef_, coef, 1e-7)
+        K = naive_gram(KERNELS[kernel], X)
+        arguments = (K, codes, ALPHA, model.dual_coef_, model.intercept_, weights, model.fit_intercept, multi_class)
+        assert naive_gradient(*arguments) <= 1e-10
+        objectives = [s.objective for s in result.steps]
+        assert all(later <= earlier * (1 + 1e-13) for earlier, later in pairwise(objectives))
+        assert result.steps[-1].objective == pytest.approx(objective(K, codes, weights, model, multi_class), rel=1e-10)
+
+
+def objective(K, codes, weights, model, multi_class):
+    """−Σ vᵢ log p(codeᵢ) + λ Σ ‖f‖²; of one against the rest the sum over the models."""
+    v, Y = np.ones(len(K)) if weights is None else weights, np.eye(codes.max() + 1)[codes]
+    scores = K @ model.dual_coef_ + model.intercept_
+    if multi_class == "ovr":
+        P = 1 / (1 + np.exp(-scores))
+        loss = -(v[:, None] * (Y * np.log(P) + (1 - Y) * np.log(1 - P))).sum()
+    else:
+        loss = -(v * np.log((Y * naive_probabilities(scores)).sum(axis=1))).sum()
+    return loss + ALPHA * np.trace(model.dual_coef_.T @ K @ model.dual_coef_)
+
+
+def fitted(problem, kernel, weighted, tmp_path, **settings):
+    n_classes, multi_class = PROBLEMS[problem]
+    X, codes, weights, _ = samples(n_classes)
+    settings = settings | ({"store": f"{tmp_path}/run.zarr"} if "store" in settings else {})
+    model = KernelLogisticRegression(ALPHA, kernel=KERNELS[kernel], multi_class=multi_class, tol=1e-10, **settings)
+    return model.fit(X, codes, sample_weight=weights if weighted else None)
+
+
+@every_pair(way=list(DUAL), problem=list(PROBLEMS), kernel=["rbf", "polynomial"], objective=OBJECTIVES, ids=str)
+def test_dual_fits_are_the_textbook_minimum(way, problem, kernel, objective, tmp_path):
+    weighted, fit_intercept = objective
+    model = fitted(problem, kernel, weighted, tmp_path, form="dual", fit_intercept=fit_intercept, **DUAL[way])
+    plan = model.plan_
+    assert (plan.form, plan.execution) == ("dual", "serial" if "tile" in DUAL[way] else "memory")
+    check(model, problem, kernel, weighted)
+    if fit_intercept:  # which has no penalty
+        assert_allclose(model.dual_coef_.sum(axis=0), 0.0, atol=1e-6 * np.abs(model.dual_coef_).sum())
+
+
+@every_pair(way=list(PRIMAL), problem=list(PROBLEMS), kernel=["linear", "polynomial"], objective=OBJECTIVES, ids=str)
+def test_primal_fits_are_the_textbook_minimum(way, problem, kernel, objective, tmp_path):
+    weighted, fit_intercept = objective
+    model = fitted(problem, kernel, weighted, tmp_path, form="primal", fit_intercept=fit_intercept, **PRIMAL[way])
+    plan = model.plan_
+    assert (plan.form, plan.execution) == ("primal", "serial" if "tile" in PRIMAL[way] else "memory")
+    check(model, problem, kernel, weighted)
+
+
+@pytest.mark.parametrize(
+    ("problem", "way"), list(zip(PROBLEMS, ["cholesky", "cg tiles", "cholesky tiles"], strict=True))
+)
+def test_precomputed_matrices_are_those_of_the_kernel(problem, way):
+    n_classes, multi_class = PROBLEMS[problem]
+    X, codes, _, X_new = samples(n_classes)
+    model = KernelLogisticRegression(ALPHA, kernel="precomputed", multi_class=multi_class, tol=1e-10, **DUAL[way])
+    model.fit(naive_gram(KERNELS["rbf"], X), codes)
+    check(model, problem, "rbf", False, new_rows=naive_gram(KERNELS["rbf"], X_new, X))
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+@given(
+    n=st.integers(2, 30),
+    d=st.integers(1, 20),
+    n_classes=st.integers(2, 4),
+    n_tiles=st.one_of(st.none(), st.integers(1, 4)),
+    kernel=st.sampled_from([Linear(), RBF(gamma=0.3)]),
+    solver=st.sampled_from(["auto", "cholesky", "cg"]),
+    multi_class=st.sampled_from(["multinomial", "ovr"]),
+    fit_intercept=st.booleans(),
+    weighted=st.booleans(),
+)
+def test_data_of_any_shape(form, n, d, n_classes, n_tiles, kernel, solver, multi_class, fit_intercept, weighted):
+    """Fewer rows than columns and more, one row for each class, any tile."""
+    kernel = Linear() if form == "primal" else kernel
+    n = max(n, n_classes)
+    X, codes, weights, _ = samples(n_classes, n, d, seed=n)
+    weights = np.maximum(weights, codes != codes[::-1]) if weighted else None  # some of each class count
+    weights = None if weights is None or any(weights[codes == k].sum() == 0 for k in range(n_classes)) else weights
+    tile = None if n_tiles is None else -(-(d if form == "primal" else n) // n_tiles)
+    model = KernelLogisticRegression(0.3, kernel=kernel, form=form, solver=solver, multi_class=multi_class, tol=1e-9)
+    model.set_params(fit_intercept=fit_intercept, tile=tile).fit(X, codes, sample_weight=weights)
+    K = naive_gram(kernel, X)
+    found = naive_logistic(kernel_features(K), codes, 0.3, weights, fit_intercept, multi_class)
+    expected = naive_probabilities(K @ found[2] + found[1], multi_class)
+    assert_allclose(model.predict_proba(X), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [1e3, 1e-6])
+@every_problem
+def test_any_penalty_is_the_textbook_minimum(problem, alpha):
+    n_classes, multi_class = PROBLEMS[problem]
+    X, codes, _, X_new = samples(n_classes)
+    coef, intercept = textbook("polynomial", problem, False, True, alpha)
+    scores = naive_gram(KERNELS["polynomial"], X_new, X) @ coef + intercept
+    for form, tol in (("primal", 1e-10), ("dual", 1e-9)):  # scores Kα of α near 1 / λ have fewer digits
+        model = KernelLogisticRegression(alpha, kernel=KERNELS["polynomial"], multi_class=multi_class, form=form)
+        model.set_params(tol=tol).fit(X, codes)
+        assert_allclose(model.predict_proba(X_new), naive_probabilities(scores, multi_class), atol=1e-6)
+
+
+@every_problem
+def test_class_weights_multiply_those_of_rows(problem):
+    n_classes, multi_class = PROBLEMS[problem]
+    X, codes, weights, X_new = samples(n_classes)
+    factors = dict(enumerate([0.3, 2.0, 1.0][:n_classes]))
+    model = KernelLogisticRegression(ALPHA, kernel="rbf", multi_class=multi_class, tol=1e-10)
+    expected = model.fit(X, codes, sample_weight=weights * [factors[c] for c in codes]).predict_proba(X_new)
+    found = model.set_params(class_weight=factors).fit(X, codes, sample_weight=weights).predict_proba(X_new)
+    assert_allclose(found, expected, atol=1e-7)
+    totals = np.bincount(codes, weights)  # which "balanced" makes equal
+    balanced = {k: totals.sum() / (n_classes * t) for k, t in enumerate(totals)}
+    found, expected = (
+        model.set_params(class_weight=given).fit(X, codes, sample_weight=weights).predict_proba(X_new)
+        for given in ("balanced", balanced)
+    )
+    assert_allclose(found, expected, atol=1e-7)
+
+
+@every_pair(rows=["float32", "csr", "dask"], form=["primal", "dual"])
+def test_rows_of_any_kind(rows, form):
+    X, codes, weights, _ = samples(3)
+    X = np.where(np.abs(X) < 0.4, 0.0, np.round(X, 1)).astype(np.float32).astype(float)
+    wrapped = {"float32": X.astype(np.float32), "csr": sp.csr_array(X), "dask": da.from_array(X, chunks=(17, 2))}[rows]
+    model = KernelLogisticRegression(ALPHA, kernel="poly", degree=2, form=form, tol=1e-10)
+    expected = model.fit(X, codes, sample_weight=weights).predict_proba(X)
+    found = model.fit(wrapped, codes, sample_weight=weights).predict_proba(wrapped)
+    assert isinstance(found, da.Array if rows == "dask" else np.ndarray)
+    # Monomials of rows in float32 are in float32.
+    assert_allclose(np.asarray(found), expected, atol=1e-5 if rows == "float32" else 1e-7)

@@ -1,0 +1,274 @@
+"""A result says whether it is right: what was not reached, is ill-conditioned or has no solution is not a success."""
+
+import dask
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from dkrr import KernelRidge, KernelRidgeCV
+from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
+from dkrr.features import Nystroem
+from dkrr.fitting import iteration
+from dkrr.kernels import RBF, AdditiveChi2, Sigmoid
+from dkrr.planning import iteration as pricing
+from dkrr.planning import planner
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
+from tests import precise
+from tests.oracles import assert_close, naive_gram
+from tests.pairs import every_pair
+
+PLACES = {"memory": {}, "tiles": {"tile": 12}}
+every_place = pytest.mark.parametrize("place", PLACES)
+
+
+def negative(A, B):
+    return -np.exp(-((A[:, None] - B) ** 2).sum(axis=2))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "solver"),
+    [
+        (negative, "cg"),
+        (AdditiveChi2(), ConjugateGradient(None, precision="mixed")),
+        (AdditiveChi2(), ConjugateGradient(RPCholesky(31))),
+        (Sigmoid(gamma=0.5, coef0=-1.0), ConjugateGradient(Float32Cholesky())),
+        (AdditiveChi2(), "cholesky"),
+        (negative, "cholesky"),
+    ],
+    ids=lambda value: getattr(value, "__name__", repr(value)),
+)
+@pytest.mark.parametrize("tile", [None, 80])
+def test_a_kernel_that_is_not_positive_is_found(data, kernel, solver, tile):
+    with pytest.raises(NotPositiveDefiniteError, match=r"(?s)alpha = 0\.001.*increase alpha") as caught:
+        KernelRidge(1e-3, kernel=kernel, solver=solver, tile=tile).fit(np.abs(data.X), data.y[:, 0])
+    assert "not positive" in str(caught.value)
+
+
+def test_a_kernel_that_is_not_positive_is_solved_with_a_larger_alpha(data):
+    X = np.abs(data.X)
+    alpha = -1.01 * np.linalg.eigvalsh(naive_gram(AdditiveChi2(), X))[0]
+    direct, iterated = (
+        KernelRidge(alpha, kernel=AdditiveChi2(), solver=solver, tol=1e-10).fit(X, data.y)
+        for solver in ("cholesky", "cg")
+    )
+    assert_close(iterated.dual_coef_, direct.dual_coef_, 1e-6)
+
+
+def test_what_a_store_holds_is_kept_when_the_matrix_is_not_positive(data, tmp_path):
+    store = tmp_path / "run.zarr"
+    K = RBF(gamma=0.3)(data.X)
+    K[7, 7] -= 2.0  # positive but for one direction, which is met late
+    with (
+        dask.config.set({"dkrr.checkpoint-seconds": 0}),
+        pytest.raises(NotPositiveDefiniteError, match="checkpoints in a given store are kept"),
+    ):
+        KernelRidge(0.1, kernel="precomputed", solver="cg", store=str(store)).fit(K, data.y)
+    assert (store / "rows").exists() and any(p.name.startswith("pivots-") for p in store.iterdir())
+
+
+@pytest.mark.parametrize("tile", [None, 80])
+def test_a_matrix_that_is_not_symmetric_is_refused(data, tile):
+    K = RBF(gamma=0.3)(data.X)
+    K[100, 20] += 1e-3
+    for solver in ("cholesky", "cg"):
+        with pytest.raises(InputError, match="symmetric"):
+            KernelRidge(kernel="precomputed", solver=solver, tile=tile).fit(K, data.y)
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_an_accuracy_below_rounding_is_warned_of_with_the_true_residual(data, precision):
+    model, y = KernelRidge(1e-9, kernel="rbf", solver=ConjugateGradient(precision=precision), tol=1e-15), data.y[:, 0]
+    with pytest.warns(ConvergenceWarning, match="true relative residual .*e-1.* where 1.0e-15 was asked") as caught:
+        result = model.fit(data.X, y).solve_result_
+    assert result.status in (Status.STALLED, Status.MAX_ITERATIONS)
+    assert f"true relative residual {result.residual:.1e}" in str(caught[0].message)
+    A = naive_gram(RBF(gamma=0.2), data.X) + 1e-9 * np.eye(211)
+    assert np.linalg.norm(y - A @ model.dual_coef_) / np.linalg.norm(y) <= 1.5 * result.residual + 1e-14
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_too_few_iterations_are_warned_of_and_more_of_them_continue_in_the_store(data, tmp_path, store):
+    model = KernelRidge(1e-3, kernel="rbf", store=str(tmp_path / "run.zarr") if store else None)
+    few = ConjugateGradient(RPCholesky(31), max_iter=3)
+    with pytest.warns(ConvergenceWarning, match="after 3 iterations.*max_iter") as caught:
+        result = model.set_params(solver=few).fit(data.X, data.y).solve_result_
+    assert (result.status, result.iterations) == (Status.MAX_ITERATIONS, 3) and result.residual > 1e-8
+    assert f"{result.residual:.1e}" in str(caught[0].message)
+    result = model.set_params(solver=ConjugateGradient(RPCholesky(31))).fit(data.X, data.y).solve_result_
+    assert result.status is Status.CONVERGED
+    steps = [h.iteration for h in result.history if not h.is_true]
+    assert steps == list(range(1, result.iterations + 1)) and result.history[-1].is_true
+
+
+@pytest.mark.parametrize("preconditioner", ["auto", None, Float32Cholesky()], ids=repr)
+def test_targets_of_zeros_take_no_iteration(data, preconditioner):
+    model = KernelRidge(kernel="rbf", tile=80, solver=ConjugateGradient(preconditioner), tol=1e-10)
+    result = model.fit(data.X, np.zeros(211)).solve_result_
+    assert (model.dual_coef_ == 0).all() and (result.iterations, result.status) == (0, Status.CONVERGED)
+    mixed = np.column_stack([np.zeros(211), data.y[:, 0]])
+    assert (model.fit(data.X, mixed).dual_coef_[:, 0] == 0).all()
+    assert_close(model.dual_coef_[:, 1], KernelRidge(kernel="rbf").fit(data.X, mixed[:, 1]).dual_coef_, 1e-7)
+
+
+def test_least_squares_of_a_singular_matrix_has_no_silent_answer(data):
+    X = data.X.copy()
+    X[137] = X[60]  # with other targets: no solution exists
+    # The outcome depends on rounding: a direction of negative curvature, or a residual that stays.
+    with pytest.raises((NotPositiveDefiniteError, ConvergenceWarning), match="alpha = 0|true relative residual"):
+        KernelRidge(0.0, kernel="rbf", gamma=3.0, solver="cg").fit(X, data.y[:, 0])
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Conjugate gradient that is chosen for anything, and gives up after two iterations."""
+    monkeypatch.setattr(pricing, "SURELY_FASTER", 1e-6)
+    for name in ("TINY_SECONDS", "SMALL_SECONDS", "SHORT_SECONDS"):
+        monkeypatch.setattr(planner, name, 0.0)
+    monkeypatch.setattr(pricing, "SMALL_SECONDS", 0.0)
+    monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
+    monkeypatch.setattr(planner, "_cheapest", lambda fitting: min(fitting, key=lambda c: (c.solver != "cg", c.seconds)))
+
+
+def test_a_factorisation_takes_over_where_conjugate_gradient_was_chosen_but_not_where_it_was_asked_for(hasty):
+    rng = np.random.default_rng(0)
+    X, y, model = rng.normal(size=(600, 4)), rng.normal(size=600), KernelRidge(1e-3, kernel="rbf", gamma=0.5)
+    result = model.fit(X, y).solve_result_
+    assert (model.plan_.solver, result.status) == ("cholesky", Status.SOLVED)
+    assert "factoring instead" in result.messages[0]
+    exact = KernelRidge(1e-3, kernel="rbf", gamma=0.5, solver="cholesky").fit(X, y)
+    assert_array_equal(model.dual_coef_, exact.dual_coef_)
+    with pytest.warns(ConvergenceWarning, match="after 2 iterations"):
+        asked = KernelRidge(1e-3, kernel="rbf", gamma=0.5, solver="cg").fit(X, y)
+    assert (asked.plan_.solver, asked.solve_result_.status) == ("cg", Status.MAX_ITERATIONS)
+
+
+@pytest.mark.parametrize(("tol", "status"), [(1e-5, "CONVERGED"), (1e-8, "STALLED")])
+@pytest.mark.filterwarnings("ignore:true relative residual")
+def test_what_float32_does_not_hold_is_factored_in_float64_and_it_is_said(tol, status):
+    rng = np.random.default_rng(0)
+    solver = ConjugateGradient(Float32Cholesky())
+    model = KernelRidge(1e-9, kernel="rbf", gamma=0.05, solver=solver, tile=64, tol=tol)
+    result = model.fit(rng.normal(size=(150, 3)), rng.normal(size=150)).solve_result_
+    assert result.status.name == status and (result.residual <= tol) == (status == "CONVERGED")
+    assert "broke down at row" in result.messages[0]
+
+
+@pytest.mark.parametrize(("size", "alpha", "tile"), [(1e22, 1e40, 64), (1e-30, 1e-60, None)])
+def test_entries_outside_of_the_range_of_float32_are_scaled(size, alpha, tile):
+    rng = np.random.default_rng(0)
+    model = KernelRidge(alpha, solver=ConjugateGradient(Float32Cholesky()), form="dual", tile=tile)
+    result = model.fit(size * rng.normal(size=(120, 150)), rng.normal(size=120)).solve_result_
+    assert result.status is Status.CONVERGED and result.residual <= 1e-8
+    assert result.messages == () and result.iterations <= 5
+
+
+@every_place
+def test_predictions_are_right_where_coefficients_are_not_and_it_is_said(place):
+    X = np.linspace(-1, 1, 40)[:, None]
+    y = np.exp(-((X[:, 0] - 0.1) ** 2))
+    exact = precise.ridge(RBF(1.0), X, y, 1e-15)
+    model = KernelRidge(1e-15, kernel="rbf", gamma=1.0, **PLACES[place]).fit(X, y)
+    result = model.solve_result_
+    error = np.linalg.norm(model.dual_coef_ - exact.dual_coef[:, 0]) / np.linalg.norm(exact.dual_coef)
+    assert result.status is Status.SOLVED and 1e-3 < error <= 10 * result.condition * np.finfo(float).eps
+    assert_allclose(model.predict(X), exact.fitted[:, 0], rtol=0, atol=1e-12)
+    (message,) = (m for m in result.messages if "condition" in m)
+    assert message.startswith("dual_coef_ may be off by as much as all of its length") and message in str(result)
+    assert f"condition   {result.condition:.1e}" in str(result)
+
+
+@every_pair(place=list(PLACES), form=["dual", "primal"], fit_intercept=[False, True])
+def test_the_condition_number_is_that_of_the_scaled_matrix(place, form, fit_intercept):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 30)), rng.normal(size=(60, 2))
+    model = KernelRidge([1e-3, 10.0], form=form, fit_intercept=fit_intercept, **PLACES[place]).fit(X, y)
+    centred = X - X.mean(axis=0) if fit_intercept else X
+    A = X @ X.T if form == "dual" else centred.T @ centred
+    A = A + 1e-3 * np.eye(len(A))
+    if not (form == "primal" and place == "tiles"):
+        A /= np.sqrt(np.outer(A.diagonal(), A.diagonal()))
+    exact = np.linalg.cond(A)
+    assert exact / 20 < model.solve_result_.condition <= 1.01 * exact and model.solve_result_.messages == ()
+
+
+@every_place
+def test_weights_over_twenty_orders_cost_no_digits_and_no_caution(place):
+    rng = np.random.default_rng(0)
+    X, y, weights = rng.normal(size=(60, 3)), rng.normal(size=60), np.logspace(-10, 10, 60)
+    weights[7] = 0.0
+    exact = precise.ridge(RBF(2.0), X, y, 1e-6, sample_weight=weights)
+    model = KernelRidge(1e-6, kernel="rbf", gamma=2.0, **PLACES[place]).fit(X, y, sample_weight=weights)
+    assert_allclose(model.dual_coef_, exact.dual_coef[:, 0], rtol=1e-9)
+    assert model.solve_result_.messages == ()
+
+
+@pytest.mark.parametrize("place", [{}, {"tile": 12}, {"solver": "cg", "tol": 1e-13}], ids=str)
+def test_the_condition_number_does_not_depend_on_the_units_of_columns(place):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 3)), rng.normal(size=60)
+    plain = KernelRidge(1e-4, form="primal").fit(X, y).solve_result_.condition
+    found = KernelRidge(1e-4, form="primal", **place).fit(X * [1, 1e3, 1e6], y).solve_result_.condition
+    assert 1.0 <= found < 3 * plain and ("solver" in place or found == pytest.approx(plain, rel=1e-3))
+
+
+def test_in_primal_form_the_caution_is_about_coef():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    X[:, 2] = X[:, 1] + 1e-7 * X[:, 2]
+    (message,) = KernelRidge(1e-15, form="primal").fit(X, X[:, 0]).solve_result_.messages
+    assert message.startswith("coef_ (and with it dual_coef_) may be off by as much as")
+
+
+@pytest.mark.parametrize("tile", [None, 50])
+def test_scores_of_an_ill_conditioned_system_are_left_out(data, tile):
+    X = data.X.copy()
+    X[100] = X[3]  # rounding leaves a pivot of 1e-16 there
+    search = KernelRidgeCV([1.0, 0.0], gamma=3.0, solver="cholesky", cv=3, tile=tile)
+    with pytest.warns(ConvergenceWarning, match="no scores of alpha = 0: the true residual"):
+        search.fit(X, data.y[:, 0])
+    assert search.alpha_ == 1.0 and np.isnan(search.cv_results_["mean_test_score"][1])
+    assert search.cv_results_["residual"][0] < 1e-12 < search.cv_results_["residual"][1]
+
+
+@pytest.mark.filterwarnings("ignore:true relative residual")
+@every_pair(
+    case=[
+        (RBF(0.1), "cg", 1e-3),
+        (Nystroem(RBF(2.0), 30), ConjugateGradient(preconditioner=None, max_iter=4), 1e3),
+    ],
+    n_targets=[1, 3],
+    ids=str,
+)
+def test_lambda_whose_systems_were_not_solved_have_no_score(case, n_targets):
+    kernel, solver, good = case
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(120, 3)), rng.normal(size=(120, n_targets))
+    search = KernelRidgeCV([1e-10, good], kernel=kernel, solver=solver, cv=3, train_sizes=[0.5], refit=False)
+    with pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-10: the true residual of their systems"):
+        search.fit(X, y)
+    assert search.alpha_ == good and search.best_index_ == 1
+    results = search.cv_results_
+    assert_array_equal(np.isnan(results["mean_test_score"]), [True, False])
+    assert_array_equal(results["rank_test_score"], [2, 1])
+    assert_array_equal(results["stopped"], False)
+    assert results["residual"][0] > 1e-3 >= results["residual"][1]
+
+
+def test_without_any_solved_system_there_is_no_choice(data):
+    few = ConjugateGradient(preconditioner=None, max_iter=3)
+    with (
+        pytest.warns(ConvergenceWarning, match=r"no scores of alpha = 1e-06: the true residual .* 1.0e-03 is needed"),
+        pytest.raises(InputError, match="no candidate has a score, since their systems were not solved"),
+    ):
+        KernelRidgeCV([1e-6], solver=few).fit(data.X, data.y[:, 0])
+
+
+def test_a_free_constant_is_solved_as_well_as_the_scores_need():
+    """With a nearly constant kernel b is a hundred times the targets, and so are errors of its system."""
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(46, 2))
+    y, settings = 5 + X[:, 0] + 0.3 * rng.normal(size=46), {"kernel": RBF(0.01), "fit_intercept": True, "cv": 4}
+    found, expected = (
+        KernelRidgeCV([1e-3, 3e-7], solver=solver, refit=False, race=False, **settings).fit(X, y).cv_results_
+        for solver in ("cg", "cholesky")
+    )
+    assert_allclose(found["mean_test_score"], expected["mean_test_score"], rtol=2e-3)

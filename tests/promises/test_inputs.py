@@ -1,0 +1,85 @@
+"""Every container at every entry point, and the table of them in the documentation."""
+
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from numpy.testing import assert_allclose
+
+import dkrr
+from dkrr import KernelRidge
+from dkrr.cli import dkrr as command
+from tests.inputs import INPUTS, markdown
+
+PAGE = Path(__file__).parents[2] / "docs" / "inputs.md"
+N = 23
+SETTINGS = {"kernel": "rbf", "gamma": 0.5}
+
+each_input = pytest.mark.parametrize("given", INPUTS, ids=lambda given: given.name)
+
+
+@pytest.fixture(scope="module")
+def X():
+    return np.random.default_rng(0).normal(size=(N, 3))
+
+
+@pytest.fixture(scope="module")
+def y(X):
+    return np.sin(X[:, 0]) + X[:, 2]
+
+
+@pytest.fixture(scope="module")
+def known(X, y):
+    return KernelRidge(0.1, **SETTINGS).fit(X, y)
+
+
+@each_input
+def test_it_is_planned_and_fitted_as_the_array(given, X, y, known, tmp_path):
+    rows = given.make(X, tmp_path)
+    problem = dkrr.plan(rows, y, **SETTINGS).problem
+    assert (problem.n, problem.d, problem.n_targets, problem.x_in_memory) == (N, 3, 1, given.in_memory)
+    model = KernelRidge(0.1, **SETTINGS).fit(rows, y)
+    assert_allclose(model.dual_coef_, known.dual_coef_, rtol=0, atol=1e-10)
+    assert model.n_features_in_ == 3 and model.plan_.problem.x_in_memory == given.in_memory
+
+
+@each_input
+@pytest.mark.filterwarnings("ignore:X has feature names")  # of pandas, with a model that has none, as in scikit-learn
+def test_predictions_are_those_of_the_array(given, X, known, tmp_path):
+    predictions = known.predict(given.make(X, tmp_path))
+    assert isinstance(predictions, da.Array if given.is_lazy else np.ndarray) and predictions.shape == (N,)
+    assert_allclose(predictions, known.predict(X), rtol=0, atol=1e-12)
+
+
+@each_input
+def test_its_gram_matrix_is_that_of_the_array(given, X, tmp_path):
+    rows = given.make(X, tmp_path)
+    for K in (dkrr.gram(rows, **SETTINGS, chunks=9), dkrr.gram(X, rows, **SETTINGS)):
+        assert_allclose(K, dkrr.gram(X, **SETTINGS), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("given", [g for g in INPUTS if g.is_target], ids=lambda given: given.name)
+def test_targets_are_taken_in_it(given, X, y, known, tmp_path):
+    model = KernelRidge(0.1, **SETTINGS).fit(X, given.make(y, tmp_path))
+    assert_allclose(np.ravel(model.dual_coef_), known.dual_coef_, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("given", [g for g in INPUTS if g.is_path], ids=lambda given: given.name)
+def test_the_command_line_takes_its_path(given, X, y, known, tmp_path):
+    np.save(tmp_path / "targets.npy", y)
+    path, model = str(given.make(X, tmp_path)), str(tmp_path / "m.zarr")
+    settings = ["--kernel", "rbf", "--gamma", "0.5", "--alpha", "0.1"]
+    for arguments in (
+        ["plan", "--x", path, "--y", f"{tmp_path}/targets.npy", *settings],
+        ["fit", "--x", path, "--y", f"{tmp_path}/targets.npy", *settings, "--model", model, "--quiet"],
+        ["predict", "--x", path, "--model", model, "--out", f"{tmp_path}/out.npy"],
+    ):
+        result = CliRunner().invoke(command, arguments)
+        assert result.exit_code == 0, result.output
+    assert_allclose(np.load(tmp_path / "out.npy"), known.predict(X), rtol=0, atol=1e-10)
+
+
+def test_the_documentation_has_the_table_of_these_containers():
+    assert markdown() in PAGE.read_text()

@@ -1,0 +1,279 @@
+"""Estimators have scikit-learn's interface: its checks, tools, parameters, names of columns, weights that are routed.
+
+The whole lists of checks are in tests/nightly/test_scikit_learn_checks.py.
+"""
+
+import pickle
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import sklearn
+import sklearn.kernel_ridge
+from numpy.testing import assert_array_equal
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, GroupKFold, RandomizedSearchCV, StratifiedKFold, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, StandardScaler
+from sklearn.utils import check_array
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
+from dkrr.errors import InputError
+from dkrr.estimators.base import DTYPES, is_plain
+from dkrr.features import CallableMap, Nystroem, PolynomialMap, RandomFourier
+from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, RandomWalk
+from tests.oracles import assert_close
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((40, 3))
+Y = np.sin(X[:, 0]) + X[:, 1]
+LABELS = np.where(Y > 0, "high", "low")
+
+ESTIMATORS = [
+    KernelRidge(),
+    KernelRidgeCV([0.1, 1.0], cv=2),
+    KernelLogisticRegression(),
+    KernelLogisticRegressionCV([0.1, 1.0], cv=2),
+]
+every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda each: type(each).__name__)
+
+OF_ALL = [
+    "check_estimators_dtypes",
+    "check_estimators_overwrite_params",
+    "check_estimators_pickle",
+    "check_estimator_sparse_array",
+    "check_fit2d_1feature",
+    "check_fit_idempotent",
+    "check_methods_sample_order_invariance",
+    "check_methods_subset_invariance",
+    "check_sample_weight_equivalence_on_dense_data",
+    "check_n_features_in",
+]
+OF_REGRESSORS = ["check_regressors_int", "check_regressor_multioutput"]
+OF_CLASSIFIERS = ["check_classifiers_train", "check_class_weight_classifiers"]
+
+
+def is_classifier(estimator):
+    return "Logistic" in type(estimator).__name__
+
+
+def targets_of(estimator):
+    return LABELS if is_classifier(estimator) else Y
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name"),
+    [
+        pytest.param(each, name, id=f"{type(each).__name__}-{name}")
+        for each in ESTIMATORS
+        for name in OF_ALL + (OF_CLASSIFIERS if is_classifier(each) else OF_REGRESSORS)
+    ],
+)
+def test_twelve_of_scikit_learns_checks_pass(estimator, name):
+    checks = [(e, c) for e, c in estimator_checks_generator(estimator) if getattr(c, "func", c).__name__ == name]
+    assert checks
+    for instance, check in checks:
+        check(instance)
+
+
+@pytest.mark.parametrize("name", ["linear", "rbf", "laplacian", "polynomial", "cosine", "sigmoid"])
+def test_kernel_ridge_is_a_drop_in_for_scikit_learns(name):
+    weights, y = (np.arange(40) % 3, Y) if name in ("linear", "rbf") else (None, np.column_stack([Y, X[:, 2]]))
+    theirs, ours = (
+        kind(alpha=10.0, kernel=name).fit(0.1 * np.abs(X), y, sample_weight=weights)
+        for kind in (sklearn.kernel_ridge.KernelRidge, KernelRidge)
+    )
+    assert_close(ours.dual_coef_, theirs.dual_coef_)
+    assert_close(ours.predict(X), theirs.predict(X))
+    assert ours.score(X, y) == pytest.approx(theirs.score(X, y), abs=1e-8)
+    assert ours.get_params().items() >= theirs.get_params().items()
+
+
+@every_estimator
+def test_nested_parameters_replace_the_kernel_and_leave_other_models_alone(estimator):
+    kernel = RBF(1.0) + 2.0 * Linear()
+    model, other = (clone(estimator).set_params(kernel=kernel) for _ in range(2))
+    assert model.get_params()["kernel__left__gamma"] == 1.0
+    assert model.set_params(kernel__left__gamma=0.5, tol=1e-6) is model
+    assert (model.kernel, model.tol) == (RBF(0.5) + 2.0 * Linear(), 1e-6)
+    assert kernel == other.kernel == RBF(1.0) + 2.0 * Linear()
+    assert clone(model).kernel is model.kernel
+    assert model.set_params(kernel__gamma=3.0, kernel=RBF()).kernel == RBF(3.0)
+    maps = clone(estimator).set_params(kernel=RandomFourier(RBF(), 10))
+    maps.set_params(kernel__base__gamma=0.3, kernel__n_components=20)
+    assert maps.kernel == RandomFourier(RBF(0.3), 20)
+
+
+def test_parameters_that_do_not_exist_are_named():
+    for kernel in ("rbf", np.dot, None):
+        with pytest.raises(InputError, match="kernel__gamma is given, .* expected a kernel value: .* or set gamma"):
+            KernelRidge(kernel=kernel).set_params(kernel__gamma=1.0)
+    with pytest.raises(ValueError, match="Invalid parameter 'kernl'"):
+        KernelRidge(kernel=RBF()).set_params(kernl__gamma=1.0)
+
+
+def test_grids_over_parameters_of_kernels_find_what_separate_fits_find():
+    model = make_pipeline(StandardScaler(), KernelRidge(alpha=0.1, kernel=RBF() + 1.0 * Linear()))
+    grid = {"kernelridge__kernel__left__gamma": [0.01, 0.3], "kernelridge__kernel__right__scale": [0.1, 2.0]}
+    search = GridSearchCV(model, grid, cv=2).fit(X, Y)
+    values = [RBF(gamma) + scale * Linear() for gamma in (0.01, 0.3) for scale in (0.1, 2.0)]
+    expected = GridSearchCV(model, {"kernelridge__kernel": values}, cv=2).fit(X, Y)
+    assert_array_equal(search.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"])
+    assert len(set(search.cv_results_["mean_test_score"])) == 4
+    assert search.best_estimator_[-1].kernel == expected.best_params_["kernelridge__kernel"]
+    assert_array_equal(search.predict(X), expected.predict(X))
+    randomized = RandomizedSearchCV(
+        KernelLogisticRegression(kernel=RBF()), {"kernel__gamma": [0.1, 1.0, 3.0]}, n_iter=2, cv=2, random_state=0
+    ).fit(X, LABELS)
+    assert randomized.best_estimator_.kernel == RBF(randomized.best_params_["kernel__gamma"])
+
+
+@every_estimator
+def test_sample_weights_are_routed_through_pipelines_and_searches(estimator):
+    targets, weights = targets_of(estimator), RNG.integers(1, 4, len(X)).astype(float)
+    estimator = clone(estimator).set_params(kernel=RBF())
+
+    def search(model):
+        grid = {f"{type(estimator).__name__.lower()}__fit_intercept": [False, True]}
+        return GridSearchCV(make_pipeline(MinMaxScaler(), model), grid, cv=2)
+
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = clone(estimator).set_fit_request(sample_weight=True).set_score_request(sample_weight=True)
+        found = search(model).fit(X, targets, sample_weight=weights).cv_results_["split0_test_score"][0]
+        plain = search(estimator).fit(X, targets).cv_results_["split0_test_score"][0]
+    rows = np.arange(len(X))
+    folds = StratifiedKFold(2).split(X, LABELS) if is_classifier(estimator) else [(rows[20:], rows[:20])]
+    train, test = next(iter(folds))
+    scaler = MinMaxScaler().fit(X[train])
+    alone = clone(estimator).set_params(fit_intercept=False)
+    alone.fit(scaler.transform(X[train]), targets[train], sample_weight=weights[train])
+    expected = alone.score(scaler.transform(X[test]), targets[test], sample_weight=weights[test])
+    assert found == pytest.approx(expected, rel=1e-12) and found != plain
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS[1::2], ids=["ridge", "classes"])
+def test_groups_are_routed_to_searches(estimator):
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = clone(estimator).set_params(cv=GroupKFold(2)).set_fit_request(groups=True)
+        groups, targets = {"groups": np.arange(len(X)) % 4}, targets_of(estimator)
+        found = cross_validate(model, X, targets, params=groups, cv=GroupKFold(2), return_estimator=True)
+    assert [fit.n_splits_ for fit in found["estimator"]] == [2, 2]
+
+
+def test_a_grid_search_runs_on_the_workers_of_joblib(workers):
+    search = GridSearchCV(KernelRidge(kernel=RBF()), {"kernel__gamma": [0.1, 1.0], "alpha": [0.1, 1.0]}, cv=2)
+    with workers.as_current(), joblib.parallel_config("dask", client=workers):
+        found = clone(search).fit(X, Y).cv_results_["mean_test_score"]
+    assert found == pytest.approx(search.fit(X, Y).cv_results_["mean_test_score"], rel=1e-9)
+
+
+def test_a_feature_map_is_a_transformer_in_a_pipeline():
+    phi = PolynomialMap(2)
+    names = [f"x{k}" for k in range(phi.dimension(3))]
+    step = FunctionTransformer(phi.transform, feature_names_out=lambda *_: names).set_output(transform="pandas")
+    assert list(step.fit_transform(X).columns) == names
+    assert make_pipeline(step, KernelRidge(alpha=1e-3)).fit(X, Y).predict(X) == pytest.approx(
+        KernelRidge(alpha=1e-3, kernel=phi).fit(X, Y).predict(X), rel=1e-9
+    )
+
+
+@every_estimator
+def test_names_of_columns_belong_to_the_last_fit(estimator):
+    y, frame = targets_of(estimator), pd.DataFrame(X, columns=list("abc"))
+    model = clone(estimator).fit(frame, y)
+    assert list(model.feature_names_in_) == list("abc") and model.n_features_in_ == 3
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        model.predict(X)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame[list("cba")])
+    model.fit(X, y)
+    assert not hasattr(model, "feature_names_in_")
+    with pytest.raises(ValueError, match=f"X has 1 features, but {type(model).__name__} is expecting"):
+        model.predict(X[:, :1])
+
+
+ARRAYS = [
+    *(np.ones((4, 2), dtype) for dtype in (float, np.float32, int, np.float16, ">f8")),
+    *(np.ones((8, 4), order="F"), np.ones((8, 4))[::2, ::2], np.ones((4, 2)).view(np.matrix)),
+    *(np.ones(shape) for shape in (4, (0, 2), (4, 0), (4, 2, 2))),
+    *([[1.0, 1.0]], pd.DataFrame({"a": [1.0, 1.0]})),
+]
+
+
+def test_checks_are_saved_only_for_arrays_that_scikit_learn_returns_unchanged():
+    for array in ARRAYS:
+        try:
+            unchanged = check_array(array, dtype=DTYPES, accept_sparse="csr") is array
+        except (ValueError, TypeError):
+            unchanged = False
+        assert is_plain(array) is unchanged, repr(array)
+
+
+TEXTS = ["free prize", "see you", "free call", "sorry you"] * 10
+GRAPHS = [Graph(3, [(0, 1), (1, 2)], ["a", "b", "a"]), Graph(2, [(0, 1)], ["a", "b"])] * 20
+TABLE = pd.DataFrame({"text": TEXTS, "number": Y})
+
+
+def products(X, Y):
+    return X @ Y.T
+
+
+def squares(X):
+    return X**2
+
+
+ROWS = {
+    "sparse": (RBF(), sp.csr_array(X)),
+    "table": (RBF(), TABLE[["number"]]),
+    "precomputed": ("precomputed", X @ X.T),
+    "kernel function": (CallableKernel(products), X),
+    "feature function": (CallableMap(squares, 3), X),
+    "Fourier": (RandomFourier(RBF(), 4), X),
+    "Nyström": (Nystroem(RBF(), 4), X),
+    "documents": (BagOfWords(), TEXTS),
+    "graphs": (RandomWalk(0.1), GRAPHS),
+    "columns": (Columns(BagOfWords(), "text") + Columns(RBF(), ["number"]), TABLE),
+}
+
+
+def assert_same(model, copied, rows):
+    assert_array_equal(copied.predict(rows), model.predict(rows))
+    if is_classifier(model):
+        assert_array_equal(copied.predict_proba(rows), model.predict_proba(rows))
+    else:
+        assert_array_equal(copied.predict(rows, return_std=True)[1], model.predict(rows, return_std=True)[1])
+    assert copied.get_params() == model.get_params() and copied.plan_ == model.plan_
+    assert copied.solve_result_.status is model.solve_result_.status
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *ESTIMATORS,
+        KernelRidge(kernel="rbf", solver="cg"),
+        KernelRidgeCV([0.1, 1.0], kernel=[RBF(), Linear()], cv=2, store_cv_predictions=True),
+    ],
+    ids=str,
+)
+def test_pickled_models_predict_the_same_bits(model):
+    model = clone(model).fit(X, targets_of(model))
+    assert_same(model, pickle.loads(pickle.dumps(model)), X[::-1].copy())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_models_of_every_kind_of_rows_are_pickled(name):
+    kernel, rows = ROWS[name]
+    model = KernelRidge(kernel=kernel, alpha=0.1).fit(rows, Y)
+    copied = pickle.loads(pickle.dumps(model))
+    assert_array_equal(copied.predict(rows), model.predict(rows))
+    assert copied.get_params() == model.get_params()
+
+
+def test_models_go_through_skops():
+    skops = pytest.importorskip("skops.io", reason="skops is not installed")
+    for model in (KernelRidge(kernel=RBF()).fit(X, Y), KernelLogisticRegression().fit(X, LABELS)):
+        file = skops.dumps(model)
+        assert_same(model, skops.loads(file, trusted=skops.get_untrusted_types(data=file)), X)

@@ -1,0 +1,107 @@
+"""Calibration: it measures every rate of a plan, on this machine and on a client's workers."""
+
+import json
+import os
+from dataclasses import asdict
+
+import dask
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkrr
+from dkrr.cli import dkrr as command
+from dkrr.errors import InputError
+from dkrr.machine import detect
+from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_store
+from dkrr.planning import Rates
+
+DEFAULTS = {
+    "fresh_bytes", "task_seconds", "chain_seconds", "round_trip_seconds", "network_bytes", "cluster_start_seconds",
+    "read_request_seconds", "write_request_seconds",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path):
+    with dask.config.set({"dkrr.profile-directory": str(tmp_path / "profiles"), "dkrr.local.workers": 2}):
+        yield tmp_path / "profiles"
+
+
+def check(profile):
+    defaults = asdict(Rates())
+    same = {name for name, value in asdict(profile.rates).items() if value == defaults[name]}
+    assert same - {"cold_read_bytes"} == DEFAULTS, "that of a disk which a host caches cannot be measured"
+    for name, value in asdict(profile.rates).items():
+        assert name in DEFAULTS | {"kernels"} or (value > 0 and np.isfinite(value)), name
+    assert all(k.entry_seconds > 0 for k in profile.rates.kernels)
+    kernels = {(k.kernel, k.n_features, k.precision) for k in profile.rates.kernels}
+    assert len(kernels) == len(profile.rates.kernels) == 2 * len(KERNELS) * len(FEATURES)
+    assert detect("1GiB", None).rates == profile.rates, "plans use it"
+    assert detect("1GiB", None).rates_from == "calibration" and not profile.is_quick
+    assert len(profile.workers) == 2
+
+
+def run(*arguments):
+    result = CliRunner().invoke(command, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_bucket_is_not_measured():
+    result = CliRunner().invoke(command, ["calibrate", "--store", "s3://data"])
+    assert result.exit_code == 2 and "give yours as dkrr.rates in" in result.output
+    assert "--store" not in CliRunner().invoke(command, ["calibrate", "--help"]).output
+
+
+def test_a_missing_folder():
+    with pytest.raises(InputError, match="folder is /not/there; expected an existing folder"):
+        dkrr.calibrate("/not/there")
+
+
+def test_a_system_that_cannot_be_told_to_forget_a_file(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fadvise")  # macOS
+    measured = measure_store(str(tmp_path))
+    assert set(measured) == {"write_bytes", "read_bytes"}, "the default of the disk's own rate is used"
+
+
+@pytest.mark.parametrize(("cold", "is_measured"), [(0.12, False), (0.25, True)])
+def test_a_read_that_another_cache_served_is_not_the_disks(tmp_path, monkeypatch, cold, is_measured):
+    """The host of a virtual machine has in memory what was just written, and the disk's own rate cannot be measured."""
+    times = iter([0.1, 0.1, cold])
+    monkeypatch.setattr("dkrr.machine.measures._timed", lambda function: next(times))
+    found = measure_store(str(tmp_path))
+    assert ("cold_read_bytes" in found) == is_measured
+    assert found.get("cold_read_bytes", 0.0) <= found["read_bytes"] / 2
+
+
+def test_nowhere_to_keep_it_is_said_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with (
+        dask.config.set({"dkrr.profile-directory": str(tmp_path / "file/profiles")}),
+        pytest.raises(InputError, match="cannot be made.*DASK_DKRR__PROFILE_DIRECTORY"),
+    ):
+        dkrr.calibrate("/not/there")
+
+
+def test_a_slow_call_now_and_then_does_not_count(monkeypatch):
+    clock, taken = [0.0], iter([1.0, 1.0, 50.0, 1.0, 60.0, 1.0, 1.0, 70.0])
+    monkeypatch.setattr("dkrr.machine.measures.own_clock", lambda: clock[0])
+
+    def work():
+        clock[0] += next(taken)
+
+    assert best_seconds(work, 180.0) == 1.0
+
+
+@pytest.mark.parametrize(("each", "calls"), [(0.3, 4), (0.9, 3), (1.4, 3), (2.9, 2), (3.1, 1)])
+def test_long_calls_are_repeated_within_three_times_the_time(monkeypatch, each, calls):
+    clock, made = [0.0], []
+    monkeypatch.setattr("dkrr.machine.measures.own_clock", lambda: clock[0])
+
+    def work():
+        made.append(1)
+        clock[0] += each
+
+    assert best_seconds(work, 1.0) == pytest.approx(each)
+    assert len(made) == calls

@@ -1,0 +1,99 @@
+"""Ordinary Zarr arrays, of users and as output, and arrays in mapped files."""
+
+import uuid
+
+import numpy as np
+import pytest
+import zarr
+from numpy.testing import assert_array_equal
+
+from dkrr.errors import DiskSpaceError, StoreError
+from dkrr.tiles.arrays import CHUNK_BYTES, array_url, chunk_rows, create_array, is_zarr_array, open_array
+from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "uint16", "bool"])
+def test_an_array_is_written_opened_and_not_replaced(tmp_path, dtype):
+    data = (np.arange(21).reshape(7, 3) % 2).astype(dtype)
+    create_array(f"{tmp_path}/a", (7, 3), dtype, rows_per_chunk=2)[:] = data
+    found = open_array(f"{tmp_path}/a")
+    assert is_zarr_array(found) and not is_zarr_array(data)
+    assert (found.chunks, found.dtype) == ((2, 3), dtype)
+    assert_array_equal(found[:], data)
+    with pytest.raises(ValueError, match="read.?only"):
+        found[0] = 0
+    with pytest.raises(ValueError, match="array exists"):
+        create_array(f"{tmp_path}/a", (2,), "int32")
+    open_array(f"{tmp_path}/a", "r+")[0] = 1
+    assert_array_equal(open_array(f"{tmp_path}/a")[:], np.vstack([[[1, 1, 1]], data[1:]]))
+
+
+def test_small_arrays_and_missing_chunks_are_read(tmp_path):
+    for k, shape in enumerate([(0,), (5, 0), (1, 1)]):
+        assert create_array(f"{tmp_path}/{k}", shape, "float64")[...].shape == shape
+    create_array(f"{tmp_path}/a", (4, 3), "float64", rows_per_chunk=2)[:] = 1.0
+    (tmp_path / "a" / "c" / "1" / "0").unlink()
+    assert np.isnan(open_array(f"{tmp_path}/a")[2:]).all(), "a missing chunk is not zero"
+    assert chunk_rows((10**9, 13), "float32") == CHUNK_BYTES // (4 * 13)
+    assert chunk_rows((10**9, CHUNK_BYTES), "float64") == 1, "a row wider than a chunk is a chunk"
+    assert chunk_rows((10**9,), "int8") == 2**20
+    assert create_array(str(tmp_path / "b"), (10**7, 13), "float64").chunks == (CHUNK_BYTES // 104, 13)
+
+
+def test_what_is_not_an_array_is_named(tmp_path):
+    zarr.create_group(tmp_path / "group")
+    (tmp_path / "file").write_text("mine")
+    for name, words in (("group", "is not a Zarr array"), ("file", "is not a Zarr array"), ("nothing", "")):
+        with pytest.raises(StoreError, match=f"{tmp_path}/{name}.*{words}"):
+            open_array(f"{tmp_path}/{name}")
+
+
+class TestPlaceOfAnOpenArray:
+    """What opens there in another process must be the same array."""
+
+    def test_it_is_a_path_or_url_that_opens_anywhere(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        whole = zarr.create_array("x.zarr", shape=(3,), dtype="f8")
+        inside = zarr.create_group("g.zarr").create_array("a/b", shape=(3,), dtype="f8")
+        # A file system of fsspec stands in for one of a network.
+        store = zarr.storage.FsspecStore.from_url(f"file://{tmp_path}/far", storage_options={"auto_mkdir": True})
+        remote = zarr.create_group(store).create_array("a", shape=(3,), dtype="f8")
+        whole[:], inside[:], remote[:] = 1.0, 2.0, 4.0
+        urls = [array_url(array) for array in (whole, inside, remote)]
+        monkeypatch.chdir("/")
+        for url, value in zip(urls, (1.0, 2.0, 4.0), strict=True):
+            assert_array_equal(open_array(url)[:], [value] * 3)
+
+    def test_arrays_of_this_process_only_have_none(self):
+        store = zarr.storage.FsspecStore.from_url(f"memory://{uuid.uuid4().hex}")
+        for each in (zarr.storage.MemoryStore(), store):
+            assert array_url(zarr.create_array(each, shape=(3,), dtype="f8")) is None
+
+
+class TestMapped:
+    def test_a_mapped_array_is_like_others_and_no_file_is_beside_it(self, tmp_path):
+        array = mapped_array((7, 3), str(tmp_path))
+        assert (
+            array.shape == (7, 3) and array.dtype == np.float64 and array.flags.writeable and array.flags.c_contiguous
+        )
+        assert (array == 0).all() and list(tmp_path.iterdir()) == []
+        array[...] = np.arange(21.0).reshape(7, 3)
+        assert array[6, 2] == 20.0
+        with pytest.raises(DiskSpaceError, match=r"dual coefficients.*temporary-directory"):
+            mapped_array((2**40, 2**10), str(tmp_path))
+
+    def test_mapped_arrays_are_told_from_others(self, tmp_path):
+        np.save(tmp_path / "y.npy", np.ones((4, 2)))
+        mapped = np.load(tmp_path / "y.npy", mmap_mode="r")
+        assert all(map(is_mapped, (mapped, np.asarray(mapped), mapped[1:, None], mapped_array((2,), None))))
+        assert not any(map(is_mapped, (np.ones(3), np.array(mapped), np.frombuffer(b"12345678"), mapped + 1.0, None)))
+
+    @pytest.mark.parametrize("mode", ["r", "r+", "c"])
+    def test_released_pages_are_read_again_and_changes_are_kept(self, tmp_path, mode):
+        np.save(tmp_path / "y.npy", np.arange(5000.0))
+        mapped = np.load(tmp_path / "y.npy", mmap_mode=mode)
+        if mode != "r":
+            mapped[3] = -1.0
+        release_pages(np.asarray(mapped)[:, None])
+        assert mapped[3] == (3.0 if mode == "r" else -1.0) and mapped[4999] == 4999.0
+        release_pages(np.ones(3))

@@ -1,0 +1,294 @@
+"""A store has one owner; a lock whose owner is dead is taken over. More processes are in tests/nightly."""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from dkrr.errors import BusyStoreError, StoreError
+from dkrr.tiles import buckets, lock, remote
+from dkrr.tiles.files import names, read_file, write_file
+from dkrr.tiles.lock import LOCK_NAME, Owner, owned, this_owner, who_owns
+from dkrr.tiles.paths import local_path
+from dkrr.tiles.replacing import STORE, delete_listed
+
+OTHER = replace(this_owner(), host="elsewhere", machine="another kernel", process=4242, user="ada")
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """Heartbeats that a test can wait for."""
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.05)
+
+
+@contextmanager
+def owning_process(url):
+    """Another process that owns a store until it is killed."""
+    code = f"import time; from dkrr.tiles.lock import owned\nwith owned({url!r}): print('owned', flush=True); "
+    command = [sys.executable, "-c", code + "time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "owned\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def refused(url, match):
+    """Try to own a store that another has."""
+    with pytest.raises(BusyStoreError, match=match), owned(url):
+        raise AssertionError
+
+
+def leave_lock(url, document, age=0.0):
+    """Write the lock of an owner whose heartbeat was some seconds ago."""
+    if local_path(url) is None:
+        remote.put(url, LOCK_NAME, replace(Owner.from_bytes(document), beat=time.time() - age).to_bytes())
+    else:
+        local_path(url).mkdir(exist_ok=True)
+        write_file(f"{url}/{LOCK_NAME}", [document])
+        os.utime(f"{url}/{LOCK_NAME}", (time.time() - age,) * 2)
+
+
+def wait_until(condition):
+    last = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < last
+        time.sleep(0.01)
+
+
+def claims(url, n):
+    """What n threads hear that want a store at once."""
+    results, ready, done = [], threading.Barrier(n), threading.Event()
+
+    def client():
+        ready.wait()
+        try:
+            with owned(url):
+                results.append("owned")
+                done.wait(10.0)
+        except BusyStoreError as error:
+            results.append(str(error))
+
+    threads = [threading.Thread(target=client) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(results) == n)
+    done.set()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_a_store_in_use_has_a_lock_that_names_the_owner(place):
+    store = f"{place}/run.zarr"
+    with owned(store) as mine:
+        write_file(f"{store}/something", [b""])
+        found = Owner.from_bytes(read_file(f"{store}/{LOCK_NAME}", 10**4) or b"")
+        assert found is not None and found.is_this_process() and found.is_running()
+        assert f"this process on {found.host} since 20" in str(found) and "in use by this process" in who_owns(store)
+        mine.check()
+    assert names(store) == ["something"] and who_owns(store) == ""
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_lock_is_released_after_any_error_and_leaves_no_empty_folder(tmp_path, error):
+    with pytest.raises(error), owned(str(tmp_path / "run.zarr")):
+        raise error
+    assert list(tmp_path.iterdir()) == []
+    assert not [t for t in threading.enumerate() if t.name == "dkrr-heartbeat"]
+
+
+def test_another_process_is_refused_and_a_killed_owner_is_replaced(tmp_path, caplog):
+    url = str(tmp_path / "run.zarr")
+    with owning_process(url) as process:
+        words = rf"in use by process {process.pid} of .* since 20.* UTC"
+        with pytest.raises(BusyStoreError, match=words) as caught, owned(url):
+            raise AssertionError
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert type(again) is BusyStoreError and str(again) == str(caught.value)
+        process.send_signal(signal.SIGSTOP)
+        os.utime(tmp_path / "run.zarr" / LOCK_NAME, (0, 0))  # as after a long time
+        refused(url, words)  # a suspended owner lives
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked how it ended: a zombie
+        assert "which has ended without releasing it" in who_owns(url)
+        with caplog.at_level(logging.WARNING), owned(url):
+            pass
+    assert f"took over the store {url} from process {process.pid}" in caplog.text
+
+
+def test_of_many_threads_one_owns_the_store(place):
+    found = claims(f"{place}/run.zarr", 8)
+    assert found.count("owned") == 1 and sum("in use by this process" in each for each in found) == 7
+
+
+def test_owning_twice_in_one_thread_is_owning_once(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "run.zarr")
+    with owned(str(tmp_path / "run.zarr")) as outer:
+        with owned(str(tmp_path / "link")) as inner:
+            assert inner is outer
+        assert (tmp_path / "run.zarr" / LOCK_NAME).exists()
+
+
+@pytest.mark.usefixtures("fast")
+def test_of_an_owner_elsewhere_the_heartbeat_decides(place):
+    store = f"{place}/run.zarr"
+    for document in [OTHER.to_bytes()] if local_path(place) is None else [OTHER.to_bytes(), b"not a lock", b"[" * 9000]:
+        for age in (1.0, -1.0):
+            leave_lock(store, document, age)
+            refused(store, "process 4242 of ada on elsewhere|an unreadable lock")
+            assert names(store) == [LOCK_NAME]
+        for age in (61.0, -3600.0):
+            leave_lock(store, document, age)
+            with owned(store):
+                pass
+
+
+def test_a_lock_that_nobody_living_holds_is_left_over(place):
+    earlier = replace(this_owner(), process=os.getppid(), started=1.0)  # its number is used again
+    for owner in (earlier, this_owner()):
+        leave_lock(f"{place}/run.zarr", owner.to_bytes())
+        with owned(f"{place}/run.zarr"):
+            pass
+
+
+def test_a_folder_for_reading_only_gets_no_lock_but_a_living_owner_keeps_it(tmp_path, monkeypatch):
+    store, opened = tmp_path / "run.zarr", os.open
+
+    def read_only(path, flags, *more, **named):
+        if str(path).startswith(str(tmp_path)) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, *more, **named)
+
+    store.mkdir()
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(StoreError, match="cannot lock the store .*Read-only file system"), owned(str(store)):
+        raise AssertionError  # nothing is finished there
+    (store / "zarr.json").write_text("")
+    with owned(str(store)) as mine:
+        mine.check()
+    living = replace(this_owner(), process=os.getppid(), started=lock._started(os.getppid()))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened)
+        leave_lock(str(store), living.to_bytes())
+    refused(str(store), f"in use by process {os.getppid()}")
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_heartbeat_shows_life_and_finds_that_the_lock_is_lost(place):
+    store = f"{place}/run.zarr"
+    path = None if local_path(place) is None else local_path(place) / "run.zarr" / LOCK_NAME
+    with owned(store) as mine:
+        if path is None:
+            first = remote.get(store, LOCK_NAME)
+            wait_until(lambda: remote.get(store, LOCK_NAME) != first)
+        else:
+            os.utime(path, (0, 0))
+            wait_until(lambda: path.stat().st_mtime > 1e9)
+        mine.check()
+        write_file(f"{store}/{LOCK_NAME}", [OTHER.to_bytes()])
+        wait_until(lambda: mine.lost)
+        with pytest.raises(BusyStoreError, match="lost its store, .*run.zarr/: it belongs to process 4242 of ada"):
+            mine.check()
+    assert read_file(f"{store}/{LOCK_NAME}", 10**4) == OTHER.to_bytes()
+    delete_listed(store, STORE)
+    with owned(store) as mine:  # a store that is deleted is lost, and ends without a further error
+        delete_listed(store, STORE)
+        wait_until(lambda: mine.lost)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: p.symlink_to("target"), os.mkfifo, os.mkdir], ids=["link", "fifo", "folder"]
+)
+def test_a_lock_that_is_not_a_file_is_not_followed(tmp_path, make):
+    make(tmp_path / LOCK_NAME)
+    (tmp_path / "target").write_text("keep")
+    with pytest.raises(StoreError, match="not a file|not followed|[Ii]s a directory"), owned(str(tmp_path)):
+        raise AssertionError
+    assert (tmp_path / "target").read_text() == "keep"
+
+
+def test_a_lock_that_another_process_is_writing_is_waited_for_in_bounded_time(tmp_path, monkeypatch):
+    leave_lock(f"{tmp_path}/run.zarr", OTHER.to_bytes(), 61.0)
+    monkeypatch.setattr(lock, "_FLOCK_SECONDS", 0.05)
+    with (tmp_path / "run.zarr" / LOCK_NAME).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused(f"{tmp_path}/run.zarr", "another process has .* open for more than")
+        monkeypatch.setattr(lock, "_FLOCK_SECONDS", 10.0)
+        ended = threading.Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN))
+        ended.start()
+        with owned(f"{tmp_path}/run.zarr"):
+            ended.join()
+
+
+def test_documents_that_dkrr_does_not_write_are_damaged_and_names_do_not_control_a_terminal():
+    values = json.loads(OTHER.to_bytes())
+    assert Owner.from_bytes(json.dumps(values).encode()) == OTHER
+    for change in [
+        {"process": "1"}, {"process": 0}, {"process": 10**12}, {"process": True}, {"since": float("nan")},
+        {"since": 10**400}, {"host": None}, {"host": "h" * 1000}, {"more": 1}, {"token": ["a"]},
+    ]:  # fmt: skip
+        assert Owner.from_bytes(json.dumps(values | change).encode()) is None
+    del values["host"]
+    assert Owner.from_bytes(json.dumps(values).encode()) is None
+    for odd in (replace(OTHER, user="\x1b[2J"), replace(OTHER, host="a\nb")):
+        assert str(odd).isprintable()
+
+
+def test_an_owner_is_known_without_a_name_of_the_user_or_the_files_of_linux(monkeypatch):
+    def unknown():
+        raise OSError("no such user")
+
+    monkeypatch.setattr(lock.getpass, "getuser", unknown)
+    monkeypatch.setattr(lock, "_ticks", lambda process: None)
+    mine = this_owner()
+    assert mine.user == f"user {os.getuid()}" and mine.is_this_process() and mine.is_running()
+    assert not replace(mine, started=mine.started - 60).is_running()
+
+
+def test_without_conditional_requests_two_are_told_apart_when_the_server_has_settled(memory_bucket, monkeypatch):
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr(buckets.Bucket, "_put_if", lambda self, mode, key, data: None)
+    # Both find no lock, and both write theirs: the last one stays.
+    monkeypatch.setattr(lock._ObjectLock, "_is_alive", lambda self, owner, document: False)
+    assert claims(f"{memory_bucket}/run.zarr", 2).count("owned") == 1
+    assert remote.names(f"{memory_bucket}/run.zarr") == []
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+    with owned(f"{memory_bucket}/run.zarr"):
+        first = remote.get(f"{memory_bucket}/run.zarr", LOCK_NAME)
+        wait_until(lambda: remote.get(f"{memory_bucket}/run.zarr", LOCK_NAME) != first)
+
+
+def test_of_owners_that_find_a_bucket_free_at_once_one_is_written(memory_bucket, monkeypatch):
+    monkeypatch.setattr(remote, "version", lambda url, key: None)  # all have looked before any writes
+    owners = [replace(OTHER, token=str(k) * 32) for k in range(4)]
+    assert [lock._ObjectLock(memory_bucket).take(each) for each in owners].count(None) == 1
+
+
+def test_a_late_heartbeat_does_not_take_a_bucket_back(memory_bucket, monkeypatch):
+    """The owner is suspended between reading its lock and writing it, and another process takes the store over."""
+    held, mine, version = lock._ObjectLock(memory_bucket), this_owner(), remote.version
+    assert held.take(mine) is None and held.beat(mine) == ""
+
+    def taken_over(url, key):
+        found = version(url, key)
+        remote.put(url, key, OTHER.to_bytes())
+        return found
+
+    monkeypatch.setattr(remote, "version", taken_over)
+    assert "elsewhere" in held.beat(mine)
+    held.release(mine)
+    assert bytes(remote.get(memory_bucket, LOCK_NAME)) == OTHER.to_bytes()

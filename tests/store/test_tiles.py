@@ -1,0 +1,158 @@
+"""A symmetric matrix in tiles: the integers of its grid, and tiles and panels that are read as they were written."""
+
+import dask
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from dkrr.errors import StoreError
+from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.tiles.matrix import empty_tile, padded_width
+from tests.stores import place as place_at
+
+RAGGED = TileGrid(n=23, tile=10, panel=5)
+
+
+@st.composite
+def grids(draw):
+    panel = draw(st.integers(1, 9))
+    return TileGrid(draw(st.integers(1, 60)), panel * draw(st.integers(1, 6)), panel)
+
+
+def symmetric(n, seed=0):
+    A = np.random.default_rng(seed).standard_normal((n, n))
+    return A + A.T
+
+
+def stored(url, grid, A, dtype="float64"):
+    matrix = TiledMatrix.create(place_at(url), grid, dtype)
+    for i, j in grid.lower():
+        matrix.write_tile(i, j, A[grid.rows(i), grid.rows(j)])
+    return matrix
+
+
+class TestGrid:
+    @given(grid=grids())
+    def test_tiles_and_panels_cover_the_matrix_once(self, grid):
+        everything, tiles = range(grid.n), range(grid.n_tiles)
+        assert [k for i in tiles for k in everything[grid.rows(i)]] == list(everything)
+        assert [grid.height(i) for i in tiles] == [len(everything[grid.rows(i)]) for i in tiles]
+        assert all(grid.height(i) == grid.tile for i in tiles[:-1]) and 1 <= grid.height(tiles[-1]) <= grid.tile
+        for j in tiles:
+            panels = [everything[grid.columns(p)] for p in grid.panels(j)]
+            assert [k for panel in panels for k in panel] == list(everything[grid.rows(j)]) and all(map(len, panels))
+            assert {grid.tile_of(p) for p in grid.panels(j)} == {j}
+        assert [p for j in tiles for p in grid.panels(j)] == list(range(-(-grid.n // grid.panel)))
+        pairs = list(grid.lower())
+        assert sorted(pairs) == [(i, j) for i in tiles for j in range(i + 1)]
+        assert pairs == sorted(pairs, key=lambda pair: (pair[1], pair[0])), "column by column"
+
+    def test_ragged_tiles_have_the_sizes_of_distinct_primes(self):
+        grid = TileGrid(n=103, tile=35, panel=7)
+        assert [grid.height(i) for i in range(grid.n_tiles)] == [35, 35, 33]
+        assert list(grid.panels(0)) == [0, 1, 2, 3, 4] and list(grid.panels(2)) == [10, 11, 12, 13, 14]
+        assert grid.columns(14) == slice(98, 103)
+        assert list(TileGrid(n=78, tile=35, panel=7).panels(2)) == [10, 11]
+        for n, tile, panel in [(0, 1, 1), (5, 0, 1), (5, 4, 3), (5, 4, 0), (5, 2, 4)]:
+            with pytest.raises(ValueError, match=f"n={n}, tile={tile}, panel={panel}"):
+                TileGrid(n, tile, panel)
+
+
+@given(grid=grids(), is_factor=st.booleans(), dtype=st.sampled_from(["float64", "float32"]))
+def test_tiles_and_the_lazy_matrix_are_what_was_written(tmp_path_factory, grid, is_factor, dtype):
+    A = symmetric(grid.n).astype(dtype)
+    A = np.tril(A) if is_factor else A
+    matrix = stored(tmp_path_factory.mktemp("m") / "m", grid, A, dtype)
+    for i, j in grid.lower():
+        out = np.full((grid.height(i), grid.height(j)), np.nan)
+        assert matrix.read_tile(i, j, out) == len(grid.panels(j)) * matrix.array.chunk_bytes
+        assert_array_equal(out, A[grid.rows(i), grid.rows(j)])
+    assert matrix.complete_tiles() == set(grid.lower())
+    lazy = matrix.as_dask(symmetric=not is_factor)
+    assert lazy.chunks == (tuple(grid.height(i) for i in range(grid.n_tiles)),) * 2
+    with dask.config.set(scheduler="synchronous"):
+        found = lazy.compute()
+    assert lazy.dtype == found.dtype == dtype
+    assert_array_equal(found, A)
+
+
+def test_a_matrix_in_a_bucket_is_read_as_it_was_written(place):
+    A = symmetric(23)
+    matrix = stored(f"{place}/m", RAGGED, A)
+    out = np.empty((3, 10))
+    matrix.read_tile(2, 1, out)
+    assert_array_equal(out, A[20:, 10:20])
+    assert matrix.complete_tiles() == set(RAGGED.lower()) and matrix.is_remote == place.startswith("s3://")
+
+
+def test_two_lazy_matrices_are_not_confused(tmp_path):
+    A, B = symmetric(23, 1), symmetric(23, 2)
+    a, b = (stored(tmp_path / name, RAGGED, M) for name, M in (("a", A), ("b", B)))
+    with dask.config.set(scheduler="synchronous"):
+        assert_array_equal((a.as_dask(symmetric=True) - b.as_dask(symmetric=True)).compute(), A - B)
+        lower = (a.as_dask(symmetric=True) - a.as_dask(symmetric=False)).compute()
+    assert_array_equal(np.tril(lower)[10:, :10], np.zeros((13, 10)))
+    assert_array_equal(lower[:10, 10:], A[:10, 10:])
+
+
+def test_panels_are_written_and_read_alone_and_a_tile_is_complete_with_all_of_them(tmp_path):
+    A = symmetric(23)
+    matrix = TiledMatrix.create(place_at(tmp_path / "m"), RAGGED)
+    buffer = matrix.panel_buffer()
+    assert buffer.shape == (10, 5)
+    assert matrix.write_panel(2, 3, A[20:23, 10:20]) == matrix.array.chunk_bytes
+    panel, n_bytes = matrix.read_panel(2, 3, buffer)
+    assert_array_equal(panel, A[20:23, 15:20])
+    assert n_bytes == matrix.array.chunk_bytes and not panel.flags.writeable, "it lies in the system's cache"
+    assert matrix.complete_tiles() == set()
+    with pytest.raises(StoreError, match=r"c\.2\.2 .* not there"):
+        matrix.read_tile(2, 1, np.empty((3, 10)))
+    matrix.write_panel(2, 2, A[20:23, 10:20])
+    assert matrix.complete_tiles() == {(2, 1)}
+    matrix.write_tile(2, 2, A[20:, 20:])  # three columns: one panel
+    assert matrix.complete_tiles() == {(2, 1), (2, 2)}
+
+
+def test_float32_is_kept_and_another_type_or_grid_is_refused(tmp_path):
+    A = symmetric(23)
+    matrix = stored(tmp_path / "m", RAGGED, A, "float32")
+    assert matrix.dtype == matrix.panel_buffer().dtype == np.float32
+    assert matrix.array.chunk_bytes == 4 * 10 * 5 + 28
+    for dtype in (np.float32, np.float64):
+        out = np.empty((3, 10), dtype)
+        matrix.read_tile(2, 1, out)
+        assert_array_equal(out, A[20:23, 10:20].astype(np.float32))
+    assert ChunkedArray.open(matrix.array.url, "test") == matrix.array
+    theirs = zarr.open_array(str(tmp_path / "m"), mode="r")
+    assert theirs.dtype == np.float32 and np.isnan(theirs.fill_value)
+    assert_array_equal(theirs[10:, :10], A[10:, :10].astype(np.float32))
+    with pytest.raises(StoreError, match="float32; expected .* float64"):
+        TiledMatrix.create(place_at(tmp_path / "m"), RAGGED)
+    for grid in (TileGrid(24, 10, 5), TileGrid(23, 15, 5), TileGrid(23, 10, 2)):
+        with pytest.raises(StoreError, match="expected shape"):
+            TiledMatrix.create(place_at(tmp_path / "m"), grid, "float32")
+
+
+@given(width=st.integers(0, 4000) | st.integers(1, 8).map(lambda k: 512 * k), dtype=st.sampled_from(["f8", "f4"]))
+def test_rows_of_tiles_in_memory_are_never_whole_pages_apart(width, dtype):
+    tile = empty_tile(3, width, dtype)
+    assert tile.shape == (3, width) and tile.dtype == dtype
+    assert tile.strides[0] % 4096 != 0
+    assert tile.strides == (padded_width(width, tile.itemsize) * tile.itemsize, tile.itemsize)
+    assert tile.strides[0] - width * tile.itemsize in (0, 64), "no more memory than needed"
+
+
+def test_padded_tiles_are_written_and_read(tmp_path):
+    grid = TileGrid(1024, 512, 512)
+    for matrix in (MemoryMatrix(grid), TiledMatrix.create(place_at(f"{tmp_path}/a.zarr"), grid)):
+        for i, j in grid.lower():
+            tile = matrix.tile_buffer(i, j)
+            assert tile.strides[0] % 4096 != 0
+            tile[...] = np.arange(512)
+            matrix.write_tile(i, j, tile)
+            found = np.empty((512, 512))
+            matrix.read_tile(i, j, found)
+            assert_array_equal(found, tile)
