@@ -9,19 +9,16 @@ TOGETHER = --numprocesses 2 --dist worksteal
 export PYTHONDONTWRITEBYTECODE =
 
 # Those of each package that touch what it depends on: stores, saved models, workers, the interface of scikit-learn.
-OLDEST_TESTS = $(addprefix tests/, tiles test_persistence.py rows/test_open.py rows/test_staging.py \
-	fitting/test_resume.py fitting/test_checkpoint.py selection/test_resume.py \
-	estimators/test_kernel_ridge.py estimators/test_dask_frames.py kernels/test_text.py features/test_maps.py \
-	algorithms/test_cholesky.py machine/test_profile.py posterior/test_processes.py algorithms/test_residuals.py \
-	planning/test_direct.py cli cluster/test_preload.py cluster/test_tls.py test_gram.py algorithms/test_blas.py test_inspection.py \
-	test_sparse.py transformers test_predictions_out.py)
+OLDEST_TESTS = $(addprefix tests/, store data interface contracts/test_rows.py contracts/test_feature_maps.py \
+	promises/test_exact.py promises/test_scikit_learn.py promises/test_resume.py algorithms/test_fitting_checkpoint.py \
+	algorithms/test_cholesky.py algorithms/test_residuals.py algorithms/test_posterior.py algorithms/test_blas.py \
+	algorithms/test_gram.py planning/test_plans.py runtime/test_profile.py)
 
 # Those that touch what depends on Python itself and on the newest packages: values, files, processes, commands.
 PYTHONS = 3.12 3.13
-PYTHONS_TESTS = $(addprefix tests/, data/test_kernel_values.py kernels/test_parameters.py kernels/test_categories.py \
-	estimators/test_kernel_ridge.py estimators/test_ecosystem.py rows/test_sources.py fitting/test_resume.py \
-	algorithms/test_cholesky.py algorithms/test_residuals.py tiles/test_store.py cli/test_commands.py test_persistence.py \
-	test_config.py)
+PYTHONS_TESTS = $(addprefix tests/, store data/test_kernel_values.py data/test_categories.py contracts/test_rows.py \
+	promises/test_exact.py promises/test_scikit_learn.py promises/test_resume.py algorithms/test_cholesky.py \
+	algorithms/test_residuals.py interface/test_commands.py interface/test_settings.py)
 
 .PHONY: demo test nightly guard random oldest pythons check docs format clean
 

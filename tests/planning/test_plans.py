@@ -267,6 +267,13 @@ def test_a_full_disk_names_conjugate_gradient_where_it_has_room(memory):
         assert make_plan(replace(what, solver=CG), where).disk_bytes <= GIB
 
 
+@pytest.mark.parametrize("memory", [4 * GIB, GIB // 2])
+def test_too_many_tiles_name_conjugate_gradient_where_it_has_room(memory):
+    with pytest.raises(PlanError, match="too large for a factorisation") as caught:
+        make_plan(direct(3_000_000, 10), machine(memory))
+    assert ("solver='cg' (conjugate gradient), which has room" in str(caught.value)) == (memory == 4 * GIB)
+
+
 def test_what_cannot_be_done_at_all_is_refused_with_a_remedy():
     rank, singular = ConjugateGradient(RPCholesky(7)), problem(211, 3, "linear", alphas=(0.0,))
     for what, error, match in (
