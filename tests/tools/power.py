@@ -86,7 +86,9 @@ Functions = dict[tuple[str, str, int], list[types.FunctionType]]
 # Mutants
 
 
-def outer_functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+def outer_functions(
+    body: list[ast.stmt], prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + node.name, node
@@ -164,7 +166,7 @@ def function_starts(source: str, mutant: Mutant) -> int | None:
 def put_in(mutant: Mutant, functions: Functions) -> int:
     """Give the live functions the code of a mutant; return how many have other code now."""
     path = str(Path(sys.modules["dkrr"].__file__ or "").parents[1] / mutant["module"])
-    source, found = Path(path).read_text(), {}
+    source, found = Path(path).read_text(), dict[Any, Any]()
     if function_starts(source, mutant) is None:
         return 0
     with warnings.catch_warnings():
@@ -203,7 +205,7 @@ class Probes(SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
         source = Path(self.path).read_text()
         tree = ast.parse(source)
-        self.lines[fullname.replace(".", "/")] = lines = {}
+        self.lines[fullname.replace(".", "/")] = lines = dict[Any, Any]()
         self.put_in(tree, lines, False)
         return compile(tree, self.path, "exec", dont_inherit=True)
 
@@ -607,7 +609,7 @@ def inside(command: str, options: dict[str, Any], pytest_arguments: str) -> None
     control(36, 1)  # processes whose parents have ended become children of this one
     control(1, signal.SIGKILL)
     if command == "cover":
-        sys.meta_path.insert(0, Probes)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, Probes)
     given = ["-c", "pyproject.toml", "--rootdir", ".", "-qq", "-s", "--tb=native", "-p", "no:cacheprovider"]
     given += ["-p", "no:randomly", "-p", "no:faulthandler", "-o", "timeout=0", *shlex.split(pytest_arguments)]
     sys.exit(pytest.main(given, plugins=[Server(command, options)]))
@@ -629,17 +631,17 @@ processes_option = click.option("--processes", default=2, show_default=True)
 def sample(tree: Path, size: int, seed: int, out: Path) -> None:
     """Draw mutants of all packages, in proportion to their code; at most one of a place."""
     sys.path.insert(0, str(tree))
-    functions, rng, found = live_functions(), random.Random(seed), defaultdict(list)
+    functions, rng, found = live_functions(), random.Random(seed), defaultdict[str, list[Any]](list)
     for path in sorted((tree / "dkrr").rglob("*.py")):
         module = path.relative_to(tree).as_posix()
         parsed, places = candidates(path)
         found[package(module)] += [(path, module, parsed, place) for place in places]
-    total, drawn = sum(map(len, found.values())), []
+    total, drawn = sum(map(len, found.values())), list[Mutant]()
     quotas = {name: max(AT_LEAST, round(size * len(places) / total)) for name, places in found.items()}
     quotas[max(quotas, key=quotas.__getitem__)] += size - sum(quotas.values())
     for name, places in sorted(found.items()):
         rng.shuffle(places)
-        kept = filter(None, (described(*place, rng.choice(options)) for *place, options in places))
+        kept = filter(None, (described(p, m, parsed, rng.choice(options)) for p, m, parsed, options in places))
         drawn += itertools.islice(filter(partial(put_in, functions=functions), kept), quotas[name])
         click.echo(f"{name}: {quotas[name]} of {len(places)} places")
     out.write_text(json.dumps(drawn, indent=1))
