@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from dkrr.arguments import checked_candidates
 from dkrr.cli.candidates import candidates, train_sizes, whole
 from dkrr.cli.common import check_store, cluster, echo, readable_errors
 from dkrr.cli.config import Configurable, config_option
@@ -45,6 +44,7 @@ def plan(
 ) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
+    from dkrr.arguments import checked_candidates
 
     with readable_errors(), cluster(scheduler):
         if (x_path is None) == (options["n"] is None or options["d"] is None):

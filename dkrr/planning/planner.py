@@ -219,11 +219,11 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
         least = min(in_memory, key=lambda c: c.disk_bytes)
         free = format_bytes(resources.disk_free_bytes or 0)
         iterative = _conjugate_gradient_with_room(problem, resources, least.form)
-        remedy = f"dkrr.temporary-directory on a larger disk{iterative and f', {iterative}'}, or raise memory_limit"
+        or_iterative = f", {iterative}" if iterative else ""
         raise DiskSpaceError(
             f"not enough disk: the plan with the smallest need ({least.summary()}) takes "
             f"{format_bytes(least.disk_bytes)} in the store, {free} are free. Free some space, give store= or "
-            f"{remedy}. Nothing was computed"
+            f"dkrr.temporary-directory on a larger disk{or_iterative}, or raise memory_limit. Nothing was computed"
         )
     if resources.cluster_is_running:
         possible = [c for c in possible if c.execution == "dask"] or possible

@@ -284,7 +284,11 @@ def test_what_cannot_be_done_at_all_is_refused_with_a_remedy():
             "'auto' or None in the primal form.*form='dual'",
         ),
         (replace(singular, solver=rank), InputError, r"dual is impossible: .* D = 3 < n = 211.*set alpha > 0"),
-        (direct(50_000_000, 13), PlanError, f"more than {MAX_TILES_PER_SIDE} per side. Nothing was computed"),
+        (
+            direct(50_000_000, 13),
+            PlanError,
+            f"more than {MAX_TILES_PER_SIDE} per side: give solver=.cg.*Nothing was computed",
+        ),
         (problem(2_000_003, 13, tile=500), (PlanError, InputError), "tile"),
     ):
         with pytest.raises(error, match=match):

@@ -222,7 +222,7 @@ def test_without_a_penalty_primal_fits_are_numpys_least_squares(tile):
     ids=str,
 )
 def test_rows_of_any_kind(rows, way, tmp_path):
-    """Every container is in tests/promises/test_inputs.py; here those that are read in other ways, in every form and place."""
+    """Every container is in `test_inputs.py`; here those that are read in other ways, in every form and place."""
     X, y, weights, _ = sample()
     X = np.where(np.abs(X) < 0.7, 0.0, np.round(X, 1)).astype(np.float32).astype(float)
     zarr.save_array(f"{tmp_path}/x.zarr", X)

@@ -322,7 +322,7 @@ class TestTransformers:
         return tmp_path / "m.zarr"
 
     def test_a_class_that_anyone_named(self, tmp_path, monkeypatch):
-        """Nothing that a file names is imported, made or called; tests/data/test_transformers_saved.py has its parts."""
+        """Nothing that a file names is imported, made or called; `test_transformers_saved.py` has its parts."""
         import skops.io
 
         (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Transformer: pass\n")
