@@ -38,6 +38,8 @@ class FoldSystems:
         if with_all_rows:
             self.scales = np.column_stack([self.scales, np.ones(data.n) if roots is None else roots])
         self.n_sets = self.scales.shape[1]
+        self.spreads = [_spread(self.scales[:, f]) for f in range(self.n_sets)]
+        """How much of a residual may be that of rows with ordinary weights, relative to these rows, for each set."""
         self.values = data.targets[:, targets]
         """y, of shape (n, t')."""
         y = self.values - self._means
@@ -102,6 +104,12 @@ class FoldSystems:
     def is_squared_error(self) -> bool:
         """Whether scores are mean squared errors."""
         return self._sheet.is_squared_error
+
+
+def _spread(roots: Array) -> float:
+    """Root mean square of √w over the median: if few weights are far larger, a residual says little of other rows."""
+    roots = roots[roots > 0]
+    return max(1.0, float(np.sqrt(np.mean(roots**2)) / np.median(roots))) if roots.size else 1.0
 
 
 def _constants(sums: Array) -> Array:

@@ -171,7 +171,8 @@ class FoldSweep:
         both have shape (m,).
 
         A residual moves predictions by about as much of ‖y‖, which may be far more than they are wrong: where targets
-        have a mean and no constant is free, or hardly any noise.
+        have a mean and no constant is free, or hardly any noise; or where most of it is that of a few rows with large
+        weights, and so little of the others is solved.
         """
         systems = self.systems
         products = operator.unmasked(outcome.x / systems.sizes) * systems.sizes
@@ -186,7 +187,7 @@ class FoldSweep:
                     shares[where.stop - 1] = max(1.0, systems.shares_of_constants(sums, f).max())
                 errors = root_mean_squares(found[a, f] - systems.values[rows])
                 part = float(np.min(errors / systems.sizes_of_targets, initial=np.inf))
-                wanted[where] = max(tol * min(1.0, SLACK * part), LEAST_TOL)
+                wanted[where] = max(tol * min(1.0, SLACK * part) / systems.spreads[f], LEAST_TOL)
         return found, wanted, shares
 
     def _count(self, columns: Numbers, *_: Array) -> None:

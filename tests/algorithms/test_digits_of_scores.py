@@ -51,3 +51,15 @@ def test_a_candidate_that_was_given_up_cannot_win_where_others_were_not_solved()
     report.stopped[2] = True
     (message,) = report.leave_out(values, np.array([10.0, 1.0, 0.1]))
     assert np.isnan(values[[0, 2]]).all() and values[1] == -3.0 and "alpha = 10, 0.1" in message
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_scores_by_conjugate_gradient_are_solved_for_rows_of_ordinary_weight_beside_huge_ones(seed):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((50, 3))
+    y, weights = X[:, 0] + 0.3 * rng.standard_normal(50), 10.0 ** rng.uniform(-3, 6, 50)
+    settings = {"kernel": "laplacian", "gamma": 0.3, "cv": 3, "fit_intercept": True}
+    found, expected = (KernelRidgeCV([1.0, 1e-2], solver=s, **settings).fit(X, y, weights) for s in ("cg", "cholesky"))
+    for fold in range(3):  # they were up to 13 % off
+        name = f"split{fold}_test_score"
+        assert_allclose(found.cv_results_[name], expected.cv_results_[name], rtol=5e-3)
