@@ -152,6 +152,7 @@ def test_iterations_that_do_not_end_lead_to_float64(data, monkeypatch, tile):
     assert model.solve_result_.residual <= 3 * expected.solve_result_.residual
 
 
+@pytest.mark.nightly
 def test_a_factor_in_float64_that_does_not_fit_in_memory_is_made_on_disk(data, small_process):
     X, y, _ = data
     K = 1e6 * np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))

@@ -100,6 +100,7 @@ def test_nothing_is_drawn_for_a_fit_without_a_plan(monkeypatch):
 SAMPLED = ConcatenatedMap(IdentityMap(), Nystroem(RBF(gamma=0.3), 40, "uniform"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", ["primal", "dual"])
 def test_fits_with_drawn_centres_agree_in_tiles_in_one_process_and_on_workers(form, tmp_path, workers):
     X = numbers(400, 3)

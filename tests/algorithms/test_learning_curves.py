@@ -107,6 +107,7 @@ def test_fits_of_parts_leave_out_lambda_that_have_lost(data):
     assert (search.learning_curve_["alpha"] > alphas[stopped].max()).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", ["sweep", "factors"])
 def test_a_curve_from_a_store_on_workers(data, ambient_workers, tmp_path, way):
     X, y = data.X[:100], data.y[:100, 0]

@@ -83,6 +83,7 @@ def test_too_little_memory_names_what_suffices():
         seconds(64, needed - 2 * 2**20)
 
 
+@pytest.mark.nightly
 def test_the_command_plans_for_such_a_cluster():
     def invoke(*options):
         return CliRunner().invoke(command, [*OPTIONS, *options])
