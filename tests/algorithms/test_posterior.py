@@ -324,6 +324,7 @@ def test_lazy_rows_have_lazy_deviations_bounds_and_intervals(data, tmp_path, mon
         std.compute()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings", [{"solver": "auto"}, {"solver": "cg"}], ids=str)
 def test_lazy_deviations_and_intervals_are_computed_on_workers(data, workers, monkeypatch, settings):
     if settings["solver"] == "cg":

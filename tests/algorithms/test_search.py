@@ -324,6 +324,7 @@ def test_a_search_has_one_line_of_progress(data, y, kind, settings, capsys):
     assert len(stages) == 1 and "search: done in" in stages[0], lines
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
 def test_a_search_on_workers_has_the_same_scores(data, y, ambient_workers, solver):
     X, y, alphas = data.X[:100], y[:100], [10.0, 0.3]  # every iteration takes round trips

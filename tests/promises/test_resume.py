@@ -107,6 +107,7 @@ WITHIN_TOLERANCE = {
     "search by gradients": optimize,
 }
 WAYS = EXACT | WITHIN_TOLERANCE
+NIGHT = [pytest.mark.nightly, pytest.mark.guard]
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
@@ -149,7 +150,7 @@ def check(way, found):
             assert_allclose(one, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("at", "after"), [(0.3, False), (0.75, True)])
+@pytest.mark.parametrize(("at", "after"), [pytest.param(0.3, False, marks=NIGHT), (0.75, True)])
 @every_way
 def test_a_run_that_is_stopped_at_any_task_resumes_to_the_same_answer(way, at, after, tmp_path):
     n_tasks, store = whole(way)[1], tmp_path / "run.zarr"
@@ -229,7 +230,9 @@ RUNS = [f"{part}zarr.json" for part in ("", "kernel-0/", "fit/", "optimum/")]
 """Descriptions of runs, and of the runs of a search."""
 
 
-@pytest.mark.parametrize("way", DAMAGED)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[] if number in (0, 1, 5) else NIGHT) for number, way in enumerate(DAMAGED)]
+)
 def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, monkeypatch):
     """One file of each folder at a time, or any for a fit: the run that resumes finds what was found before."""
     monkeypatch.setattr(FactoredGram, "release", lambda *_: None)  # the store of a run that is killed just before
@@ -259,10 +262,10 @@ def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, mo
     "change",
     [
         {"solver": ConjugateGradient(RPCholesky(21), "mixed")},
-        {"solver": ConjugateGradient(RPCholesky(71))},
-        {"solver": ConjugateGradient(None)},
+        pytest.param({"solver": ConjugateGradient(RPCholesky(71))}, marks=NIGHT),
+        pytest.param({"solver": ConjugateGradient(None)}, marks=NIGHT),
         {"solver": "auto", "tol": 1e-11},
-        {"solver": "cg", "tol": 1e-4},
+        pytest.param({"solver": "cg", "tol": 1e-4}, marks=NIGHT),
         {"solver": "cg", "tile": 53, "memory_limit": "4GiB"},
     ],
     ids=str,

@@ -163,6 +163,7 @@ def test_groups_are_routed_to_searches(estimator):
     assert [fit.n_splits_ for fit in found["estimator"]] == [2, 2]
 
 
+@pytest.mark.nightly
 def test_a_grid_search_runs_on_the_workers_of_joblib(workers):
     search = GridSearchCV(KernelRidge(kernel=RBF()), {"kernel__gamma": [0.1, 1.0], "alpha": [0.1, 1.0]}, cv=2)
     with workers.as_current(), joblib.parallel_config("dask", client=workers):
