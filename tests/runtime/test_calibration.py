@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import asdict
+from functools import partial
 
 import dask
 import numpy as np
@@ -14,7 +15,9 @@ from dkrr.cli import dkrr as command
 from dkrr.errors import InputError
 from dkrr.machine import detect
 from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_store
+from dkrr.machine.profile import load_profile, machine_fingerprint
 from dkrr.planning import Rates
+from tests.runtime.clients import all_released
 
 DEFAULTS = {
     "fresh_bytes", "task_seconds", "chain_seconds", "round_trip_seconds", "network_bytes", "cluster_start_seconds",
@@ -105,3 +108,29 @@ def test_long_calls_are_repeated_within_three_times_the_time(monkeypatch, each, 
 
     assert best_seconds(work, 1.0) == pytest.approx(each)
     assert len(made) == calls
+
+
+@pytest.mark.nightly
+def test_this_machine(tmp_path, folder, monkeypatch):
+    """The command measures for a moment only: every rate, and the next plan uses them."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    plan = ["plan", "--n", 50_000, "--d", 9, "--kernel", "laplacian", "--solver", "cholesky", "--json"]
+    before = run(*plan)["seconds"]
+    monkeypatch.setattr(dkrr, "calibrate", partial(dkrr.calibrate, seconds=0.005))
+    description = run("calibrate", "--folder", scratch, "--workers", 2, "--json")
+    profile = load_profile(machine_fingerprint())
+    check(profile)
+    assert run(*plan)["seconds"] != before
+    assert list(scratch.iterdir()) == [], "nothing is left behind"
+    assert description["profile"] == str(next(folder.iterdir()))
+    assert description["measured"]["folder"] == str(scratch)
+
+
+@pytest.mark.nightly
+def test_workers_of_a_client(tmp_path, workers):
+    with workers.as_current():
+        profile = dkrr.calibrate(str(tmp_path), seconds=0.005)
+        check(profile)
+        assert load_profile(machine_fingerprint()) is None, "a cluster on this machine is not the machine"
+        assert all_released(workers)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import uuid
 
 import numpy as np
@@ -20,6 +21,7 @@ from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import TileGrid
 from dkrr.tiles.arrays import create_array
+from tests.systems import rows_of
 
 VECTORS = np.random.default_rng(0).standard_normal((13, 2))
 
@@ -69,6 +71,10 @@ def kept_runs(run):
     return run in resident._kept
 
 
+def end(pid):
+    os.kill(pid, signal.SIGKILL)
+
+
 class TestPasses:
     def test_values_that_may_not_be_written(self, executor):
         """What a task returned may be needed again: a sum must not be made in it."""
@@ -95,6 +101,29 @@ class TestPlaces:
     def test_without_a_place_anybody_does_it(self, executor):
         tasks = [Task(f"t{k}", process) for k in range(6)]
         assert len(executor.map(tasks, VECTORS).tasks) == 6
+
+
+@pytest.mark.nightly
+@pytest.mark.guard
+class TestLostWorker:
+    def test_a_worker_lost_between_two_passes_changes_no_bits(self, executor, client):
+        expected = executor.total(tasks_of(5), VECTORS)[0]
+        end(executor.map([Task("who", process, place=0)], None).tasks[0].value)
+        for _ in range(4):
+            assert_array_equal(executor.total(tasks_of(5), VECTORS)[0], expected)
+        client.wait_for_workers(2, timeout=60)
+        places = [Task(f"t{k}", process, place=k) for k in range(2)]
+        passes = [[t.value for t in executor.map(places, None).tasks] for _ in range(3)]
+        assert all(len(set(p)) == 2 for p in passes), "the new worker has taken the place of the lost one"
+        assert all(p == passes[0] for p in passes)
+
+    def test_two_in_per_row(self, executor, client):
+        for k in range(2):
+            pid = executor.map([Task("who", process, place=k)], None).tasks[0].value
+            end(pid)
+            total, _ = executor.total(tasks_of(5), VECTORS)
+            assert_allclose(total, 15 * VECTORS, rtol=1e-14)
+        client.wait_for_workers(2, timeout=60)
 
 
 class TestIteration:
@@ -127,3 +156,26 @@ class TestIteration:
             assert len(pickle.dumps(operator._groups[0])) < 3000, "rows do not travel"
         assert results[0][0] == results[1][0]
         assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.nightly
+    @pytest.mark.guard
+    def test_a_worker_dies_on_the_way(self, tmp_path, executor, client, run):
+        K, operator, factor, B, shift = self.problem(tmp_path, executor, run)
+        factor.grow(20)
+        before = rows_of(factor)
+        killed = []
+
+        def kill(state):
+            if state.iteration == 2:
+                killed.append(executor.map([Task("who", process, place=1)], None).tasks[0].value)
+                end(killed[0])
+
+        found = Iteration(operator, shift, B, LowRank(factor, shift), tol=1e-6, mixed=True, on_iteration=kill).run()
+        assert killed and found.status is Status.CONVERGED
+        assert (np.linalg.norm(B - K @ found.x - shift * found.x, axis=0) <= 1.01e-6 * np.linalg.norm(B, axis=0)).all()
+        assert_allclose(rows_of(factor), before, atol=1e-5)
+        factor.grow(35)
+        assert factor.rank == 35
+        F = rows_of(factor)
+        assert_allclose((F @ F.T)[:, factor.index], K[:, factor.index], atol=1e-4)
+        client.wait_for_workers(2, timeout=60)
