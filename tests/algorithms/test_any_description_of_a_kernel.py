@@ -35,34 +35,30 @@ def _described(inner):
 DESCRIPTIONS = st.recursive(LEAVES, _described, max_leaves=8)
 
 
-@given(description=_described(DESCRIPTIONS) | DESCRIPTIONS)
-def test_any_description_makes_a_value_or_is_refused(description):
-    for read, kind in (
-        (kernel_from_dict, Kernel),
-        (plain_kernel_from_dict, Kernel),
-        (feature_map_from_dict, FeatureMap),
-    ):
-        with warnings.catch_warnings(), contextlib.suppress(InputError):
-            warnings.simplefilter("ignore")
-            value = read(description)
-            assert isinstance(value, kind)
-            assert read(value.to_dict()) == value
+KNOWN = st.builds(
+    lambda key, name, rest: rest | {key: name},
+    st.sampled_from(["kernel", "feature_map"]),
+    st.sampled_from([*KERNELS, *MAPS]),
+    st.dictionaries(KEYS, LEAVES | SIMPLE, max_size=4),
+)
 
 
-@given(name=st.sampled_from([*KERNELS, *MAPS]), rest=st.dictionaries(KEYS, LEAVES | SIMPLE, max_size=4))
-def test_any_settings_of_a_known_name_make_a_value_or_are_refused(name, rest):
-    with contextlib.suppress(InputError):
-        value = kernel_from_dict({**rest, "kernel": name})
-        assert kernel_from_dict(value.to_dict()) == value
-    with contextlib.suppress(InputError):
-        found = feature_map_from_dict({**rest, "feature_map": name})
-        assert feature_map_from_dict(found.to_dict()) == found
+@pytest.mark.parametrize(
+    ("read", "kind"),
+    [(kernel_from_dict, Kernel), (plain_kernel_from_dict, Kernel), (feature_map_from_dict, FeatureMap)],
+)
+@given(description=KNOWN | _described(DESCRIPTIONS) | DESCRIPTIONS)
+def test_any_description_makes_a_value_or_is_refused(read, kind, description):
+    with warnings.catch_warnings(), contextlib.suppress(InputError):
+        warnings.simplefilter("ignore")
+        value = read(description)
+        assert isinstance(value, kind)
+        assert read(value.to_dict()) == value
 
 
 def test_cyclic_and_deep_descriptions_are_refused():
-    cyclic = {"kernel": "normalized"}
+    cyclic, deep = {"kernel": "normalized"}, {"kernel": "linear"}
     cyclic["base"] = cyclic
-    deep = {"kernel": "linear"}
     for _ in range(5_000):
         deep = {"kernel": "normalized", "base": deep}
     for description in (cyclic, deep):

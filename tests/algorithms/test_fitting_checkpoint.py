@@ -2,8 +2,6 @@
 
 import copy
 import shutil
-from contextlib import suppress
-from dataclasses import dataclass, field
 
 import dask
 import numpy as np
@@ -11,30 +9,11 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from dkrr.fitting.checkpoint import Checkpoints
-from dkrr.linalg.operator import Operator
-from dkrr.runtime import RunRecord
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.tiles import ChunkedArray, RunStore
 from dkrr.tiles.paths import local_path
-
-N, M = 47, 3
-RNG = np.random.default_rng(0)
-
-
-@dataclass
-class Matrix(Operator):
-    """Products with a matrix in memory."""
-
-    matrix: np.ndarray
-    record: RunRecord = field(default_factory=RunRecord)
-
-    @property
-    def n(self):
-        return len(self.matrix)
-
-    def multiply(self, vectors, precision="float64", columns=None):
-        return (self.matrix.astype(precision) @ vectors.astype(precision)).astype(np.float64)
+from tests.systems import MatrixOperator, flip_a_bit, positive_definite, random
 
 
 @pytest.fixture
@@ -44,68 +23,63 @@ def store(tmp_path):
     return store
 
 
-# Conjugate gradient
-
-
 def iteration(**more):
-    rng = np.random.default_rng(0)
-    A, B = rng.standard_normal((N, N)), rng.standard_normal((N, M))
-    matrix = Matrix(A @ A.T / N + np.eye(N))
-    return Iteration(matrix, np.full((1, M), 0.01), B, tol=1e-10, mixed=True, **more)
+    matrix = MatrixOperator(positive_definite(47))
+    return Iteration(matrix, np.full((1, 3), 0.01), random(47, 3, seed=1), tol=1e-10, mixed=True, **more)
 
 
-def states():
+@pytest.fixture(scope="module")
+def found():
     """States after every iteration, and the last one between cycles."""
-    found = []
-    outcome = iteration(
-        on_iteration=lambda s: found.append(copy.deepcopy(s)), on_end=lambda s: found.append(copy.deepcopy(s))
-    ).run()
-    return outcome, found
+    states = []
+    one = iteration(**{name: lambda s: states.append(copy.deepcopy(s)) for name in ("on_iteration", "on_end")})
+    assert one.run().status is Status.CONVERGED
+    return states
 
 
 def assert_same(a, b):
-    assert_array_equal(a.x, b.x)
-    assert_array_equal(a.residual, b.residual)
-    assert (a.iteration, a.precision, a.history, a.messages) == (b.iteration, b.precision, b.history, b.messages)
-    assert (a.cycle is None) == (b.cycle is None)
-    if a.cycle is not None:
-        for name in ("columns", "goal", "correction", "residual", "direction", "product"):
-            assert_array_equal(getattr(a.cycle, name), getattr(b.cycle, name))
+    """Equal arrays and plain values."""
+    (arrays, plain), (others, expected) = a.arrays(), b.arrays()
+    assert plain == expected and arrays.keys() == others.keys()
+    for name, array in arrays.items():
+        assert_array_equal(array, others[name])
 
 
-def test_the_last_checkpoint_counts_and_an_iteration_resumes_from_it_with_the_same_bits(store):
+def test_the_last_checkpoint_counts_and_an_iteration_resumes_from_it_with_the_same_bits(store, found):
     assert Checkpoints(store).load() is None and Checkpoints(store).load_pivots() is None
-    outcome, found = states()
     checkpoints = Checkpoints(store)
     for state in (found[0], found[-1], found[len(found) // 2]):  # between cycles there are fewer arrays
         checkpoints.save(state)
         assert_same(Checkpoints(store).load(), state)
-    again = iteration().run(state=Checkpoints(store).load())
-    assert outcome.status is Status.CONVERGED and again.iterations == outcome.iterations
+    again, outcome = iteration().run(state=Checkpoints(store).load()), iteration().run()
+    assert again.iterations == outcome.iterations
     assert_array_equal(again.x, outcome.x)
 
 
-@pytest.mark.parametrize("at", range(6))
-def test_a_kill_while_saving_leaves_the_checkpoint_before(store, monkeypatch, at):
-    """Whichever write is the last; the resumed run does not destroy it."""
-    _, found = states()
-    Checkpoints(store).save(found[3])
-    resumed = Checkpoints(store)
-    assert_same(resumed.load(), found[3])
-    writes, fill, note = [], ChunkedArray.fill, RunStore.set_note
+def kill_at(patch, number):
+    """Let a number of writes to a store be made, and end the process at the next."""
+    writes = iter(range(number))
 
     def until(action):
         def write(*args):
-            if len(writes) == at:
+            if next(writes, None) is None:
                 raise KeyboardInterrupt
-            writes.append(1)
             return action(*args)
 
         return write
 
+    for owner, name in ((ChunkedArray, "fill"), (RunStore, "set_note")):
+        patch.setattr(owner, name, until(getattr(owner, name)))
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_kill_while_saving_leaves_the_checkpoint_before(store, found, monkeypatch, at):
+    """Whichever write is the last; the resumed run does not destroy it."""
+    Checkpoints(store).save(found[3])
+    resumed = Checkpoints(store)
+    assert_same(resumed.load(), found[3])
     with monkeypatch.context() as patch:
-        patch.setattr(ChunkedArray, "fill", until(fill))
-        patch.setattr(RunStore, "set_note", until(note))
+        kill_at(patch, at)
         with pytest.raises(KeyboardInterrupt):
             resumed.save(found[8])
     after = Checkpoints(store)
@@ -114,8 +88,20 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(store, monkeypatch, at
     assert_same(Checkpoints(store).load(), found[10])
 
 
-def test_checkpoints_are_saved_when_their_time_has_come(store, monkeypatch):
-    _, found = states()
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("pivots", [[5, 0, 46, 7], [1, 2]])
+def test_a_kill_while_saving_pivots_leaves_those_before(store, monkeypatch, pivots, at):
+    Checkpoints(store).save_pivots(np.array([5, 0, 46]))
+    resumed = Checkpoints(store)
+    assert resumed.load_pivots().tolist() == [5, 0, 46]
+    with monkeypatch.context() as patch:
+        kill_at(patch, at)
+        with pytest.raises(KeyboardInterrupt):
+            resumed.save_pivots(np.array(pivots))
+    assert Checkpoints(store).load_pivots().tolist() == [5, 0, 46]
+
+
+def test_checkpoints_are_saved_when_their_time_has_come(store, found, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("dkrr.fitting.checkpoint.time.monotonic", lambda: clock[0])
     checkpoints = Checkpoints(store, _saved_at=100.0)
@@ -127,39 +113,33 @@ def test_checkpoints_are_saved_when_their_time_has_come(store, monkeypatch):
             assert (None if state is None else state.iteration) == saved
 
 
-@pytest.mark.parametrize("how", ["missing", "short", "flipped", "folder", "description", "of another time"])
-def test_a_damaged_checkpoint_is_told_and_the_next_one_is_whole(store, tmp_path, how):
+def cut(array):
+    chunk = array / "c.0.0"
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+
+
+DAMAGES = {
+    "missing": lambda array: (array / "c.0.0").unlink(),
+    "short": cut,
+    "description": lambda array: (array / "zarr.json").write_text("{"),
+    "folder": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "flipped"])
+def test_a_damaged_checkpoint_is_told_and_the_next_one_is_whole(store, found, how):
     """Nothing depends on a checkpoint: a run restarts, and says so."""
-    _, found = states()
-    checkpoints, first, pivots = Checkpoints(store), "checkpoint-0/direction", "pivots-3"
-    checkpoints.save(found[3])
-    shutil.copytree(local_path(store.at(first)), tmp_path / "earlier")
-    if how == "of another time":  # whole, of this run and at its place, but not what the other arrays belong to
-        for k in (4, 5):
-            checkpoints.save(found[k])
-    checkpoints.save_pivots(np.array([5, 0, 46]))
-    for name in (first, pivots) if how != "of another time" else (first,):
-        array = local_path(store.at(name))
-        chunk = next(p for p in array.iterdir() if p.name.startswith("c."))
-        content = chunk.read_bytes()
-        if how == "missing":
-            chunk.unlink()
-        elif how == "short":
-            chunk.write_bytes(content[:-9])
-        elif how == "flipped":
-            chunk.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-        elif how == "description":
-            (array / "zarr.json").write_text("{")
-        else:
-            shutil.rmtree(array)
-    if how == "of another time":
-        shutil.copytree(tmp_path / "earlier", local_path(store.at(first)))
     checkpoints = Checkpoints(store)
-    assert checkpoints.load() is None
+    checkpoints.save(found[3])
+    checkpoints.save_pivots(np.array([5, 0, 46]))
+    for name in ("checkpoint-0/direction", "pivots-3"):
+        if how == "flipped":
+            flip_a_bit(store.open_array(name), "c.0.0")
+        else:
+            DAMAGES[how](local_path(store.at(name)))
+    checkpoints = Checkpoints(store)
+    assert checkpoints.load() is None and checkpoints.load_pivots() is None
     assert "checkpoint of the run in this store is damaged" in checkpoints.damage
-    assert how != "of another time" or "direction is not of this checkpoint" in checkpoints.damage
-    kept = checkpoints.load_pivots()
-    assert kept is None if how != "of another time" else kept.tolist() == [5, 0, 46]
     checkpoints.save(found[6])
     checkpoints.save_pivots(np.array([7, 8, 9, 4]))
     again = Checkpoints(store)
@@ -167,11 +147,19 @@ def test_a_damaged_checkpoint_is_told_and_the_next_one_is_whole(store, tmp_path,
     assert again.damage == "" and again.load_pivots().tolist() == [7, 8, 9, 4]
 
 
-def test_damage_of_the_other_checkpoint_does_not_matter(store):
-    _, found = states()
-    checkpoints = Checkpoints(store)
+def test_an_array_of_an_earlier_checkpoint_is_noticed_and_damage_of_the_other_does_not_matter(store, found, tmp_path):
+    checkpoints, direction = Checkpoints(store), local_path(store.at("checkpoint-0/direction"))
     checkpoints.save(found[3])
-    checkpoints.save(found[4])
+    shutil.copytree(direction, tmp_path / "earlier")
+    for k in (4, 5):
+        checkpoints.save(found[k])
+    shutil.rmtree(direction)
+    shutil.copytree(tmp_path / "earlier", direction)  # whole, of this run and at its place
+    checkpoints = Checkpoints(store)
+    assert checkpoints.load() is None and "direction is not of this checkpoint" in checkpoints.damage
+    checkpoints = Checkpoints(store)
+    for k in (3, 4):
+        checkpoints.save(found[k])
     shutil.rmtree(local_path(store.at("checkpoint-0")))
     again = Checkpoints(store)
     assert_same(again.load(), found[4])
@@ -188,29 +176,11 @@ def test_pivots_come_back(store):
         assert found.dtype == np.intp and found.tolist() == pivots
 
 
-@pytest.mark.parametrize("pivots", [[5, 0, 46, 7], [1, 2], [5, 0, 46]])
-def test_a_kill_while_saving_pivots_leaves_those_before(store, monkeypatch, pivots):
-    Checkpoints(store).save_pivots(np.array([5, 0, 46]))
-
-    def killed(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    for owner, name in ((ChunkedArray, "fill"), (RunStore, "set_note")):
-        resumed = Checkpoints(store)
-        assert resumed.load_pivots().tolist() == [5, 0, 46]
-        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-            patch.setattr(owner, name, killed)
-            resumed.save_pivots(np.array(pivots))
-        assert Checkpoints(store).load_pivots().tolist() == [5, 0, 46]
-
-
-def test_pivots_of_a_preconditioner_that_grows_are_saved_with_the_state_of_their_moment(store):
-    _, found = states()
+def test_pivots_of_a_preconditioner_that_grows_are_saved_with_the_state_of_their_moment(store, found):
     pivots = [np.array([3, 1])]
     checkpoints = Checkpoints(store, pivots=lambda: pivots[-1])
-    checkpoints.save(found[2])
-    assert Checkpoints(store).load_pivots().tolist() == [3, 1]
-    pivots.append(np.array([3, 1, 2]))
-    checkpoints.save(found[4])
-    assert Checkpoints(store).load_pivots().tolist() == [3, 1, 2]
-    assert_same(Checkpoints(store).load(), found[4])
+    for state, more in ((found[2], [3, 1]), (found[4], [3, 1, 2])):
+        pivots.append(np.array(more))
+        checkpoints.save(state)
+        assert Checkpoints(store).load_pivots().tolist() == more
+        assert_same(Checkpoints(store).load(), state)

@@ -5,7 +5,8 @@ import gc
 import dask
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.fitting import run
@@ -19,6 +20,7 @@ from dkrr.tiles import MemoryMatrix
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 N = ONE_TILE + 53
+FLOAT32, SETTINGS = ConjugateGradient(Float32Cholesky()), {"kernel": "rbf", "gamma": 0.3}
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +40,18 @@ def data():
     return X, y, weights
 
 
+def gram_of(X, scale):
+    return scale * np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))
+
+
 def in_float32(model):
     return isinstance(model.plan_.chosen.for_systems, Float32Factor)
 
 
 def check_against_float64(model, X, y, weights=None):
     """The same function, residual and condition as a factorisation in float64."""
-    other = KernelRidge(**{**model.get_params(), "solver": "cholesky"}).fit(X, y, sample_weight=weights)
+    model.fit(X, y, sample_weight=weights)
+    other = clone(model).set_params(solver="cholesky").fit(X, y, sample_weight=weights)
     assert in_float32(model) and not in_float32(other)
     found, expected = model.solve_result_, other.solve_result_
     assert found.status is expected.status is Status.SOLVED
@@ -63,32 +70,30 @@ def check_against_float64(model, X, y, weights=None):
 )
 def test_fits_in_float32_are_as_accurate_as_in_float64(data, tile, weighted, fit_intercept, alpha):
     X, y, weights = data
-    weights = np.maximum(weights, 0.01) if weighted else None
-    model = KernelRidge(alpha, kernel="rbf", gamma=0.3, fit_intercept=fit_intercept, tile=tile)
-    check_against_float64(model.fit(X, y, sample_weight=weights), X, y, weights)
+    model = KernelRidge(alpha, **SETTINGS, fit_intercept=fit_intercept, tile=tile)
+    check_against_float64(model, X, y, np.maximum(weights, 0.01) if weighted else None)
 
 
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 def test_kernels_of_any_size_stay_within_the_range_of_float32(data, size):
     X, y, _ = data
     X = np.hstack([X * size, np.sin(X @ np.ones((3, 1))) * size])
-    model = KernelRidge(alpha=0.1 * size**4, kernel="polynomial", degree=2, gamma=1.0, coef0=size**2, form="dual")
-    check_against_float64(model.fit(X, y), X, y)
+    settings = {"kernel": "polynomial", "degree": 2, "gamma": 1.0, "coef0": size**2, "form": "dual"}
+    check_against_float64(KernelRidge(0.1 * size**4, **settings), X, y)
 
 
 def test_a_precomputed_matrix_is_factored_in_float32(data):
     X, y, _ = data
-    K = 7.0 * np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))
-    check_against_float64(KernelRidge(0.1, kernel="precomputed").fit(K, y), K, y)
+    check_against_float64(KernelRidge(0.1, kernel="precomputed"), gram_of(X, 7.0), y)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_newton_steps_are_solved_in_float32(data, n_classes):
     X, y = data[0][:700], data[1][:700]
     labels = np.digitize(y[:, 0], [-0.3, 0.3][: n_classes - 1])
-    settings = {"alpha": 0.1, "kernel": "rbf", "gamma": 0.3, "solver": ConjugateGradient(Float32Cholesky())}
-    model = KernelLogisticRegression(**settings).fit(X, labels)
-    other = KernelLogisticRegression(**{**settings, "solver": "cholesky"}).fit(X, labels)
+    model, other = (
+        KernelLogisticRegression(0.1, **SETTINGS, solver=solver).fit(X, labels) for solver in (FLOAT32, "cholesky")
+    )
     assert in_float32(model) and model.plan_.execution == "memory"
     assert model.solve_result_.status is Status.CONVERGED and model.solve_result_.residual <= 1e-8
     assert_allclose(model.predict_proba(X[:40]), other.predict_proba(X[:40]), atol=1e-6)
@@ -96,7 +101,7 @@ def test_newton_steps_are_solved_in_float32(data, n_classes):
 
 def test_a_plan_foresees_that_alpha_is_too_small(data):
     X, y, _ = data
-    model = KernelRidge(1e-7, kernel="rbf", gamma=0.3).fit(X, y)
+    model = KernelRidge(1e-7, **SETTINGS).fit(X, y)
     assert not in_float32(model) and model.solve_result_.iterations == 0
     assert "float64" in codes_of(model.plan_.reasons)
 
@@ -104,60 +109,51 @@ def test_a_plan_foresees_that_alpha_is_too_small(data):
 def test_the_diagonal_shows_that_alpha_is_too_small(data):
     # A plan does not know the scale of these entries.
     X, y, _ = data
-    K = 1e6 * np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))
+    K = gram_of(X, 1e6)
     model = KernelRidge(1.0, kernel="precomputed").fit(K, y)
     assert model.solve_result_.status is Status.SOLVED and not in_float32(model)
     assert model.solve_result_.messages[0].startswith("λ is too small for a factor in float32")
     assert_allclose(model.predict(K[:9]), K[:9] @ np.linalg.solve(K + np.eye(N), y), atol=1e-4)
 
 
-def test_a_breakdown_leads_to_float64(data):
-    X, y, _ = data
-    solver = ConjugateGradient(Float32Cholesky())
-    model = KernelRidge(1e-8, kernel="rbf", gamma=0.3, solver=solver).fit(X, y)
-    found = model.solve_result_
-    assert found.status is Status.SOLVED and not in_float32(model)
-    assert "broke down at row" in found.messages[0] and "factoring in float64 instead" in found.messages[0]
-
-
-def test_what_broke_down_is_released_first(data, monkeypatch):
+def test_a_breakdown_leads_to_float64_and_is_released_first(data, monkeypatch):
     X, y, _ = data
     planned, alive = run.plan_of, []
 
     def plan_of(request):
-        found = [o for o in gc.get_objects() if isinstance(o, MemoryMatrix) and o.dtype == np.float32]
-        alive.append(len(found))
+        alive.append(sum(isinstance(o, MemoryMatrix) and o.dtype == np.float32 for o in gc.get_objects()))
         return planned(request)
 
     monkeypatch.setattr(run, "plan_of", plan_of)
     gc.collect()
     gc.disable()
     try:
-        KernelRidge(1e-8, kernel="rbf", gamma=0.3, solver=ConjugateGradient(Float32Cholesky())).fit(X, y)
+        model = KernelRidge(1e-8, **SETTINGS, solver=FLOAT32).fit(X, y)
     finally:
         gc.enable()
     assert alive == [0, 0], "of the first plan, and of the second one"
+    found = model.solve_result_
+    assert found.status is Status.SOLVED and not in_float32(model)
+    assert "broke down at row" in found.messages[0] and "factoring in float64 instead" in found.messages[0]
 
 
 @pytest.mark.parametrize("tile", [None, 700])
 def test_iterations_that_do_not_end_lead_to_float64(data, monkeypatch, tile):
     X, y, _ = data
-    monkeypatch.setattr(refining, "MAX_REFINEMENTS", 1)
-    model = KernelRidge(1e-2, kernel="rbf", gamma=0.3, tile=tile).fit(X, y)
-    monkeypatch.undo()
-    assert "did not reach the level of rounding" in model.solve_result_.messages[0]
-    assert not any("factored in float32" in message for message in model.solve_result_.messages)
-    expected = KernelRidge(1e-2, kernel="rbf", gamma=0.3, solver="cholesky").fit(X, y)
-    assert model.solve_result_.status is Status.SOLVED
-    assert model.solve_result_.residual <= 3 * expected.solve_result_.residual
+    with monkeypatch.context() as patch:
+        patch.setattr(refining, "MAX_REFINEMENTS", 1)
+        found = KernelRidge(1e-2, **SETTINGS, tile=tile).fit(X, y).solve_result_
+    expected = KernelRidge(1e-2, **SETTINGS, solver="cholesky").fit(X, y).solve_result_
+    assert "did not reach the level of rounding" in found.messages[0]
+    assert not any("factored in float32" in message for message in found.messages)
+    assert found.status is Status.SOLVED and found.residual <= 3 * expected.residual
 
 
 @pytest.mark.nightly
 def test_a_factor_in_float64_that_does_not_fit_in_memory_is_made_on_disk(data, small_process):
     X, y, _ = data
-    K = 1e6 * np.exp(-0.3 * ((X[:, None] - X) ** 2).sum(axis=2))
-    plan = KernelRidge(1.0, kernel="precomputed").fit(K, y).plan_
-    limit = plan.peak_bytes - 2**20  # of the factor in float64
+    K = gram_of(X, 1e6)
+    limit = KernelRidge(1.0, kernel="precomputed").fit(K, y).plan_.peak_bytes - 2**20  # of the factor in float64
     with dask.config.set({"dkrr.rates.cluster-start-seconds": 1e6}):  # here, without the time of workers that start
         model = KernelRidge(1.0, kernel="precomputed", memory_limit=limit).fit(K, y)
     assert model.plan_.execution != "memory" and model.solve_result_.status is Status.SOLVED
@@ -165,9 +161,8 @@ def test_a_factor_in_float64_that_does_not_fit_in_memory_is_made_on_disk(data, s
 
 def test_a_factor_in_float32_is_found_in_the_store(data, tmp_path):
     X, y, _ = data
-    settings = {"alpha": 1e-2, "kernel": "rbf", "gamma": 0.3, "tile": 700, "store": str(tmp_path / "run.zarr")}
-    model, again = KernelRidge(**settings).fit(X, y), KernelRidge(**settings).fit(X, y)
+    model, again = (KernelRidge(1e-2, **SETTINGS, tile=700, store=tmp_path / "run.zarr").fit(X, y) for _ in range(2))
     assert in_float32(model) and in_float32(again)
     assert [t.key for t in model.solve_result_.record.tasks if t.key.startswith("L-")]
     assert not [t.key for t in again.solve_result_.record.tasks if t.key.startswith("L-")]
-    np.testing.assert_array_equal(again.dual_coef_, model.dual_coef_)
+    assert_array_equal(again.dual_coef_, model.dual_coef_)

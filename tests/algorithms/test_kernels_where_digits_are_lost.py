@@ -1,70 +1,106 @@
-"""Where distances by GEMM lose digits: far from the origin, near zero, and for wide spreads."""
+"""Equal, near, far, tiny and huge rows: distances and lengths keep their digits, and what overflows names its row."""
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.kernels import RBF, Cosine, Laplacian, Matern
+import dkrr
+from dkrr import KernelLogisticRegression, KernelRidge, features
+from dkrr.errors import NotFiniteError
+from dkrr.kernels import RBF, BagOfWords, Chi2, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
 from dkrr.kernels.euclidean import DistanceColumns, ScaledSquaredDistances
+from tests import precise
 from tests.oracles import naive_gram
+from tests.pairs import every_pair
+from tests.systems import random
 
 MATERNS = [Matern(nu) for nu in (0.5, 1.5, 2.5)]
 
 
-@pytest.mark.parametrize("kernel", [RBF(gamma=0.5), Laplacian(), *MATERNS], ids=str)
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_rows_far_from_the_origin_keep_their_distances(kernel, dtype):
-    rng = np.random.default_rng(0)
-    X, Y = 1e4 + rng.standard_normal((40, 6)), 1e4 + rng.standard_normal((30, 6))
-    X, Y = X.astype(dtype), Y.astype(dtype)
-    assert_allclose(kernel(X, Y), naive_gram(kernel, X, Y), rtol=1e-9, atol=1e-9)
-    single = kernel(X, Y, out=np.empty((40, 30), dtype=np.float32))
-    assert_allclose(single, naive_gram(kernel, X, Y), rtol=1e-5, atol=1e-5)
+def rows_with_duplicates(scale):
+    """Duplicates, a pair that differs in a small column, and one of ordinary size, all scaled rows around them."""
+    X = scale * random(40, 3)
+    X[5] = X[30]
+    X[7] = X[8]
+    X[7:9, 2] = [1.0, 2.0]
+    X[9:11] = [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]]
+    return X
 
 
-@pytest.mark.parametrize("kernel", MATERNS, ids=str)
-@pytest.mark.parametrize("convert", [np.asarray, sp.csr_array])
-def test_duplicates_have_distance_zero(kernel, convert):
-    X = 50 * np.random.default_rng(0).standard_normal((60, 7))
-    K = kernel(convert(X), convert(X[::-1].copy()))
-    assert_array_equal(K[np.arange(60), np.arange(60)[::-1]], 1.0)
-    single = np.empty((60, 60), dtype=np.float32)
-    assert_array_equal(np.fliplr(kernel(X, X[::-1].copy(), out=single)).diagonal(), 1.0)
-
-
-@pytest.mark.parametrize("kernel", [RBF(gamma=1.0), *MATERNS], ids=str)
-@pytest.mark.parametrize("convert", [np.asarray, sp.csr_array])
-def test_tight_clusters_far_apart_keep_their_distances(kernel, convert):
-    # The spread is a million length scales, the pairs that matter are within one.
+def tight_clusters():
+    """Their spread is a million length scales, the pairs that matter are within one."""
     rng = np.random.default_rng(0)
     centres = 1e6 * rng.standard_normal((5, 4))
-    X = centres[rng.integers(0, 5, 50)] + rng.standard_normal((50, 4))
-    Y = centres[rng.integers(0, 5, 40)] + rng.standard_normal((40, 4))
-    assert_allclose(kernel(convert(X), convert(Y)), naive_gram(kernel, X, Y), rtol=1e-10, atol=1e-12)
+    return [centres[rng.integers(0, 5, n)] + rng.standard_normal((n, 4)) for n in (50, 40)]
 
 
-@pytest.mark.parametrize("kernel", [RBF(gamma=1.0), *MATERNS], ids=str)
-def test_one_outlier_does_not_spoil_near_duplicates(kernel):
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((50, 3))
+def an_outlier_and_near_duplicates():
+    X = random(50, 3)
     X[7] = 1e5
-    Y = np.vstack([X[::2] + 1e-5 * rng.standard_normal((25, 3)), X])
-    assert_allclose(kernel(X, Y), naive_gram(kernel, X, Y), rtol=1e-9, atol=1e-9)
+    return X, np.vstack([X[::2] + 1e-5 * random(25, 3, seed=1), X])
 
 
-def test_matern_of_almost_equal_rows():
-    X = 30 * np.random.default_rng(0).standard_normal((40, 5))
-    Y = X + 1e-9 * np.random.default_rng(1).standard_normal((40, 5))
-    for kernel in MATERNS:
-        assert_allclose(kernel(X, Y), naive_gram(kernel, X, Y), rtol=1e-13, atol=1e-13)
+PLACES = {
+    "far from the origin": (1e4 + random(40, 6), 1e4 + random(30, 6, seed=1)),
+    "equal": (50 * random(60, 7), 50 * random(60, 7)[::-1]),
+    "almost equal": (30 * random(40, 5), 30 * random(40, 5) + 1e-9 * random(40, 5, seed=1)),
+    "tight clusters": tight_clusters(),
+    "an outlier": an_outlier_and_near_duplicates(),
+}
 
 
-def test_cosine_of_zero_rows_is_zero():
-    X = np.array([[0.0, 0.0], [1.0, 2.0]])
+@every_pair(
+    place=list(PLACES),
+    kernel=[RBF(1.0), Laplacian(), *MATERNS],
+    convert=[np.asarray, sp.csr_array],
+    dtype=[np.float64, np.float32],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_distances_keep_their_digits_where_a_product_of_matrices_loses_them(place, kernel, convert, dtype):
+    X, Y = (rows.astype(dtype) for rows in PLACES[place])
+    expected, found = naive_gram(kernel, X, Y), kernel(convert(X), convert(Y))
+    assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    single = kernel(X, Y, out=np.empty(found.shape, np.float32))
+    assert_allclose(single, expected, rtol=1e-5, atol=1e-5)
+    if place == "equal":
+        assert max(found.max(), single.max()) <= 1.0
+        assert kernel == RBF(1.0) or (np.fliplr(found).diagonal() == 1.0).all()
+
+
+@every_pair(
+    scale=[1e7, 1e9, 1e12, 1e100, 1e154, 1e200, 1e307],
+    kernel=[RBF(0.5), RBF(50.0), RBF(3e-300), RBF(1e300), Laplacian(0.5), *MATERNS],
+    convert=[np.asarray, sp.csr_array],
+    dtype=[np.float64, np.float32],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_equal_rows_far_from_the_origin_have_k_1(kernel, scale, convert, dtype):
+    X = rows_with_duplicates(scale)
+    K = kernel(convert(X), convert(X[::-1].copy()), out=np.empty((40, 40), dtype))[:, ::-1]
+    # Small rows have small errors, where a small distance keeps the kernel from being exactly 1.
+    assert_allclose(K.diagonal(), 1.0, rtol=1e-6 if dtype == np.float32 else 1e-13)
+    assert K[5, 30] == K[30, 5] == 1.0
+    for i, j in ((7, 8), (9, 10)):
+        alone = kernel(X[[i]] - X[[j]], np.zeros((1, 3)))[0, 0]
+        assert_allclose(K[i, j], alone, rtol=2e-6 if dtype == np.float32 else 1e-10, atol=1e-14)
+
+
+def test_rbf_of_a_wide_range_is_exact_and_of_tiny_rows_does_not_underflow():
+    X = rows_with_duplicates(1e9)
+    Y = np.vstack([X[::2] * (1 + 1e-15), X])
+    assert_allclose(RBF(0.5)(X, Y), precise.floats(precise.gram(RBF(0.5), X, Y)), rtol=1e-11, atol=1e-15)
+    X = 1e-160 * np.array([[0.0], [1.0], [2.0]])  # ‖x‖² underflows, γ‖x‖² does not
     for rows in (X, sp.csr_array(X)):
-        assert_array_equal(Cosine().diagonal(rows), [0.0, 1.0])
-        assert_allclose(Cosine()(rows), [[0.0, 0.0], [0.0, 1.0]], atol=0)
+        assert_allclose(RBF(gamma=1e300)(rows, 3 * X), 1.0)
+        assert_allclose(RBF(gamma=1e308)(1e6 * rows)[0], np.exp([0.0, -1.0, -4.0]))
+
+
+def test_rows_far_from_the_origin_are_centred():
+    # Otherwise every entry would have to be computed again from differences, ten times slower.
+    X = 1e6 + random(50, 6)
+    squares = ScaledSquaredDistances(X, DistanceColumns(X[:30], 1.0, np.dtype(np.float64)))
+    assert squares.largest(slice(0, 50), slice(0, 30)) < 100
 
 
 def test_laplacian_of_wide_csr_rows_is_that_of_dense_ones():
@@ -83,15 +119,106 @@ def test_repeated_entries_of_csr_rows_are_added():
     assert repeated.nnz == 3
 
 
-def test_rows_far_from_the_origin_are_centred():
-    # Otherwise every entry would have to be computed again from differences, ten times slower.
-    X = 1e6 + np.random.default_rng(0).standard_normal((50, 6))
-    squares = ScaledSquaredDistances(X, DistanceColumns(X[:30], 1.0, np.dtype(np.float64)))
-    assert squares.largest(slice(0, 50), slice(0, 30)) < 100
+def test_chi2_and_taylor_of_large_rows_do_not_overflow():
+    X = np.abs(rows_with_duplicates(1e200))
+    x, z = X[20] / 1e200, X[21] / 1e200
+    assert_allclose(Chi2(gamma=1e-200)(X)[20, 21], np.exp(-((x - z) ** 2 / (x + z)).sum()), rtol=1e-12)
+    assert_array_equal(Chi2()(X, X.copy()).diagonal(), 1.0)
+    assert not TaylorRBF(4, gamma=0.5)(1e200 * np.array([[1.0, -1.0], [1.0, 1.0]])).any()  # not a function of x − z
 
 
-@pytest.mark.parametrize("kernel", [RBF(gamma=1.0), *MATERNS], ids=str)
-def test_a_kernel_of_distances_is_never_above_one(kernel):
-    X = 30 * np.random.default_rng(0).standard_normal((300, 6))
-    assert kernel(X, X.copy()).max() <= 1.0
-    assert kernel(X, X.copy(), out=np.empty((300, 300), dtype=np.float32)).max() <= 1.0
+SMALL = np.array([[1.0, 0.0, 2.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.5, -1.0, 1.0]])
+every_scale = pytest.mark.parametrize("scale", [1e200, 1e-310, 3e40])
+dense_or_csr = pytest.mark.parametrize("convert", [np.asarray, sp.csr_array], ids=["dense", "csr"])
+
+
+@every_scale
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Cosine(),
+        Normalized(Linear()),
+        Normalized(0.5 * Polynomial(3, coef0=0.0) + Polynomial(3, gamma=2.0, coef0=0.0)),
+        Normalized(Polynomial(2, coef0=0.0) * Linear()),
+        BagOfWords(vocabulary=tuple("abc"), weighting="counts"),
+    ],
+    ids=str,
+)
+@dense_or_csr
+def test_cosines_are_the_same_at_any_scale(kernel, scale, convert):
+    rows, expected = convert(SMALL * scale), kernel(SMALL)
+    tolerance = 1e-13 if scale > 1e-300 else 1e-2  # subnormal numbers have few digits
+    assert_allclose(kernel(rows), expected, atol=tolerance)
+    assert_allclose(kernel(rows, convert(SMALL)), expected, atol=tolerance)
+    assert_array_equal(kernel.diagonal(rows), [1.0, 1.0, 0.0, 1.0])
+    assert_allclose(kernel(rows, out=np.empty((4, 4), np.float32)), expected, atol=max(tolerance, 1e-6))
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e150])
+def test_normalising_tiny_and_huge_values_gives_the_cosine(scale):
+    X = random(5, 3)
+    assert_allclose(Normalized(scale * Linear())(X), Cosine()(X), rtol=1e-12, atol=1e-14)
+
+
+@every_scale
+@pytest.mark.parametrize(
+    "phi",
+    [
+        features.NormalizedMap(),
+        features.UnitLengthMap(features.IdentityMap()),
+        features.UnitLengthMap(features.ScaledMap(features.IdentityMap(), 3.0)),
+        features.UnitLengthMap(features.PolynomialMap(2, coef0=0.0)),
+    ],
+    ids=str,
+)
+@dense_or_csr
+def test_features_of_unit_length_are_the_same_at_any_scale(phi, scale, convert):
+    rows, expected = convert(SMALL * scale), phi.transform(SMALL)
+    tolerance = 1e-13 if scale > 1e-300 else 1e-2
+    coef, values = np.arange(1.0, expected.shape[1] + 1)[:, None], np.arange(1.0, 5.0)[:, None]
+    assert_allclose(phi.transform(rows), expected, atol=tolerance)
+    assert_allclose(phi.multiply(rows, coef), expected @ coef, atol=10 * tolerance)
+    assert_allclose(phi.adjoint(rows, values), expected.T @ values, atol=10 * tolerance)
+
+
+# Overflow
+
+HUGE, TARGETS = random(60, 3) * np.where(np.arange(60) == 17, 1e200, 1.0)[:, None], random(60, seed=1)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda: KernelRidge(kernel="linear", form="dual").fit(HUGE, TARGETS),
+        lambda: KernelRidge(kernel="linear", form="dual", tile=16).fit(HUGE, TARGETS),
+        lambda: KernelRidge(kernel="linear", form="dual", solver="cg").fit(HUGE, TARGETS),
+        lambda: KernelRidge(kernel=Polynomial(2), form="dual").fit(HUGE, TARGETS),
+        lambda: KernelRidge(kernel=Normalized(Polynomial(2)), form="dual").fit(HUGE, TARGETS),
+        lambda: KernelLogisticRegression(kernel="linear", form="dual").fit(HUGE, TARGETS > 0),
+        lambda: Linear()(HUGE),
+    ],
+    ids=["memory", "tiles", "cg", "polynomial", "normalised", "classes", "kernel"],
+)
+def test_overflow_names_the_row(fit):
+    with pytest.raises(NotFiniteError, match="leaves the range of float64.*row 17") as caught:
+        fit()
+    assert caught.value.row == 17
+
+
+@pytest.mark.parametrize("settings", [{}, {"tile": 2}, {"solver": "cg"}], ids=["memory", "tiles", "cg"])
+def test_overflow_of_features_is_an_error(settings):
+    with pytest.raises(NotFiniteError, match="leaves the range of float64"):
+        KernelRidge(form="primal", **settings).fit(HUGE, TARGETS)
+
+
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_overflow_in_predictions_names_the_row(form):
+    model = KernelRidge(1.0, kernel="poly", form=form).fit(HUGE[:17], TARGETS[:17])
+    with pytest.raises(NotFiniteError, match="prediction.*row 17"):
+        model.predict(HUGE)
+
+
+@pytest.mark.parametrize(("left", "right"), [(HUGE, None), (HUGE[:4], HUGE), (HUGE, HUGE[:4])])
+def test_overflow_in_gram_is_an_error(left, right):
+    with pytest.raises(NotFiniteError, match="leaves the range"):
+        dkrr.gram(left, right, kernel="linear").compute()

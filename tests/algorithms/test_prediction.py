@@ -2,7 +2,6 @@
 
 import pickle
 import threading
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from dkrr.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
 from dkrr.rows import MemoryRows, as_rows, write_rows
 from dkrr.runtime.limits import usable_cores
 from tests.stores import place
+from tests.systems import random, traced_peak
 
 MIB = 2**20
 
@@ -41,27 +41,12 @@ def test_blocks_are_lower_where_something_is_wide(d, t):
 
 
 def test_large_predictions_are_finite_also_where_their_sum_is_not():
-    ones = FittedFunction(Linear(), 1, np.ones((1, 2)), IdentityMap(), None, None, np.zeros(2))
-    X = np.full((3, 1), 1.5e308)
-    assert_array_equal(predict(ones, MemoryRows(X)), np.full((3, 2), 1.5e308))
-    opposite = replace(ones, coef=np.array([[2.0, -2.0]]))
-    X[0] = X[1] = 1.0
-    with pytest.raises(NotFiniteError, match="row 2"):
-        predict(opposite, MemoryRows(X))
-
-
-def peak(work):
-    """Most memory that NumPy had at once."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    twice = FittedFunction(Linear(), 1, np.array([[1.0, 1.0]]), IdentityMap(), None, None, np.zeros(2))
+    assert_array_equal(predict(twice, MemoryRows(np.full((3, 1), 1.5e308))), np.full((3, 2), 1.5e308))
 
 
 def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatch):
-    model, X = fitted(3000, 4, 2), MemoryRows(np.random.default_rng(1).normal(size=(5, 4)))
+    model, X = fitted(3000, 4, 2), MemoryRows(random(5, 4, seed=1))
     size = len(pickle.dumps(model))
     first = predict(model, X)
     assert set(model._kernels_to) == {(0, 1024), (1024, 2048), (2048, 3000)}
@@ -76,42 +61,36 @@ def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatc
 
 
 def test_threads_share_what_is_kept_of_the_training_rows():
-    model, X = fitted(5000, 3, 1), np.random.default_rng(1).normal(size=(200, 3))
+    model, X = fitted(5000, 3, 1), random(200, 3, seed=1)
     expected = predict(replace(model), MemoryRows(X))
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda k: predict(model, MemoryRows(X[k : k + 1])), range(200)))
     assert_allclose(np.concatenate(found), expected, rtol=1e-12)
 
 
-def test_lazy_predictions_of_many_targets():
-    model, X = fitted(50, 2, 2000), np.random.default_rng(1).normal(size=(20_000, 2))
+def test_lazy_predictions_of_many_targets_are_never_in_memory_at_once():
+    model, X = fitted(50, 2, 2000), random(20_000, 2, seed=1)
     lazy = predict(model, as_rows(da.from_array(X, chunks=(20_000, 2))))
-    parts = []
-
-    def keep(block):
-        parts.append(block[0].copy())
-        return block[:1, :1].copy()
-
+    ends = lazy.map_blocks(lambda block: block[:1, :1].copy(), chunks=(1, 1), dtype=float, meta=np.empty((0, 0)))
     # 262 MiB in blocks of 16,384 rows, twice.
     with dask.config.set(num_workers=2):
-        work = lazy.map_blocks(keep, chunks=(1, 1), dtype=float, meta=np.empty((0, 0))).compute
-        assert peak(work) < 160 * MIB
-    assert len(parts) > 10
+        assert traced_peak(ends.compute) < 160 * MIB
+    assert len(lazy.chunks[0]) > 10
 
 
 def test_training_rows_of_many_columns(tmp_path):
     n, d = 400, 20_000
-    stored = write_rows(MemoryRows(np.random.default_rng(1).normal(size=(n, d))), place(tmp_path / "rows"))
-    model, X = fitted(n, d, 1, stored), MemoryRows(np.random.default_rng(2).normal(size=(20, d)))
+    stored = write_rows(MemoryRows(random(n, d, seed=1)), place(tmp_path / "rows"))
+    model, X = fitted(n, d, 1, stored), MemoryRows(random(20, d, seed=2))
     # 61 MiB of training rows, and as much again for the kernel, if they are read at once.
-    assert peak(lambda: predict(model, X)) < 80 * MIB
+    assert traced_peak(lambda: predict(model, X)) < 80 * MIB
     whole = fitted(n, d, 1, MemoryRows(stored.read(0, n)))
-    assert np.allclose(predict(model, X), predict(whole, X), rtol=0, atol=1e-10)
+    assert_allclose(predict(model, X), predict(whole, X), rtol=0, atol=1e-10)
 
 
 def test_features_may_be_predictions_of_another_model():
     # One level more than there are cores: no thread may wait for the one that is waiting for it.
-    model, X = fitted(20, 2, 1), MemoryRows(np.random.default_rng(1).normal(size=(5, 2)))
+    model, X = fitted(20, 2, 1), MemoryRows(random(5, 2, seed=1))
     for _ in range(usable_cores() + 1):
         phi = CallableMap(lambda Z, base=model: predict(base, MemoryRows(Z)), 1)
         model = FittedFunction(RBF(1.0), 2, np.ones((1, 1)), phi, None, None, np.zeros(1))
@@ -120,7 +99,7 @@ def test_features_may_be_predictions_of_another_model():
     thread.start()
     thread.join(60)
     assert len(found) == 1, "prediction hangs"
-    np.testing.assert_allclose(found[0], predict(fitted(20, 2, 1), X))
+    assert_allclose(found[0], predict(fitted(20, 2, 1), X))
 
 
 def threads_of_a_prediction():
@@ -131,8 +110,9 @@ def threads_of_a_prediction():
         used.add(threading.get_ident())
         return np.ones((len(A), len(B)))
 
-    rows = MemoryRows(np.zeros((2000, 1)))
-    model = FittedFunction(CallableKernel(constant), 1, None, None, np.ones((2000, 1)), rows, np.zeros(1))
+    model = FittedFunction(
+        CallableKernel(constant), 1, None, None, np.ones((2000, 1)), MemoryRows(np.zeros((2000, 1))), np.zeros(1)
+    )
     predict(model, MemoryRows(np.zeros((4000, 1))))
     return used, threading.get_ident(), usable_threads()
 
@@ -160,22 +140,10 @@ def test_threads_of_blas_are_those_without_the_limit_of_a_block():
 @pytest.mark.parametrize("where", ["memory", "Dask", "Zarr"])
 def test_messages_number_rows_from_the_first_of_all(tmp_path, where):
     X = np.zeros((3000, 2))
-    rows = {
-        "memory": lambda: MemoryRows(X),
-        "Dask": lambda: as_rows(da.from_array(X, chunks=(1000, 2))),
-        "Zarr": lambda: write_rows(MemoryRows(X), place(tmp_path / "rows")),
-    }[where]
-
-    def predicted(model):
-        found = predict(model, rows())
-        return found.compute() if hasattr(found, "compute") else found
-
-    X[2500, 1] = np.nan
-    with pytest.raises(InputError, match="row 2500, column 1"):
-        predicted(fitted(10, 2, 1))
-    X[2500, 1] = 0.0
-    model = FittedFunction(RBF(1.0), 2, np.full((1, 1), 1e308), CallableMap(lambda Z: Z[:, :1], 1), None, None, [0.0])
-    X[2500, 0] = 1e10
-    with pytest.raises(NotFiniteError) as caught:
-        predicted(model)
-    assert caught.value.row == 2500
+    X[2500] = 1e10, np.nan
+    huge = FittedFunction(RBF(1.0), 2, np.full((1, 1), 1e308), CallableMap(lambda Z: Z[:, :1], 1), None, None, [0.0])
+    for model, numbers, error in ((fitted(10, 2, 1), X, InputError), (huge, np.nan_to_num(X), NotFiniteError)):
+        rows = as_rows(da.from_array(numbers, chunks=(1000, 2))) if where == "Dask" else MemoryRows(numbers)
+        rows = write_rows(rows, place(tmp_path / error.__name__)) if where == "Zarr" else rows
+        with pytest.raises(error, match="row 2500"):
+            np.asarray(predict(model, rows))
