@@ -9,41 +9,30 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose
 from sklearn.base import clone
 
-from dkrr.features import (
-    ConcatenatedMap,
-    IdentityMap,
-    NormalizedMap,
-    Nystroem,
-    RandomFourier,
-    ScaledMap,
-    base,
-    feature_map_from_dict,
-    kernel_from_dict,
-    required_feature_map,
-    whitened,
-)
+from dkrr import features as f
+from dkrr.features import base
 from dkrr.kernels import RBF
 from tests.contracts.maps import MAPS
 from tests.oracles import naive_gram
 from tests.systems import random, traced_peak
 
 SAMPLED = [
-    whitened(RBF(), random(19, 5, seed=9)),
-    ConcatenatedMap(whitened(RBF(), random(7, 5, seed=8)), RandomFourier(RBF(), 4)),
+    f.whitened(RBF(), random(19, 5, seed=9)),
+    f.ConcatenatedMap(f.whitened(RBF(), random(7, 5, seed=8)), f.RandomFourier(RBF(), 4)),
 ]
 every_map = pytest.mark.parametrize("phi", MAPS, ids=str)
 SPARSE = [
-    IdentityMap(),
-    NormalizedMap(),
-    ScaledMap(IdentityMap(), 2.0),
-    ConcatenatedMap(IdentityMap(), NormalizedMap()),
+    f.IdentityMap(),
+    f.NormalizedMap(),
+    f.ScaledMap(f.IdentityMap(), 2.0),
+    f.ConcatenatedMap(f.IdentityMap(), f.NormalizedMap()),
 ]
 
 
 @every_map
 def test_inner_products_of_features_are_the_kernel_and_back(phi):
     X, Z, kernel = random(140, 9), random(7, 9, seed=1), phi.kernel()
-    features, others, again = phi.transform(X), phi.transform(Z), required_feature_map(kernel, 9)
+    features, others, again = phi.transform(X), phi.transform(Z), f.required_feature_map(kernel, 9)
     # Terms of both signs cancel in <phi(x), phi(z)>, so rounding is relative to |phi(x)| |phi(z)|.
     scale, expected = np.sqrt(np.outer(kernel.diagonal(X), kernel.diagonal(Z))), naive_gram(kernel, X, Z)
     assert features.shape == (140, phi.dimension(9)) and again.dimension(9) == phi.dimension(9)
@@ -99,16 +88,16 @@ def test_temporaries_stay_below_twice_the_features(phi):
     assert traced_peak(lambda: phi.transform(X)) <= 3 * n_bytes + 3 * 2**20
 
 
-@pytest.mark.parametrize("phi", [*MAPS, Nystroem(RBF(), 3), RandomFourier("rbf", 4)], ids=str)
+@pytest.mark.parametrize("phi", [*MAPS, f.Nystroem(RBF(), 3), f.RandomFourier("rbf", 4)], ids=str)
 def test_a_map_is_a_value_that_its_description_and_its_parameters_give_back(phi):
-    assert feature_map_from_dict(json.loads(json.dumps(phi.to_dict()))) == phi
+    assert f.feature_map_from_dict(json.loads(json.dumps(phi.to_dict()))) == phi
     assert pickle.loads(pickle.dumps(phi)) == phi
     assert clone(phi) is phi
     for name, old in phi.get_params().items():
         assert phi.set_params(**{name: old}) == phi
-    if not isinstance(phi, Nystroem):  # whose kernel is known after its centres
+    if not isinstance(phi, f.Nystroem):  # whose kernel is known after its centres
         kernel = phi.kernel()
-        assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
+        assert f.kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
 
 
 @pytest.mark.parametrize("phi", SPARSE, ids=str)

@@ -13,25 +13,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.gaussian_process import kernels as theirs
 
+from dkrr import kernels as k
 from dkrr.errors import InputError
-from dkrr.kernels import (
-    RBF,
-    BagOfWords,
-    CallableKernel,
-    Chi2,
-    Columns,
-    Cosine,
-    Laplacian,
-    Linear,
-    Matern,
-    Normalized,
-    Polynomial,
-    RandomWalk,
-    TaylorRBF,
-    blocks,
-    kernel_from_dict,
-)
-from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ENTRIES, PIECE_ROWS, STRIP_COLUMNS, STRIP_ENTRIES, STRIP_ROWS
+from dkrr.kernels import blocks
 from dkrr.rows import MemoryRows
 from tests.contracts.kernels import CASES, DISTINCT
 from tests.oracles import naive_gram
@@ -66,7 +50,7 @@ def test_entries_are_those_of_naive_loops(case):
 @pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
 def test_the_matern_kernel_is_that_of_scikit_learn(nu):
     X, Y = DISTINCT[0].rows(15, 3), DISTINCT[0].rows(21, 3, seed=1)
-    assert_allclose(Matern(nu, 3.7)(X, Y), theirs.Matern(length_scale=3.7, nu=nu)(X, Y), **TOLERANCE)
+    assert_allclose(k.Matern(nu, 3.7)(X, Y), theirs.Matern(length_scale=3.7, nu=nu)(X, Y), **TOLERANCE)
 
 
 @every_kernel
@@ -93,7 +77,7 @@ def test_equal_rows_and_any_shape_give_the_entries_of_naive_loops(case, n_rows, 
 
 @distinct_kernels
 def test_entries_do_not_depend_on_how_they_are_cut_into_blocks(case):
-    kernel, X, Y = case.kernel, case.rows(2 * STRIP_ROWS + 3, 4), case.rows(STRIP_COLUMNS + 37, 4, seed=1)
+    kernel, X, Y = case.kernel, case.rows(2 * blocks.STRIP_ROWS + 3, 4), case.rows(blocks.STRIP_COLUMNS + 37, 4, seed=1)
     K = kernel(X)
     assert_array_equal(K, K.T)
     assert_array_equal(K.diagonal(), kernel.diagonal(X))
@@ -101,7 +85,7 @@ def test_entries_do_not_depend_on_how_they_are_cut_into_blocks(case):
     whole = kernel(X, Y)
     parts = [[kernel(X[i : i + 61], Y[j : j + 499]) for j in range(0, len(Y), 499)] for i in range(0, len(X), 61)]
     assert_allclose(np.block(parts), whole, **TOLERANCE)
-    many = np.resize(case.rows(7, 2), (STRIP_ENTRIES + 5, 2))
+    many = np.resize(case.rows(7, 2), (blocks.STRIP_ENTRIES + 5, 2))
     assert_array_equal(kernel.diagonal(many)[-7:], kernel.diagonal(many[-7:]))
 
 
@@ -119,7 +103,7 @@ def test_entries_go_into_the_array_that_is_given_and_rows_may_be_strided(case):
 
 @kernels_of_csr
 def test_csr_rows_give_the_entries_of_dense_ones(case):
-    kernel, X, Y = case.kernel, thinned(case.rows(PIECE_ROWS + 9, 9)), thinned(case.rows(33, 9, seed=1), seed=4)
+    kernel, X, Y = case.kernel, thinned(case.rows(blocks.PIECE_ROWS + 9, 9)), thinned(case.rows(33, 9, seed=1), seed=4)
     sparse_x, sparse_y, expected = sp.csr_array(X), sp.csr_array(Y), kernel(X, Y)
     for left, right in ((sparse_x, sp.csc_array(sparse_y)), (sp.csr_matrix(sparse_x), Y), (X, sparse_y)):
         assert_allclose(kernel(left, right), expected, **TOLERANCE)
@@ -133,10 +117,10 @@ def test_csr_rows_give_the_entries_of_dense_ones(case):
 
 
 @pytest.mark.parametrize(
-    "kernel", [*(case.kernel for case in CASES), BagOfWords(), RandomWalk(0.1), Columns(RBF(), "a")], ids=str
+    "kernel", [*(case.kernel for case in CASES), k.BagOfWords(), k.RandomWalk(0.1), k.Columns(k.RBF(), "a")], ids=str
 )
 def test_a_kernel_is_a_value_that_its_description_and_its_parameters_give_back(kernel):
-    assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
+    assert k.kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
     assert pickle.loads(pickle.dumps(kernel)) == kernel
     assert clone(kernel) is kernel
     own = kernel.get_params(deep=False)
@@ -149,7 +133,7 @@ def test_a_kernel_is_a_value_that_its_description_and_its_parameters_give_back(k
 def test_a_kernel_whose_parameters_were_resolved_stays_as_it_is(case):
     resolved, X = case.kernel.resolved(6), case.rows(5, 6)
     assert resolved.resolved(99) is resolved
-    assert kernel_from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
+    assert k.kernel_from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
     assert_array_equal(resolved(X), case.kernel(X))
 
 
@@ -168,7 +152,7 @@ def test_a_kernel_to_fixed_rows_gives_the_same_bits_again_and_again(case):
         to(X[:, :3])
 
 
-@pytest.mark.parametrize("kernel", [RBF(), 2.0 * (RBF(0.1) + Linear()), Columns(Matern(0.5), [0, 2])])
+@pytest.mark.parametrize("kernel", [k.RBF(), 2.0 * (k.RBF(0.1) + k.Linear()), k.Columns(k.Matern(0.5), [0, 2])])
 def test_fixed_rows_may_be_sparse(kernel):
     X, Y = (thinned(np.random.default_rng(k).standard_normal((n, 4))) for k, n in enumerate((9, 30)))
     for left in (X, sp.csr_array(X)):
@@ -179,7 +163,7 @@ def test_fixed_rows_may_be_sparse(kernel):
 @pytest.mark.parametrize("gamma", [1e-250, 1e250])
 def test_fixed_rows_may_have_another_scale(gamma):
     Y = 0.5 / np.sqrt(gamma) * np.random.default_rng(0).standard_normal((30, 4))
-    assert_array_equal(RBF(gamma).to(Y)(Y[:5]), RBF(gamma)(Y[:5], Y))
+    assert_array_equal(k.RBF(gamma).to(Y)(Y[:5]), k.RBF(gamma)(Y[:5], Y))
 
 
 # Memory: plans promise it.
@@ -207,7 +191,7 @@ def test_memory_stays_within_what_the_kernel_says(case):
         assert peak_bytes(kernel, X, None, computed) <= kernel.workspace_bytes(n_rows, n_rows, d), n_rows
     X = np.repeat(1e7 * case.rows(2, 5), 600, axis=0)  # half of all distances are zero
     assert peak_bytes(kernel, X, X.copy(), np.float64) <= kernel.workspace_bytes(1200, 1200, 5)
-    for one in (kernel, Columns(kernel, [1, 2, 4])):
+    for one in (kernel, k.Columns(kernel, [1, 2, 4])):
         Y = case.rows(5000, 7)
         tracemalloc.start()
         to = one.to(Y)
@@ -217,7 +201,15 @@ def test_memory_stays_within_what_the_kernel_says(case):
         assert kept <= one.kept_bytes(*Y.shape) + 10_000
 
 
-SPARSE = [Polynomial(3), Cosine(), RBF(), Laplacian(), TaylorRBF(3), Normalized(Polynomial(2)), RBF(0.1) + 2 * Linear()]
+SPARSE = [
+    k.Polynomial(),
+    k.Cosine(),
+    k.RBF(),
+    k.Laplacian(),
+    k.TaylorRBF(3),
+    k.Normalized(k.Polynomial()),
+    k.RBF() + k.Linear(),
+]
 
 
 @pytest.mark.parametrize("kernel", SPARSE, ids=str)
@@ -242,7 +234,9 @@ def test_memory_of_csr_rows_follows_their_entries(kernel, n, d, stored, dtype, i
         assert peak <= kernel.pieces_bytes(n, n, d, row_bytes)
 
 
-@pytest.mark.parametrize("kernel", [CallableKernel(np.dot), Chi2(), RBF() + Chi2(), Columns(RBF(), [0])], ids=repr)
+@pytest.mark.parametrize(
+    "kernel", [k.CallableKernel(np.dot), k.Chi2(), k.RBF() + k.Chi2(), k.Columns(k.RBF(), [0])], ids=repr
+)
 def test_kernels_that_make_csr_rows_dense_are_priced_as_dense(kernel):
     assert kernel.sparse_parts == 0
     assert kernel.workspace_bytes(10, 10, 5000, 24) == kernel.workspace_bytes(10, 10, 5000)
@@ -271,12 +265,12 @@ def assembled(pieces, shape):
 @distinct_kernels
 def test_pieces_cover_a_block_once_and_are_its_entries(case, dtype, tolerance):
     kernel = case.kernel
-    for m, n in ((PIECE_ROWS + 29, PIECE_COLUMNS + 37), (1, 9), (9, 1), (0, 4), (4, 0)):
+    for m, n in ((blocks.PIECE_ROWS + 29, blocks.PIECE_COLUMNS + 37), (1, 9), (9, 1), (0, 4), (4, 0)):
         X, Y = case.rows(m, 3), case.rows(n, 3, seed=1)
         K, count = assembled(kernel.pieces(X, Y, dtype=dtype), (m, n))
         assert (count == 1).all()
         assert_allclose(K, kernel(X, Y), **tolerance)
-    n = 2 * PIECE_ROWS + 3
+    n = 2 * blocks.PIECE_ROWS + 3
     X = case.rows(n, 4)
     pieces = [(r, c, p.copy()) for r, c, p in kernel.pieces(X, dtype=dtype)]
     K, count = assembled(pieces, (n, n))
@@ -293,22 +287,22 @@ def test_pieces_cover_a_block_once_and_are_its_entries(case, dtype, tolerance):
 
 
 def test_pieces_are_overwritten_and_stay_in_cache():
-    X = np.random.default_rng(0).standard_normal((9 * PIECE_ROWS, 2))
-    for pieces in ([p for _, _, p in RBF().pieces(X, X[:50].copy())], [p for _, _, p in RBF().pieces(X)]):
+    X = np.random.default_rng(0).standard_normal((9 * blocks.PIECE_ROWS, 2))
+    for pieces in ([p for _, _, p in k.RBF().pieces(X, X[:50].copy())], [p for _, _, p in k.RBF().pieces(X)]):
         assert all(np.shares_memory(pieces[0], piece) for piece in pieces)
-        assert max(piece.size for piece in pieces) <= PIECE_ENTRIES
-    for kernel, ratio in ((RBF(), 2), (Matern(), 1)):  # as many bytes in float32, where it is computed in float32
+        assert max(piece.size for piece in pieces) <= blocks.PIECE_ENTRIES
+    for kernel, ratio in ((k.RBF(), 2), (k.Matern(), 1)):  # as many bytes in float32, where it is computed in float32
         largest = max(p.size for _, _, p in kernel.pieces(X, X.copy(), dtype="float32"))
-        assert largest == ratio * PIECE_ENTRIES
+        assert largest == ratio * blocks.PIECE_ENTRIES
 
 
 def test_two_blocks_can_be_walked_at_a_time():
     X, Y = np.random.default_rng(0).standard_normal((2, 9, 2))
-    for first, second in zip(RBF().pieces(X, Y), RBF().pieces(Y, X), strict=True):
+    for first, second in zip(k.RBF().pieces(X, Y), k.RBF().pieces(Y, X), strict=True):
         assert_allclose(first[2], second[2].T, rtol=1e-12)
         assert not np.shares_memory(first[2], second[2])
     with pytest.raises(InputError, match="same columns"):
-        list(RBF().pieces(np.ones((3, 2)), np.ones((3, 4))))
+        list(k.RBF().pieces(np.ones((3, 2)), np.ones((3, 4))))
 
 
 @given(
