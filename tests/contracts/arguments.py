@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from sklearn.base import clone
 
 import dkrr
 from dkrr import features, kernels, solvers
@@ -258,12 +259,8 @@ def _fitted(name: str) -> Any:
 
 
 def _method(estimator: str, method: str, **arguments: Any) -> Any:
-    return getattr(_fitted(estimator), method)(**arguments)
-
-
-def _refit(estimator: str, method: str, **arguments: Any) -> Any:
-    kind, _ = ESTIMATORS[estimator]
-    return getattr(kind(**_candidates(kind), kernel="rbf"), method)(**arguments)
+    fitted = _fitted(estimator)
+    return getattr(clone(fitted) if method.startswith("fit") else fitted, method)(**arguments)
 
 
 def _plan(**arguments: Any) -> Any:
@@ -286,8 +283,7 @@ def subjects() -> Iterator[Subject]:
             if method == "predict" and "scale" in parameters:
                 given["return_std"] = True
             given = {key: value for key, value in given.items() if key in (*parameters, "return_std")}
-            call = partial(_refit if method.startswith("fit") else _method, name, method)
-            yield Subject(f"{name}.{method}", call, f"{name}.{method}", parameters, given)
+            yield Subject(f"{name}.{method}", partial(_method, name, method), f"{name}.{method}", parameters, given)
     yield from _functions()
     for module in (kernels, features, solvers):
         for name in module.__all__:
@@ -296,19 +292,17 @@ def subjects() -> Iterator[Subject]:
                 yield Subject(f"{module.__name__}.{name}", value, name, _parameters(value), NEEDS.get(name, {}))
     for kernel in (kernels.RBF(), kernels.Polynomial(), kernels.Laplacian(), kernels.Cosine()):
         for method in ("__call__", "diagonal", "resolved", "to"):
-            call = getattr(kernel, method)
-            name = f"{type(kernel).__name__}.{method}"
-            yield Subject(
-                name, call, f"Kernel.{method}", _parameters(call), {"X": rows()} if method == "__call__" else {}
-            )
+            call, given = getattr(kernel, method), {"X": rows()} if method == "__call__" else {}
+            yield Subject(f"{type(kernel).__name__}.{method}", call, f"Kernel.{method}", _parameters(call), given)
 
 
 def _functions() -> Iterator[Subject]:
+    folder, _ = _files()
     given: dict[str, dict[str, Any]] = {
         "gram": NEEDS["gram"],
         "save": {"model": _fitted("KernelRidge"), "path": "model.zarr"},
-        "load": {"path": _model()},
-        "open_table": {"path": _table()},
+        "load": {"path": str(folder / "model.zarr")},
+        "open_table": {"path": str(folder / "table.csv")},
         "predict_to": {"model": _fitted("KernelRidge"), "X": rows(), "path": "predictions.npy"},
         "report": {"subject": _fitted("KernelRidge")},
     }
@@ -319,23 +313,16 @@ def _functions() -> Iterator[Subject]:
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Files that good calls read; deleted at exit."""
-    return tempfile.TemporaryDirectory(prefix="dkrr-inputs-")
-
-
-@cache
-def _model() -> str:
-    path = str(Path(_folder().name, "model.zarr"))
-    dkrr.save(_fitted("KernelRidge"), path)
-    return path
-
-
-@cache
-def _table() -> str:
-    path = Path(_folder().name, "table.csv")
-    path.write_text("a,b\n1.0,2.0\n3.0,4.0\n")
-    return str(path)
+def _files() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
+    """Folder with what good calls read, and its owner, which deletes it at exit."""
+    owner = tempfile.TemporaryDirectory(prefix="dkrr-inputs-")
+    folder = Path(owner.name)
+    for name, values in (("x", rows()), ("y", targets()), ("labels", labels())):
+        np.save(folder / f"{name}.npy", values)
+    (folder / "table.csv").write_text("a,b\n1.0,2.0\n3.0,4.0\n")
+    dkrr.save(_fitted("KernelRidge"), folder / "model.zarr")
+    dkrr.save(dkrr.KernelRidge(kernel="rbf", solver="cg").fit(rows(), targets()), folder / "cg.zarr")
+    return folder, owner
 
 
 # The table -------------------------------------------------------------------------------------------------------
@@ -370,18 +357,8 @@ def cases() -> Iterator[Case]:
                     label in unsure,
                     name in BY_ROWS or label in USED or label in unsure,
                 )
-    for name, call, words, may_be_taken in options.calls(_data()):
+    for name, call, words, may_be_taken in options.calls(_files()[0]):
         yield Case(name, call, words, may_be_taken, may_be_late=may_be_taken)
-
-
-@cache
-def _data() -> Path:
-    """Folder with what good calls of the command line read."""
-    folder = Path(_folder().name)
-    for name, values in (("x", rows()), ("y", targets()), ("labels", labels())):
-        np.save(folder / f"{name}.npy", values)
-    dkrr.save(dkrr.KernelRidge(kernel="rbf", solver="cg").fit(rows(), targets()), folder / "cg.zarr")
-    return folder
 
 
 def _call(subject: Subject, name: str, make: Callable[[], Any]) -> Any:
@@ -477,15 +454,10 @@ def _outcome(case: Case, error: BaseException | None, *, is_late: bool, has_writ
     if not case.expected:  # a number may mean something, and be too large for these data
         is_of_numbers = isinstance(error, NotFiniteError | NotPositiveDefiniteError | KernelFunctionError)
         return Outcome.HARMLESS if is_of_numbers or "no candidate has a score" in str(error) else Outcome.DECLINED
-    if not names(str(error), case.expected):
+    if not any(re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", str(error)) for word in case.expected):
         return Outcome.MISLED
     if case.may_be_late:
         return Outcome.DETECTED
     if is_late and not isinstance(error, PlanError):
         return Outcome.LATE
     return Outcome.LITTER if has_written else Outcome.DETECTED
-
-
-def names(message: str, words: tuple[str, ...]) -> bool:
-    """Whether a message has one of some words."""
-    return any(re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", message) for word in words)

@@ -111,10 +111,8 @@ def calls(folder: Path) -> Iterator[tuple[str, Callable[[], None], tuple[str, ..
                 continue
             key = str(option.name)
             means, either = (table.get(f"{name}.{key}", table.get(key, frozenset())) for table in (ACCEPTED, EITHER))
-            for label, text in TEXTS.items():
-                if label in means and name == "calibrate":  # measures for seconds
-                    continue
-                arguments = _with_option(name, good, option, text, folder)
+            for label in (t for t in TEXTS if name != "calibrate" or t not in means):  # it measures for seconds
+                arguments = _with_option(name, good, option, TEXTS[label], folder)
                 words = () if label in means else _words_of(option)
                 call = partial(run, arguments, may_fail=not words)
                 yield f"dkrr {name} {option.opts[0]}={label}", call, words, label in either
