@@ -1,70 +1,26 @@
-"""A kernel made of others states its values; the base does the rest."""
-
-from dataclasses import dataclass
-from typing import ClassVar
+"""A kernel made of others: what its parts learn, what parts must be, and how their parameters are set."""
 
 import pytest
-import scipy.sparse as sp
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from dkrr.errors import InputError
-from dkrr.kernels import (
-    RBF,
-    BagOfWords,
-    CallableKernel,
-    Kernel,
-    Linear,
-    Normalized,
-    Precomputed,
-    Sigmoid,
-    kernel_from_dict,
-)
-from dkrr.kernels.columns import Compound
+from dkrr.kernels import RBF, BagOfWords, CallableKernel, Linear, Normalized, Precomputed, Sigmoid, kernel_from_dict
 from dkrr.kernels.custom import FunctionCost
 from tests.systems import random
 
 
-@dataclass(frozen=True)
-class Squared(Compound):
-    """k(x, z) = k₁(x, z)²."""
-
-    tag: ClassVar[str] = "squared"
-
-    base: Kernel
-
-    def _filler(self, X, Y, dtype):
-        base = self.base._filler(X, Y, dtype)
-
-        def fill(rows, columns, out):
-            base(rows, columns, out)
-            out *= out
-
-        return fill
-
-    def _diagonal(self, X):
-        return self.base._diagonal(X) ** 2
-
-
-def test_a_compound_states_its_values_and_gets_the_rest():
-    base, kernel = Linear() + RBF(), Squared(Linear() + RBF())
-    for rows in (random(9, 4), sp.csr_array(random(9, 4))):
-        assert_allclose(kernel(rows), base(rows) ** 2, rtol=1e-14)
-        assert_array_equal(kernel.diagonal(rows), kernel(rows).diagonal())
-    assert kernel.parts == (base,) and kernel.sparse_parts == base.sparse_parts == 2
-    assert kernel.resolved(4) == Squared(Linear() + RBF(0.25))
-    assert kernel.entry_cost(4) == base.entry_cost(4)
-    assert kernel.workspace_bytes(50, 60, 4) == base.workspace_bytes(50, 60, 4)
-    assert kernel.pieces_bytes(50, 60, 4, 80) == base.pieces_bytes(50, 60, 4, 80)
+def test_a_compound_learns_from_data_that_are_not_numbers():
     documents = ["the cat sat", "the cat ran", "dogs bark"]
-    learned = Squared(BagOfWords()).fitted(documents)
-    assert_allclose(learned(documents), BagOfWords().fitted(documents)(documents) ** 2, rtol=1e-14)
+    words, counts = (BagOfWords(weighting).fitted(documents)(documents) for weighting in ("tfidf", "counts"))
+    kernel = (2.0 * Normalized(BagOfWords()) * BagOfWords("counts") + BagOfWords()).fitted(documents)
+    assert_allclose(kernel(documents), 2.0 * words * counts + words, rtol=1e-14)
+    assert (RBF() * Linear() + RBF()).sparse_parts == 3
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Squared("rbf"), "base is 'rbf'; expected a dkrr.kernels.Kernel"),
-        (lambda: Squared(Precomputed()), "base is a precomputed kernel"),
+        (lambda: Normalized("rbf"), "base is 'rbf'; expected a dkrr.kernels.Kernel"),
         (lambda: Normalized(Sigmoid(0.01, -1.0))(random(4, 2)), r"k\(x, x\) = -0\.\d+ .*expected at least 0"),
         (lambda: Normalized(Precomputed()), "combine the matrices instead"),
         (lambda: kernel_from_dict({"kernel": "normalized", "base": {"kernel": "rbf"}, "scale": 2}), "no parameter"),
