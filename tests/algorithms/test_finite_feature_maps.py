@@ -205,20 +205,9 @@ def test_a_kernel_without_a_finite_map_says_which_maps_there_are(kernel):
         required_feature_map(kernel, 0)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "phi"),
-    [
-        (Linear(), IdentityMap()),
-        (kernels.Cosine(), NormalizedMap()),
-        (Normalized(Linear()), NormalizedMap()),
-        (Polynomial(degree=2.0), PolynomialMap(2, 0.25, 1.0)),
-        (TaylorRBF(25, gamma=0.7), TaylorMap(25, gamma=0.7)),
-        (
-            3 * Linear() + Polynomial(),
-            ConcatenatedMap(features.ScaledMap(IdentityMap(), 3.0), PolynomialMap(3, 0.25, 1.0)),
-        ),
-    ],
-    ids=str,
-)
-def test_the_map_of_a_kernel_is_made_of_those_of_its_parts(kernel, phi):
-    assert feature_map(kernel, 4) == phi
+def test_the_map_of_a_kernel_is_made_of_those_of_its_parts():
+    assert feature_map(kernels.Cosine(), 4) == feature_map(Normalized(Linear()), 4) == NormalizedMap()
+    assert feature_map(Polynomial(degree=2.0), 4) == PolynomialMap(2, 0.25, 1.0)
+    assert feature_map(TaylorRBF(25, gamma=0.7), 4) == TaylorMap(25, gamma=0.7)
+    both = ConcatenatedMap(features.ScaledMap(IdentityMap(), 3.0), PolynomialMap(3, 0.25, 1.0))
+    assert feature_map(3 * Linear() + Polynomial(), 4) == both

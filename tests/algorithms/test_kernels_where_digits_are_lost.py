@@ -28,25 +28,17 @@ def rows_with_duplicates(scale):
     return X
 
 
-def tight_clusters():
-    """Their spread is a million length scales, the pairs that matter are within one."""
-    rng = np.random.default_rng(0)
-    centres = 1e6 * rng.standard_normal((5, 4))
-    return [centres[rng.integers(0, 5, n)] + rng.standard_normal((n, 4)) for n in (50, 40)]
-
-
-def an_outlier_and_near_duplicates():
-    X = random(50, 3)
-    X[7] = 1e5
-    return X, np.vstack([X[::2] + 1e-5 * random(25, 3, seed=1), X])
-
-
+CENTRES = 1e6 * random(5, 4)
+NEAR = np.vstack([random(25, 3), 1e5 * np.ones((1, 3))])
 PLACES = {
     "far from the origin": (1e4 + random(40, 6), 1e4 + random(30, 6, seed=1)),
     "equal": (50 * random(60, 7), 50 * random(60, 7)[::-1]),
     "almost equal": (30 * random(40, 5), 30 * random(40, 5) + 1e-9 * random(40, 5, seed=1)),
-    "tight clusters": tight_clusters(),
-    "an outlier": an_outlier_and_near_duplicates(),
+    "tight clusters far apart": (
+        np.tile(CENTRES, (10, 1)) + random(50, 4, seed=1),
+        np.tile(CENTRES, (8, 1)) + random(40, 4, seed=2),
+    ),
+    "near duplicates and an outlier": (NEAR, np.vstack([NEAR + 1e-5 * random(26, 3, seed=1), NEAR])),
 }
 
 

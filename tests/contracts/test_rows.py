@@ -83,12 +83,14 @@ def test_what_is_read_is_a_part_of_the_array_and_float32_stays(container, tmp_pa
             assert isinstance(whole, sp.csr_array) and whole.has_sorted_indices
             assert whole.nnz == np.count_nonzero(expected)
         assert_array_equal(dense(rows.take(np.array(taken))), X[taken])
-        several, even = (list(walk(start, stop, height)) for walk in (rows.blocks, rows.even_blocks))
-        assert [where for where, _ in even] == [slice(k, min(k + height, stop)) for k in range(start, stop, height)]
-        assert [k for where, _ in several for k in range(where.start, where.stop)] == list(range(start, stop))
-        for where, block in (*several, *even):
-            assert (where.start - start) // height == (where.stop - 1 - start) // height, "blocks end at k × height"
-            assert_array_equal(dense(block), X[where])
+        for walk in (rows.blocks, rows.even_blocks):
+            places = []
+            for where, block in walk(start, stop, height):  # a block may be overwritten by the next
+                assert (where.start - start) // height == (where.stop - 1 - start) // height, "blocks end at k × height"
+                assert_array_equal(dense(block), X[where])
+                places.append(where)
+            assert [k for where in places for k in range(where.start, where.stop)] == list(range(start, stop))
+        assert places == [slice(k, min(k + height, stop)) for k in range(start, stop, height)]
         parts = rows.parts(slice(start, stop), height)
         assert [k for each in parts for k in range(each.start, each.stop)] == list(range(start, stop))
         assert not rows.is_sparse or all(rows.read(p.start, p.stop).nnz <= max(height, 7) for p in parts)
@@ -102,8 +104,10 @@ def test_what_is_read_is_a_part_of_the_array_and_float32_stays(container, tmp_pa
     assert rows.dtype == (np.float32 if container.keeps_dtype else np.float64)
     block = rows.read(0, 29)
     assert_array_equal(dense(block), small)
-    assert rows.is_sparse or (rows.n_bytes, rows.row_bytes) == (29 * 13 * rows.dtype.itemsize, 13 * 8)
-    assert n_bytes(block) <= rows.n_bytes <= rows.row_bytes * 29
+    if rows.is_sparse:
+        assert n_bytes(block) <= rows.n_bytes <= rows.row_bytes * 29
+    else:
+        assert (rows.n_bytes, rows.row_bytes) == (29 * 13 * rows.dtype.itemsize, 13 * 8)
 
 
 @each_container
@@ -165,9 +169,10 @@ def test_a_checksum_is_of_the_numbers_and_not_of_their_place(row, column, n_task
 
 def test_a_checksum_tells_order_shape_type_and_place_apart():
     X = numbers((24, 6))
-    others = [X, X[::-1], X.reshape(12, 12), X.astype(np.float32), X[:, ::-1], X[:-1], sp.csr_array(X), 0 * X]
+    others = [X, X[::-1], X.reshape(12, 12), X.astype(np.float32), X[:, ::-1], X[:-1], sp.csr_array(X)]
     places = [sp.csr_array(([1.0], ([row], [column])), shape=(2, 2)) for row in (0, 1) for column in (0, 1)]
-    assert len({digest(as_rows(each)) for each in (*others, np.zeros(X.shape, int), *places)}) == 13
+    zeros = [np.zeros((24, 6)), np.zeros((24, 6), int), np.zeros((24, 12), np.float32)]
+    assert len({digest(as_rows(each)) for each in (*others, *zeros, *places)}) == 14
     wide = sp.csr_array(X)
     wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
     assert digest(as_rows(wide)) == digest(as_rows(sp.csr_array(X))), "the type of the indices is not of the numbers"
