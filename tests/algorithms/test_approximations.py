@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -18,12 +19,9 @@ from dkrr import KernelRidge
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.features import ConcatenatedMap, IdentityMap, MapKernel, Nystroem, RandomFourier, ScaledMap, fourier, whitened
 from dkrr.features.descriptions import feature_map_from_dict
-from dkrr.fitting.context import Context
 from dkrr.fitting.sampled import by_name, drawn, nystroem_map
-from dkrr.fitting.storage import StoredArrays
 from dkrr.kernels import RBF, Laplacian, Linear, Matern
 from dkrr.rows import MemoryRows, as_rows
-from dkrr.runtime import SerialExecutor, make_progress
 from dkrr.tiles import RunStore
 from tests.systems import random, traced_peak
 
@@ -177,7 +175,7 @@ def test_what_travels_of_drawn_centres_is_their_name(sparse, tmp_path):
     X = sp.csr_array(np.where(X > 0, X, 0.0)) if sparse else X
     store = RunStore(str(tmp_path / "run.zarr"))
     store.open()
-    context = Context(StoredArrays(store, keeps=True), SerialExecutor(), make_progress(False))
+    context = SimpleNamespace(client=None, stored=SimpleNamespace(store=store))
     value = drawn(SAMPLED, MemoryRows(X))
     assert by_name(value, context) is value  # tasks stay in this process
     context.client = "a cluster"
