@@ -18,7 +18,7 @@ from dkrr.fitting.ridge import drop_rounding, tightened
 from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.linalg.likelihood import Bernoulli
 from dkrr.rows import as_rows
-from dkrr.solvers import ConjugateGradient, Float32Cholesky, SolveResult, Status
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from tests import precise
 from tests.nightly.accuracy import fits, trials
 from tests.pairs import every_pair
@@ -128,6 +128,25 @@ def test_an_iteration_with_a_free_constant_continues_until_the_coefficients_meet
     left = np.linalg.norm(left) / np.linalg.norm(y - y.mean())
     assert_allclose(model.solve_result_.residual, left, rtol=1e-6)
     assert model.solve_result_.status.name == "CONVERGED" and left <= tol
+
+
+# Where tiles and rows live
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_the_answer_does_not_depend_on_which_tiles_stay_in_memory(precision, small_process):
+    rows = np.random.default_rng(7).normal(size=(601, 5))
+    settings = {"alpha": 0.01, "kernel": "rbf", "gamma": 0.2}
+    iterative = settings | {"tol": 1e-10, "tile": 89, "solver": ConjugateGradient(RPCholesky(101), precision)}
+    whole = KernelRidge(**iterative).fit(rows, rows[:, :2])
+    c = whole.plan_.chosen
+    kept = c.products.kept_tiles * c.place.slots * 89**2 * c.products.itemsize
+    part = KernelRidge(**iterative, memory_limit=whole.plan_.peak_bytes - kept // 2).fit(rows, rows[:, :2])
+    fractions = [m.plan_.chosen.products.kept_fraction(m.plan_.chosen.place.slots) for m in (part, whole)]
+    assert fractions[0] < fractions[1] == 1
+    expected = KernelRidge(**settings).fit(rows, rows[:, :2]).dual_coef_
+    for model in (whole, part):
+        assert_allclose(model.dual_coef_, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 def test_temporary_rows_live_as_long_as_a_model_of_a_path_reads_them():
