@@ -1,4 +1,7 @@
-"""Fits on rows that are not vectors: documents, graphs, objects of a kernel function, tables with all of these."""
+"""Fits on rows that are not vectors: documents, graphs, objects of a kernel function, tables with all of these.
+
+Objects become rows of numbers and back: nothing is lost, nothing pickled.
+"""
 
 import re
 
