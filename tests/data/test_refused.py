@@ -69,7 +69,7 @@ def test_pickles_in_files_are_not_run(tmp_path):
 
 PARTS = [
     ".", "..", "/", "//", "::", ":", "x.npy", "x.npz", "x.zarr", "zarr.json", "://", "file://", "memory://",
-    "nowhere://", "s3://", "x.csv", ".parquet", "http://", "*", "~", "%00", "é", "", " ", "\n", "\0", "\ud800", "a" * 99,
+    "nowhere://", "s3://", "x.csv", ".parquet", "http://", "*", "~", "%00", "é", "", " ", "\n", "\0", "\ud800", "aaa",
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=6), max_size=6).map("".join)
 

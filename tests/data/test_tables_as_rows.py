@@ -1,4 +1,4 @@
-"""Fits on tables: columns by name, out of core, as on arrays."""
+"""Fits on tables, in files and lazy: columns by name, out of core, as on arrays."""
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ N = 120
 X = np.random.default_rng(0).normal(size=(N, 3))
 Y = np.sin(X[:, 0]) + X[:, 2]
 LABELS = np.where(Y > 0, "late", "early")
+FRAME = pd.DataFrame(X, columns=["a", "b", "c"])
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +91,6 @@ def test_kernels_of_text_plans_and_gram_matrices_take_a_file(path):
     problem = dkrr.plan(f"{path}::a,b,c", "y", kernel="rbf").problem
     assert (problem.n, problem.d, problem.n_targets, problem.x_in_memory) == (N, 3, 1, False)
     assert dkrr.plan(f"{path}::a,b,c", "class", loss="logistic").problem.loss == "logistic"
-    K = dkrr.gram(f"{path}::a,b,c", f"{path}::a,b,c", kernel="rbf", chunks=50)
-    assert_allclose(K, dkrr.gram(X, kernel="rbf"), rtol=0, atol=1e-14)
 
 
 def test_targets_of_another_file_are_mapped_if_they_are_large(tmp_path, monkeypatch):
@@ -104,18 +103,36 @@ def test_targets_of_another_file_are_mapped_if_they_are_large(tmp_path, monkeypa
     assert is_mapped(targets) and np.array_equal(targets, np.column_stack([Y, -Y]))
 
 
-def test_frames_of_pandas_have_targets_by_name_and_errors_that_name_columns(path):
-    frame = dkrr.open_table(path, "a,b,c,y").to_pandas()
-    model = KernelRidge(0.1).fit(frame, "y")
+def test_frames_of_pandas_have_targets_by_name_and_errors_that_name_columns():
+    model, frame = KernelRidge(0.1).fit(FRAME.assign(y=Y), "y"), FRAME.copy()
     assert list(model.feature_names_in_) == ["a", "b", "c"]
-    assert model.score(frame, "y") == pytest.approx(KernelRidge(0.1).fit(X, Y).score(X, Y))
+    assert model.score(FRAME.assign(y=Y), "y") == pytest.approx(KernelRidge(0.1).fit(X, Y).score(X, Y))
     frame.loc[7, "b"] = np.nan
-    for given in (frame[list("abc")], frame[list("abc")].astype({"a": "float32"})):
+    for given in (frame, frame.astype({"a": "float32"})):
         with pytest.raises(InputError, match=r"row 7, column 1 \(counted from 0\), which is 'b'; expected"):
             KernelRidge(kernel="rbf").fit(given, Y)
     with pytest.raises(InputTypeError, match="in column 'day'"):
-        KernelRidge().fit(pd.DataFrame({"a": Y, "day": pd.to_datetime(["2013-01-01"] * N)}), Y)
-    texts = dkrr.open_table(path, "a,class").to_pandas()
+        KernelRidge().fit(FRAME.assign(day=pd.Timestamp("2013-01-01")), Y)
     for fitted, dtype in ((KernelRidge(), "object"), (KernelLogisticRegression(), "category")):
         with pytest.raises(InputTypeError, match="X has the column 'class' of .*OneHotEncoder"):
-            fitted.fit(texts.astype({"class": dtype}), Y > 0)
+            fitted.fit(FRAME.assign(**{"class": pd.Series(LABELS, dtype=dtype)}), Y > 0)
+
+
+@pytest.mark.parametrize("kind", [KernelRidge, KernelLogisticRegression])
+def test_a_lazy_frame_gives_the_model_of_pandas_and_refuses_other_columns(kind, tmp_path):
+    lazy = pytest.importorskip("dask.dataframe").from_pandas(FRAME, npartitions=3)
+    y, method = (lazy["a"], "predict") if kind is KernelRidge else (lazy["a"] > lazy["c"], "predict_proba")
+    known, model = kind(0.1, kernel="rbf").fit(FRAME, y.compute()), kind(0.1, kernel="rbf").fit(lazy, y)
+    assert list(model.feature_names_in_) == ["a", "b", "c"] and model.n_features_in_ == 3
+    for rows in (lazy, FRAME):
+        assert_allclose(getattr(model, method)(rows), getattr(known, method)(FRAME), rtol=0, atol=1e-12)
+    dkrr.save(model, tmp_path / "m.zarr")
+    for fitted in (model, dkrr.load(tmp_path / "m.zarr"), known):
+        for wrong in (lazy[["c", "b", "a"]], lazy[["a", "b"]], lazy.rename(columns={"b": "other"}), FRAME[list("cba")]):
+            with pytest.raises(ValueError, match="feature names should match"):
+                getattr(fitted, method)(wrong)
+    model.fit(lazy.to_dask_array(lengths=True), y.compute())
+    assert not hasattr(model, "feature_names_in_")
+    kernel = Columns(RBF(), ["a", "b"]) + Columns(BagOfWords(), "c")
+    with pytest.raises(InputTypeError, match=r"X\.compute\(\)"):
+        kind(kernel=kernel).fit(lazy, y.compute())
