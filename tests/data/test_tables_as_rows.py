@@ -104,9 +104,12 @@ def test_targets_of_another_file_are_mapped_if_they_are_large(tmp_path, monkeypa
 
 
 def test_frames_of_pandas_have_targets_by_name_and_errors_that_name_columns():
-    model, frame = KernelRidge(0.1).fit(FRAME.assign(y=Y), "y"), FRAME.copy()
+    frame, known = FRAME.assign(y=Y, w=Y**2), KernelRidge(0.1).fit(X, Y, sample_weight=Y**2)
+    model = KernelRidge(0.1).fit(frame, "y", sample_weight="w")
     assert list(model.feature_names_in_) == ["a", "b", "c"]
-    assert model.score(FRAME.assign(y=Y), "y") == pytest.approx(KernelRidge(0.1).fit(X, Y).score(X, Y))
+    assert_allclose(model.dual_coef_, known.dual_coef_)
+    assert model.score(FRAME.assign(y=Y), "y") == pytest.approx(known.score(X, Y))
+    frame = FRAME.copy()
     frame.loc[7, "b"] = np.nan
     for given in (frame, frame.astype({"a": "float32"})):
         with pytest.raises(InputError, match=r"row 7, column 1 \(counted from 0\), which is 'b'; expected"):

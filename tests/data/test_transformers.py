@@ -4,7 +4,9 @@ import dask.array as da
 import joblib
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
 
@@ -17,50 +19,19 @@ from tests.inputs import table as given_as
 ESTIMATORS = {
     "ridge": lambda **more: dkrr.KernelRidge(kernel="rbf", **more),
     "primal": lambda **more: dkrr.KernelRidge(alpha=0.1, fit_intercept=True, **more),
-    "ridge cv": lambda **more: dkrr.KernelRidgeCV([0.1, 1.0], **more),
+    "ridge cv": lambda **more: dkrr.KernelRidgeCV([0.1, 1.0], gamma=[0.01, 0.1], kernel="rbf", cv=3, **more),
     "logistic": lambda **more: dkrr.KernelLogisticRegression(kernel="rbf", **more),
     "logistic cv": lambda **more: dkrr.KernelLogisticRegressionCV([0.1, 1.0], kernel="rbf", cv=2, **more),
 }
+LOOSE = {"rtol": 1e-7, "atol": 1e-9}
 
 
-def y_of(name, n=97):
-    return np.where(targets(n) > 0, "late", "on time") if "logistic" in name else targets(n)
+def y_of(name):
+    return np.where(targets() > 0, "late", "on time") if "logistic" in name else targets()
 
 
 def outputs(model, X):
-    return np.asarray(getattr(model, "predict_proba", model.predict)(X))
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_table_in_memory_is_fitted_saved_and_predicted_as_its_transformed_rows(name, tmp_path):
-    X, y = flights(), y_of(name)
-    model = ESTIMATORS[name](transformer=of_columns()).fit(X, y)
-    rows = of_columns().fit_transform(X)
-    expected = ESTIMATORS[name]().fit(rows, y)
-    np.testing.assert_allclose(outputs(model, X), outputs(expected, rows), rtol=1e-10, atol=1e-12)
-    assert model.score(X, y) == pytest.approx(expected.score(rows, y))
-    assert model.n_features_in_ == 5 and list(model.feature_names_in_) == list(X)
-    assert hasattr(model, "transformer_") and not hasattr(model.transformer, "transformers_")
-    dkrr.save(model, tmp_path / "m.zarr")
-    joblib.dump(model, tmp_path / "m.joblib")
-    for again in (dkrr.load(tmp_path / "m.zarr", transformer=of_columns()), joblib.load(tmp_path / "m.joblib")):
-        np.testing.assert_allclose(outputs(again, X), outputs(model, X), rtol=1e-10, atol=1e-12)
-        for wrong in (X[list(X)[::-1]], X[list(X)[:4]]):
-            with pytest.raises(InputError, match="feature names should match"):
-                again.predict(wrong)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_rows_that_are_read_in_blocks_are_standardized_as_in_memory(name, tmp_path):
-    X, y = flights()[NUMBERS].to_numpy(float), y_of(name)
-    expected = ESTIMATORS[name](transformer=StandardScaler()).fit(X, y)
-    for kind in ("dask", "zarr path"):
-        lazy = given_as(kind, tmp_path, X).handed_in
-        model = ESTIMATORS[name](transformer="standardize").fit(lazy, y)
-        found = getattr(model, "predict_proba", model.predict)(lazy)
-        assert isinstance(found, da.Array)
-        np.testing.assert_allclose(found.compute(), outputs(expected, X), rtol=1e-5)
-        assert model.n_features_in_ == 2 and not hasattr(model, "feature_names_in_")
+    return getattr(model, "predict_proba", model.predict)(X)
 
 
 def parquet(folder, table):
@@ -83,6 +54,42 @@ CONTAINERS = {
 }
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_table_is_fitted_saved_and_predicted_as_its_transformed_rows(name, tmp_path):
+    X, y = flights(), y_of(name)
+    model = ESTIMATORS[name](transformer=of_columns()).fit(X, y)
+    rows = of_columns().fit_transform(X)
+    expected = ESTIMATORS[name]().fit(rows, y)
+    assert_allclose(outputs(model, X), outputs(expected, rows), rtol=1e-10, atol=1e-12)
+    assert model.score(X, y) == pytest.approx(expected.score(rows, y))
+    assert model.n_features_in_ == 5 and list(model.feature_names_in_) == list(X)
+    assert hasattr(model, "transformer_") and not hasattr(model.transformer, "transformers_")
+    of_file = ESTIMATORS[name](transformer=of_columns()).fit(parquet(tmp_path, X), y)
+    assert_allclose(outputs(of_file, X), outputs(model, X), rtol=1e-5)
+    if "cv" in name:
+        scores = [each.cv_results_["mean_test_score"] for each in (model, of_file)]
+        assert_allclose(scores, [expected.cv_results_["mean_test_score"]] * 2, rtol=1e-3)
+    dkrr.save(model, tmp_path / "m.zarr")
+    joblib.dump(model, tmp_path / "m.joblib")
+    for again in (dkrr.load(tmp_path / "m.zarr", transformer=of_columns()), joblib.load(tmp_path / "m.joblib")):
+        assert_allclose(outputs(again, X), outputs(model, X), rtol=1e-10, atol=1e-12)
+        for wrong in (X[list(X)[::-1]], X[list(X)[:4]]):
+            with pytest.raises(InputError, match="feature names should match"):
+                again.predict(wrong)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_rows_that_are_read_in_blocks_are_standardized_as_in_memory(name, tmp_path):
+    X, y = flights()[NUMBERS].to_numpy(float), y_of(name)
+    expected = ESTIMATORS[name](transformer=StandardScaler()).fit(X, y)
+    for kind in ("dask", "zarr path"):
+        lazy = given_as(kind, tmp_path, X).handed_in
+        model = ESTIMATORS[name](transformer="standardize").fit(lazy, y)
+        assert isinstance(outputs(model, lazy), da.Array)
+        assert_allclose(outputs(model, lazy), outputs(expected, X), rtol=1e-5)
+        assert model.n_features_in_ == 2 and not hasattr(model, "feature_names_in_")
+
+
 @pytest.mark.parametrize(
     ("kind", "form"), [*((k, "dual") for k in CONTAINERS), ("parquet", "primal"), ("dask", "primal")]
 )
@@ -92,10 +99,9 @@ def test_tables_in_every_container_give_the_model_of_the_table_in_memory(kind, f
     expected = dkrr.KernelRidge(**settings, transformer=of_columns()).fit(table, y)
     X = CONTAINERS[kind](tmp_path, table)
     model = dkrr.KernelRidge(**settings, transformer=of_columns()).fit(X, y)
-    found = model.predict(X)
-    assert isinstance(found, np.ndarray if kind == "polars" else da.Array)
-    np.testing.assert_allclose(np.asarray(found), expected.predict(table), rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(model.predict(table), np.asarray(found), rtol=1e-9)
+    assert isinstance(model.predict(X), np.ndarray if kind == "polars" else da.Array)
+    for rows in (X, table):
+        assert_allclose(model.predict(rows), expected.predict(table), **LOOSE)
     assert model.n_features_in_ == 5 and list(model.feature_names_in_) == list(table)
 
 
@@ -103,7 +109,7 @@ def test_targets_and_weights_are_columns_of_the_table_by_name(tmp_path):
     path = parquet(tmp_path, flights().assign(y=targets(), w=1.0))
     model = dkrr.KernelRidge(transformer=of_columns()).fit(path, "y", sample_weight="w")
     expected = dkrr.KernelRidge(transformer=of_columns()).fit(flights(), targets())
-    np.testing.assert_allclose(np.asarray(model.predict(path)), expected.predict(flights()), rtol=1e-7, atol=1e-9)
+    assert_allclose(model.predict(path), expected.predict(flights()), **LOOSE)
     assert model.score(path, "y") == pytest.approx(expected.score(flights(), targets()))
     found = dkrr.plan(path, "y", transformer=of_columns(), kernel="rbf")
     assert (found.problem.n, found.problem.d) == (97, 11)  # "w" was not taken as weights here
@@ -115,35 +121,26 @@ def test_targets_and_weights_are_columns_of_the_table_by_name(tmp_path):
 
 @pytest.mark.parametrize("name", ["sparse", "selector", "standardize"])
 def test_rows_are_copied_for_tiles_and_the_copy_is_used_again(name, tmp_path):
-    table, transformer = (flights()[NUMBERS], name) if name == "standardize" else (flights(), OF_THE_TABLE[name]())
-    lazy = da.from_array(table.to_numpy(), chunks=(31, 1)) if name == "standardize" else parquet(tmp_path, table)
+    numbers = flights()[NUMBERS].to_numpy()
+    if name == "standardize":
+        transformer, whole, lazy = name, numbers, da.from_array(numbers, chunks=(31, 1))
+    else:
+        transformer, whole, lazy = OF_THE_TABLE[name](), flights(), parquet(tmp_path, flights())
     settings = {"kernel": "rbf", "gamma": 1e-6, "transformer": transformer}
-    expected = dkrr.KernelRidge(**settings).fit(np.asarray(lazy) if name == "standardize" else table, targets())
+    expected = dkrr.KernelRidge(**settings).fit(whole, targets())
     model = dkrr.KernelRidge(**settings, tile=40, store=str(tmp_path / name)).fit(lazy, targets())
-    found = np.asarray(model.predict(lazy))
-    np.testing.assert_allclose(found, np.asarray(expected.predict(lazy)), rtol=1e-7, atol=1e-9)
+    assert_allclose(model.predict(lazy), expected.predict(whole), **LOOSE)
     again = clone(model).fit(lazy, targets())
     assert again.solve_result_.bytes_written < model.solve_result_.bytes_written
-    np.testing.assert_array_equal(again.dual_coef_, model.dual_coef_)
+    assert_array_equal(again.dual_coef_, model.dual_coef_)
 
 
 def test_sparse_rows_stay_sparse():
-    X, y = flights(), targets()
-    transformer = OF_THE_TABLE["sparse"]()
-    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, y)
+    X, transformer = flights(), OF_THE_TABLE["sparse"]()
+    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, targets())
     assert model.X_fit_.format == "csr" and model.X_fit_.shape == (97, 6)
-    expected = dkrr.KernelRidge(kernel="rbf").fit(transformer.fit_transform(X).toarray(), y)
-    np.testing.assert_allclose(model.predict(X), expected.predict(transformer.transform(X).toarray()), rtol=1e-9)
-
-
-@pytest.mark.parametrize("kind", [dkrr.KernelRidgeCV, dkrr.KernelLogisticRegressionCV])
-def test_searches_take_tables(kind, tmp_path):
-    table, y = flights(), targets() if kind is dkrr.KernelRidgeCV else targets() > 0
-    settings = {"kernel": "rbf", "gamma": [0.01, 0.1], "cv": 3, "transformer": of_columns()}
-    expected = kind([0.1, 1.0], **settings).fit(table, y)
-    model = kind([0.1, 1.0], **settings).fit(parquet(tmp_path, table), y)
-    assert model.best_params_ == expected.best_params_
-    np.testing.assert_allclose(model.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"], rtol=1e-3)
+    rows = transformer.fit_transform(X).toarray()
+    assert_allclose(model.predict(X), dkrr.KernelRidge(kernel="rbf").fit(rows, targets()).predict(rows), rtol=1e-9)
 
 
 def test_standard_deviations_and_intervals_are_those_of_the_transformed_rows():
@@ -152,10 +149,9 @@ def test_standard_deviations_and_intervals_are_those_of_the_transformed_rows():
     plain = dkrr.KernelRidge(kernel="rbf").fit(scaled, y)
     model = dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(X, y)
     for rows in (X, da.from_array(X, chunks=(31, 1))):
-        pairs = zip(model.predict(rows, return_std=True), plain.predict(scaled, return_std=True), strict=True)
-        for found, value in pairs:
-            np.testing.assert_allclose(np.asarray(found), value, rtol=1e-9)
-    np.testing.assert_allclose(model.predict_interval(X)[0], plain.predict_interval(scaled)[0])
+        expected = np.stack(plain.predict(scaled, return_std=True))
+        assert_allclose(np.stack(model.predict(rows, return_std=True)), expected, rtol=1e-9)
+    assert_allclose(model.predict_interval(X)[0], plain.predict_interval(scaled)[0])
 
 
 def test_another_fit_forgets_the_transformer():
@@ -163,54 +159,47 @@ def test_another_fit_forgets_the_transformer():
     model = dkrr.KernelRidge(kernel="rbf", transformer=PCA(1)).fit(flights()[NUMBERS], y)
     model.set_params(transformer=None).fit(X, y)
     assert not hasattr(model, "transformer_") and not hasattr(model, "feature_names_in_")
-    np.testing.assert_array_equal(model.predict(X), dkrr.KernelRidge(kernel="rbf").fit(X, y).predict(X))
+    assert_array_equal(model.predict(X), dkrr.KernelRidge(kernel="rbf").fit(X, y).predict(X))
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("transformer", "message"),
-        [
-            ("scale", "transformer is 'scale'; expected None, 'standardize'"),
-            (StandardScaler, r"transformer is the class StandardScaler; .*write StandardScaler\(\)"),
-            (5, "transformer is 5; expected None"),
-            (dkrr.KernelRidge(), "transformer is KernelRidge.*; expected None"),
-            (TargetEncoder(), "which learns from the targets; expected one of X alone"),
-        ],
-        ids=str,
-    )
-    def test_what_is_not_a_transformer_is_refused(self, transformer, message):
-        with pytest.raises(InputError, match=message):
-            dkrr.KernelRidge(transformer=transformer).fit(flights()[NUMBERS], targets())
+PASSED = make_column_transformer(("passthrough", ["origin"]), verbose_feature_names_out=True)
+REFUSED = {
+    "text": ("scale", NUMBERS, "transformer is 'scale'; expected None, 'standardize'"),
+    "class": (StandardScaler, NUMBERS, r"transformer is the class StandardScaler; .*write StandardScaler\(\)"),
+    "estimator": (dkrr.KernelRidge(), NUMBERS, "transformer is KernelRidge.*; expected None"),
+    "of targets": (TargetEncoder(), NUMBERS, "which learns from the targets; expected one of X alone"),
+    "missing": ("standardize", ["distance", "delay"], r"row \d+ has it in column 'delay' behind .*SimpleImputer"),
+    "passed": (PASSED, list(flights()), "passthrough__origin' behind the transformer does not hold numbers.*OneHot"),
+    "all": ("standardize", list(flights()), "cannot be fitted: StandardScaler: .*could not convert string"),
+}
 
-    def test_kernels_that_do_not_take_rows_of_numbers_are_refused(self):
-        for kernel in ("precomputed", BagOfWords()):
-            with pytest.raises(
-                InputError, match="transformer is 'standardize' with kernel=.*expected a kernel of rows"
-            ):
-                dkrr.KernelRidge(kernel=kernel, transformer="standardize").fit(np.eye(3), [1.0, 2.0, 3.0])
 
-    def test_columns_behind_the_transformer_with_text_or_missing_values_are_named(self):
-        with pytest.raises(InputError, match=r"row \d+ has it in column 'delay' behind the transformer.*SimpleImputer"):
-            dkrr.KernelRidge(transformer="standardize").fit(flights()[["distance", "delay"]], targets())
-        table = flights()[NUMBERS].astype(float)
-        table.loc[71, "hour"] = np.nan
-        for rows in (table, CONTAINERS["dask"](None, table)):  # in its third partition
-            with pytest.raises(InputError, match="row 71 has it in column 'hour' behind the transformer"):
-                dkrr.KernelRidge(transformer="standardize").fit(rows, targets())
-        passed = OF_THE_TABLE["selector"]().set_params(transformers=[("pass", "passthrough", ["origin"])])
-        with pytest.raises(InputError, match="'pass__origin' behind the transformer does not hold numbers.*OneHot"):
-            dkrr.KernelRidge(transformer=passed).fit(flights(), targets())
-        match = "transformer cannot be fitted: StandardScaler: .*could not convert string"
-        with pytest.raises(InputError, match=match):
-            dkrr.KernelRidge(transformer="standardize").fit(flights(), targets())
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_a_transformer_of_these_columns_is_refused(what):
+    transformer, columns, message = REFUSED[what]
+    with pytest.raises(InputError, match=message):
+        dkrr.KernelRidge(transformer=transformer).fit(flights()[columns], targets())
 
-    @pytest.mark.parametrize("name", [*sorted(OF_THE_TABLE), "one column"])
-    def test_categories_that_the_fit_did_not_see_are_named_with_column_and_row(self, name):
-        table, make = (
-            (flights()[["carrier"]], OneHotEncoder) if name == "one column" else (flights(), OF_THE_TABLE[name])
-        )
-        model = dkrr.KernelRidge(transformer=make()).fit(table, targets())
-        new = table.copy()
-        new.loc[40, "carrier"] = "ZZ"
-        with pytest.raises(InputError, match="column 'carrier' of X holds 'ZZ' in row 40, .* on 'AA', 'B6', 'UA'"):
-            model.predict(new)
+
+@pytest.mark.parametrize("kind", ["pandas", "dask"])
+def test_a_missing_value_is_named_by_its_row_in_any_partition(kind):
+    table = flights()[NUMBERS].astype(float)
+    table.loc[71, "hour"] = np.nan
+    rows = table if kind == "pandas" else CONTAINERS["dask"](None, table)
+    with pytest.raises(InputError, match="row 71 has it in column 'hour' behind the transformer"):
+        dkrr.KernelRidge(transformer="standardize").fit(rows, targets())
+
+
+@pytest.mark.parametrize("kernel", ["precomputed", BagOfWords()], ids=str)
+def test_kernels_that_do_not_take_rows_of_numbers_are_refused(kernel):
+    with pytest.raises(InputError, match="transformer is 'standardize' with kernel=.*expected a kernel of rows"):
+        dkrr.KernelRidge(kernel=kernel, transformer="standardize").fit(np.eye(3), [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("name", [*sorted(OF_THE_TABLE), "one column"])
+def test_categories_that_the_fit_did_not_see_are_named_with_column_and_row(name):
+    table = flights()[["carrier"]] if name == "one column" else flights()
+    model = dkrr.KernelRidge(transformer=OF_THE_TABLE.get(name, OneHotEncoder)()).fit(table, targets())
+    table.loc[40, "carrier"] = "ZZ"
+    with pytest.raises(InputError, match="column 'carrier' of X holds 'ZZ' in row 40, .* on 'AA', 'B6', 'UA'"):
+        model.predict(table)
