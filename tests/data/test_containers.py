@@ -233,13 +233,6 @@ def test_xarrays_stay_where_they_are_and_datasets_are_refused_with_what_to_give(
 # Dask.
 
 
-@pytest.mark.parametrize("chunks", [(1, 7), (23, 1), ((9, 2, 12), (4, 3))], ids=str)
-def test_arrays_of_any_chunks_are_copied(chunks, tmp_path):
-    copy = write_rows(as_rows(da.from_array(numbers(), chunks=chunks)), place(tmp_path / "copy"), 4)
-    assert copy.array.chunks == (4, 7)
-    assert_array_equal(copy.read(0, 23), numbers())
-
-
 def test_unknown_chunk_sizes_are_refused():
     X = da.from_array(numbers(), chunks=(5, -1))
     unknown = X[X[:, 0] > 0]

@@ -3,7 +3,6 @@
 import contextlib
 import subprocess
 import sys
-from collections import Counter
 
 import networkx as nx
 import numpy as np
@@ -21,7 +20,6 @@ from tests.pairs import every_pair
 from tests.systems import traced_peak
 
 PATH = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
-PAIR = PATH[:2, :2]
 
 
 def networkx_path(labels):
@@ -215,19 +213,6 @@ def dense_gram(X, Y, decay, steps=None):
     return np.array([[dense_sum(x, y, decay, steps) for y in Y] for x in X])
 
 
-def naive_sum(one, other, decay, steps):
-    """Compare every walk of one graph with every walk of the other."""
-
-    def walks(A, labels, length):
-        found = [(v,) for v in range(len(A))]
-        for _ in range(length):
-            found = [(*walk, v) for walk in found for v in np.flatnonzero(A[walk[-1]])]
-        return Counter(tuple(0 if labels is None else labels[v] for v in walk) for walk in found)
-
-    ours, theirs = ([walks(*graph, length) for length in range(steps + 1)] for graph in (one, other))
-    return sum(decay**k * sum(n * theirs[k][walk] for walk, n in ours[k].items()) for k in range(steps + 1))
-
-
 def largest_radius(graphs):
     return max(np.linalg.eigvalsh(product_matrix(g, g))[-1] for g in graphs)
 
@@ -237,17 +222,9 @@ def safe_decay(graphs, fraction=0.7):
 
 
 @every_kind
-def test_finite_sums_count_every_common_walk(kind):
-    X, Y = random_graphs(5, kind, 1, largest=5), random_graphs(4, kind, 2, largest=5)
-    for steps in (1, 2, 3):
-        expected = [[naive_sum(x, y, 0.3, steps) for y in Y] for x in X]
-        assert_allclose(RandomWalk(0.3, steps, normalized=False)(X, Y), expected, rtol=1e-12)
-
-
-@every_kind
 @pytest.mark.parametrize(
     ("steps", "fraction", "tolerance"),
-    [(None, 0.7, 1e-12), (None, 0.99, 1e-11), (None, 0.99999, 1e-8), (1, 0.7, 1e-12), (7, 0.7, 1e-12), (8, 0.7, 1e-12)],
+    [(None, 0.7, 1e-12), (None, 0.99, 1e-11), (None, 0.99999, 1e-8), (1, 0.7, 1e-12), (2, 0.7, 1e-12), (7, 0.7, 1e-12)],
 )
 def test_sums_are_those_of_the_dense_product_graph(kind, steps, fraction, tolerance):
     X, Y = random_graphs(15, kind, 3), random_graphs(10, kind, 4)
@@ -297,12 +274,6 @@ def test_classes_are_as_few_as_can_be():
     side, _ = graph_walks.quotients(rows, rows)
     sizes = np.split(np.rint(side.starts**2).astype(int), side.first_classes[1:-1])
     assert [sorted(each.tolist()) for each in sizes] == [[1, 9], [1, 2, 2], [6]]
-
-
-def test_labels_that_match_nothing_give_zero():
-    X, Y = [(PAIR * 0, ["C", "C"]), (PAIR, ["C", "O"])], [(PAIR, ["N", "F"]), (PAIR, ["O", "N"])]
-    assert_array_equal(RandomWalk(0.1, normalized=False)(X, Y), [[0, 0], [0, 1]])
-    assert_array_equal(RandomWalk(0.1, normalized=False)(Y[:1], X[:1]), [[0]])
 
 
 @every_kind
@@ -358,13 +329,6 @@ def test_divergent_sums_are_refused(kind, excess, normalized):
         with pytest.raises(InputError, match="or a finite number of steps"):
             kernel.diagonal(X)
     assert np.isfinite(RandomWalk(float(f"{0.9 * limit:.3g}"), normalized=normalized)(X)).all()
-
-
-def test_limit_is_that_of_labelled_products():
-    """Not that of the graphs without their labels: 1 / 25 here."""
-    A = nx.to_numpy_array(nx.complete_graph(6), dtype=int)
-    X = [(A, list("abcdef")), (A, list("aabbcc"))]
-    assert_allclose(RandomWalk(0.04, normalized=False)(X), dense_gram(X, X, 0.04), rtol=1e-12)
 
 
 @pytest.mark.parametrize("first", [0, 7])  # with 7 nothing is left to collapse

@@ -4,8 +4,6 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse as sp
-import zarr
 from numpy.testing import assert_array_equal
 
 import dkrr
@@ -13,6 +11,7 @@ from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.arguments import checked_likelihood, checked_weights
 from dkrr.errors import InputError, InputTypeError
 from dkrr.linalg.likelihood import Bernoulli, Softmax
+from tests.inputs import table
 from tests.pairs import every_pair
 
 N = 24
@@ -27,21 +26,8 @@ def put(labels, label):
     return changed
 
 
-def in_zarr(X, folder):
-    zarr.save_array(str(folder / "x.zarr"), X)
-    return str(folder / "x.zarr")
-
-
-CONTAINERS = {
-    "ndarray": lambda X, folder: X,
-    "csr": lambda X, folder: sp.csr_array(X),
-    "dask": lambda X, folder: da.from_array(X, chunks=(5, 2)),
-    "zarr": in_zarr,
-}
-
-
 @every_pair(
-    kind=list(CONTAINERS),
+    kind=["ndarray", "csr", "dask", "zarr path"],
     bad=[np.nan, -np.inf],
     model=[KernelRidge, KernelLogisticRegression],
     way=[("primal", "cholesky"), ("primal", "cg"), ("dual", "cholesky"), ("dual", "cg")],
@@ -51,17 +37,15 @@ def test_the_first_bad_value_of_X_is_named_whatever_holds_it_and_solves(tmp_path
     wrong = X.copy()
     wrong[17, 1] = wrong[20, 0] = bad
     with pytest.raises(InputError, match=f"X contains {'NaN' if np.isnan(bad) else 'infinity'}.*row 17, column 1"):
-        model(form=way[0], solver=way[1], tile=tile).fit(CONTAINERS[kind](wrong, tmp_path), CODES)
+        model(form=way[0], solver=way[1], tile=tile).fit(table(kind, tmp_path, wrong).handed_in, CODES)
 
 
 MISSING = {
-    "NaN": put(CODES, np.nan),
     "NaN in a list": put(CODES, np.nan).tolist(),
     "NaN among strings": put(NAMES, np.nan),
     "NaN in a list of strings": put(NAMES, np.nan).tolist(),  # of which NumPy makes a class of the name "nan"
     "None": put(NAMES, None),
     "None among numbers": put(CODES, None),
-    "NA": put(NAMES, pd.NA),
     "NaT": put(NAMES, pd.NaT),
     "nullable strings": pd.Series(put(NAMES, None), dtype="string"),
     "categories": pd.Series(put(NAMES, None), dtype="category"),
@@ -136,18 +120,15 @@ def test_weights_that_are_all_one_are_as_none():
     assert_array_equal(checked_weights(2.0, 3), np.full(3, 2.0))
 
 
-@pytest.mark.parametrize(
-    ("y", "n_classes", "multi_class", "expected"),
-    [
-        (None, None, "multinomial", (Bernoulli, 1)),
-        (None, 3, "ovr", (Bernoulli, 3)),
-        (["b", "a", "c", "a"], None, "multinomial", (Softmax, 3)),
-        (np.array([0.0, 1.0, 1.0]), 7, "ovr", (Bernoulli, 1)),
-    ],
-)
-def test_two_classes_have_one_column_of_scores_and_more_have_one_each(y, n_classes, multi_class, expected):
-    found = checked_likelihood(y, n_classes, multi_class)
-    assert (type(found), found.n_columns) == expected
+def test_two_classes_have_one_column_of_scores_and_more_have_one_each():
+    for y, n_classes, multi_class, expected in (
+        (None, None, "multinomial", Bernoulli(1)),
+        (None, 3, "ovr", Bernoulli(3)),
+        (["b", "a", "c", "a"], None, "multinomial", Softmax(3)),
+        (np.array([0.0, 1.0, 1.0]), 7, "ovr", Bernoulli(1)),
+    ):
+        found = checked_likelihood(y, n_classes, multi_class)
+        assert (type(found), found.n_columns) == (type(expected), expected.n_columns)
 
 
 def test_a_plan_reads_the_number_of_targets_from_y(tmp_path):

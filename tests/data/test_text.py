@@ -1,6 +1,5 @@
 """The bag of words: naive dictionaries, scikit-learn's weights, and what is not a list of documents."""
 
-import json
 import math
 import pickle
 import re
@@ -19,7 +18,7 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features import feature_map
-from dkrr.kernels import BagOfWords, Cosine, Linear, kernel_from_dict
+from dkrr.kernels import BagOfWords, Cosine, Linear
 from tests.systems import traced_peak
 
 WORDS = [f"{a}{b}" for a in ("ba", "co", "di", "fu", "Gé", "x_") for b in ("r", "ne", "lo", "ST", "7")]
@@ -125,12 +124,6 @@ def test_values_are_those_of_the_kernel_of_its_rows_in_any_blocks(cosine):
         assert_allclose(np.block(parts), each(X, Y), **EXACT)
 
 
-def test_document_without_a_known_term_is_like_nothing():
-    kernel = BagOfWords().fitted(["one two", "two three"])
-    assert_array_equal(kernel(["", "unknown", "two"], ["two", ""]), [[0, 0], [0, 0], [1, 0]])
-    assert_array_equal(kernel(["", "two"]), [[0, 0], [0, 1]])
-
-
 @every_weighting
 def test_hashed_columns_are_those_of_scikit_learn(weighting):
     training, others = corpus(40), corpus(20, seed=1)
@@ -158,24 +151,6 @@ def test_fitting_learns_only_what_is_missing():
     for complete in (BagOfWords("counts", vocabulary=["bar"]), BagOfWords("binary", n_hashed=8)):
         assert complete.fitted(training) is complete
     assert BagOfWords("counts", vocabulary=["bar"]).encode(["bar bar"]).toarray() == 2.0
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        BagOfWords("counts", False, ngram_range=[1, 2], min_df=0.5, token_pattern=r"\S+", lowercase=False),
-        BagOfWords().fitted(corpus(30)),
-        BagOfWords(n_hashed=32).fitted(corpus(30)),
-    ],
-    ids=str,
-)
-def test_a_bag_of_words_comes_back_from_its_description(kernel):
-    description = json.loads(json.dumps(kernel.to_dict()))
-    assert description == kernel.to_dict() and kernel_from_dict(description) == kernel
-    assert hash(kernel_from_dict(description)) == hash(kernel)
-    assert pickle.loads(pickle.dumps(kernel)) == kernel is kernel.resolved(7)
-    combined = 0.5 * kernel + Linear()
-    assert kernel_from_dict(json.loads(json.dumps(combined.to_dict()))) == combined
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,25 @@
 import dask.array as da
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn import preprocessing
 from sklearn.base import clone
 from sklearn.compose import make_column_transformer
-from sklearn.decomposition import PCA
-from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
+from sklearn.decomposition import PCA, IncrementalPCA
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
 from dkrr.errors import InputError
 from dkrr.kernels import BagOfWords
-from tests.data.flights import NUMBERS, OF_THE_TABLE, flights, of_columns, targets
+from dkrr.transformers.inputs import Inputs, MemoryInputs
+from dkrr.transformers.learning import ColumnSteps, fitted_transformer, is_fitted
+from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, of_columns, targets
 from tests.inputs import table as given_as
 
 ESTIMATORS = {
@@ -167,7 +175,7 @@ REFUSED = {
     "text": ("scale", NUMBERS, "transformer is 'scale'; expected None, 'standardize'"),
     "class": (StandardScaler, NUMBERS, r"transformer is the class StandardScaler; .*write StandardScaler\(\)"),
     "estimator": (dkrr.KernelRidge(), NUMBERS, "transformer is KernelRidge.*; expected None"),
-    "of targets": (TargetEncoder(), NUMBERS, "which learns from the targets; expected one of X alone"),
+    "of targets": (preprocessing.TargetEncoder(), NUMBERS, "which learns from the targets; expected one of X alone"),
     "missing": ("standardize", ["distance", "delay"], r"row \d+ has it in column 'delay' behind .*SimpleImputer"),
     "passed": (PASSED, list(flights()), "passthrough__origin' behind the transformer does not hold numbers.*OneHot"),
     "all": ("standardize", list(flights()), "cannot be fitted: StandardScaler: .*could not convert string"),
@@ -203,3 +211,159 @@ def test_categories_that_the_fit_did_not_see_are_named_with_column_and_row(name)
     table.loc[40, "carrier"] = "ZZ"
     with pytest.raises(InputError, match="column 'carrier' of X holds 'ZZ' in row 40, .* on 'AA', 'B6', 'UA'"):
         model.predict(table)
+
+
+# Transformers fitted block by block are those that are fitted to all rows at once.
+
+PLENTY = 2**30
+
+
+class Blocks(Inputs):
+    """Rows of a table that are read in blocks, and counted."""
+
+    def __init__(self, table, height=13):
+        self._rows = MemoryInputs(table)
+        self.height, self.passes = height, 0
+        self.shape, self.names = self._rows.shape, self._rows.names
+
+    shape = names = None
+
+    def blocks(self, start, stop, height):
+        self.passes += start == 0
+        yield from self._rows.blocks(start, stop, self.height)
+
+
+def assert_alike(found, expected, table, atol=1e-12):
+    assert_allclose(dense(found.transform(table)), dense(expected.transform(table)), rtol=1e-9, atol=atol)
+
+
+@pytest.mark.parametrize("name", [*OF_THE_TABLE, *OF_NUMBERS])
+def test_what_has_no_partial_fit_takes_all_rows_in_one_pass(name):
+    make, table = {**OF_THE_TABLE, **OF_NUMBERS}[name], flights() if name in OF_THE_TABLE else flights()[NUMBERS]
+    inputs = Blocks(table)
+    found, expected = fitted_transformer(make(), inputs, PLENTY), make().fit(table)
+    assert_alike(found, expected, table)
+    assert list(found.get_feature_names_out()) == list(expected.get_feature_names_out()) and inputs.passes == 1
+
+
+SPARSE = sp.random_array((60, 5), density=0.4, rng=np.random.default_rng(0), format="csr")
+
+
+@pytest.mark.parametrize(
+    ("make", "table"),
+    [
+        *(
+            (make, flights()[NUMBERS])
+            for make in (StandardScaler, preprocessing.MinMaxScaler, preprocessing.MaxAbsScaler)
+        ),
+        (StandardScaler, flights()[NUMBERS].to_numpy(float)),
+        (preprocessing.MaxAbsScaler, SPARSE),
+        (lambda: StandardScaler(with_mean=False), SPARSE),
+    ],
+)
+def test_partial_fit_needs_no_memory(make, table):
+    assert_alike(fitted_transformer(make(), Blocks(table), 1), make().fit(table), table)
+
+
+@pytest.mark.parametrize("height", [6, 13, 96, 97])
+def test_a_small_last_block_is_fitted_with_the_others(height):
+    table = np.random.default_rng(0).normal(size=(97, 4)) * [1.0, 2.0, 3.0, 4.0]
+    found = fitted_transformer(IncrementalPCA(4), Blocks(table, height), PLENTY)
+    assert found.n_samples_seen_ == 97
+    assert_allclose(found.mean_, table.mean(axis=0), rtol=1e-10)
+
+
+def test_a_column_of_a_block_without_values_is_refused():
+    table = np.random.default_rng(0).normal(size=(20, 2))
+    table[:5, 1] = np.nan
+    with pytest.raises(InputError, match=r"StandardScaler\(\), and a column has no values.*fit it first on a sample"):
+        fitted_transformer(StandardScaler(), Blocks(table, 5), PLENTY)
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_what_needs_all_rows_needs_memory_for_them(is_text):
+    table = flights(2000)[TEXT] if is_text else flights(2000)[NUMBERS].to_numpy(float)
+    transformer, inputs = OneHotEncoder() if is_text else PCA(1), Blocks(table)
+    size = table.memory_usage(deep=True).sum() if is_text else table.nbytes
+    with pytest.raises(InputError, match="learns from all rows at once.*fit it first on a sample, and give the fitted"):
+        fitted_transformer(transformer, inputs, size)
+    assert is_text or inputs.passes == 0, "of numbers it is known before any are read"
+    assert is_fitted(fitted_transformer(transformer, inputs, 4 * size))
+
+
+def test_a_fitted_one_is_used_as_it_is():
+    sample, table = flights(50, seed=9)[NUMBERS], flights()[NUMBERS]
+    scaler = StandardScaler().fit(sample)
+    expected = dkrr.KernelRidge(kernel="rbf").fit(scaler.transform(table), targets())
+    for given in (scaler, FrozenEstimator(scaler), make_pipeline(scaler, "passthrough")):
+        assert is_fitted(given) and fitted_transformer(given, Blocks(table), 1) is given
+        model = dkrr.KernelRidge(kernel="rbf", transformer=given).fit(table, targets())
+        assert model.transformer_ is given
+        assert_allclose(model.predict(table), expected.predict(scaler.transform(table)), rtol=1e-9)
+    for unfitted in (
+        StandardScaler(),
+        make_pipeline(StandardScaler(), "passthrough"),
+        preprocessing.PolynomialFeatures(),
+    ):
+        model = dkrr.KernelRidge(kernel="rbf", transformer=unfitted).fit(table, targets())
+        assert model.transformer_ is not unfitted and not is_fitted(unfitted)
+
+
+@pytest.mark.parametrize("is_fitted_before", [True, False])
+def test_a_loaded_model_learns_as_the_saved_one_did(tmp_path, is_fitted_before):
+    sample, table = flights(50, seed=9)[NUMBERS], flights()[NUMBERS]
+    scaler = StandardScaler().fit(sample) if is_fitted_before else StandardScaler()
+    dkrr.save(dkrr.KernelRidge(transformer=scaler).fit(sample, targets(50)), tmp_path / "m.zarr")
+    loaded = dkrr.load(tmp_path / "m.zarr").fit(table, targets())
+    assert_allclose(loaded.transformer_.mean_, (sample if is_fitted_before else table).mean(), rtol=1e-12)
+
+
+# The steps of the command line are those of scikit-learn, learned from statistics of the blocks.
+
+KINDS = pd.DataFrame(
+    {
+        "mixed": ["a", None, "b", np.nan],
+        "number": [3.0, np.nan, 1.0, np.nan],
+        "flag": [True, False, True, False],
+        "category": pd.Categorical(list("xyxx")),
+        "string": pd.array(list("yyxx"), dtype="string"),
+        "rest": np.arange(4.0),
+    }
+)
+NUMBERED = flights()[["distance", "delay", "hour"]]
+STANDARD = make_pipeline(SimpleImputer(), StandardScaler())
+TABLE_STEPS = make_column_transformer((OneHotEncoder(), TEXT), (STANDARD, list(NUMBERED)))
+KIND_STEPS = make_column_transformer((OneHotEncoder(), list(KINDS)[:5]), remainder="passthrough")
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected", "table", "height"),
+    [
+        (ColumnSteps(standardize=True), StandardScaler(), flights()[NUMBERS], 13),
+        (ColumnSteps(impute="mean"), SimpleImputer(), NUMBERED, 13),
+        (ColumnSteps(impute="median"), SimpleImputer(strategy="median"), NUMBERED.to_numpy(), 13),
+        (ColumnSteps(standardize=True, impute="mean"), STANDARD, NUMBERED.to_numpy(), 13),
+        (ColumnSteps(TEXT, standardize=True, impute="mean"), TABLE_STEPS, flights(), 13),
+        (ColumnSteps(TEXT, standardize=True, impute="mean"), TABLE_STEPS, flights(), 97),
+        (ColumnSteps(list(KINDS)[:5]), KIND_STEPS, KINDS, 1),
+    ],
+)
+def test_steps_are_those_of_all_rows(steps, expected, table, height):
+    found, expected = fitted_transformer(steps, Blocks(table, height), PLENTY), clone(expected).fit(table)
+    assert_alike(found, expected, table, 1e-8)
+    names = [name.split("__")[-1] for name in expected.get_feature_names_out()]
+    assert isinstance(table, np.ndarray) or list(found.get_feature_names_out()) == names
+
+
+def test_medians_need_memory():
+    with pytest.raises(InputError, match="strategy='median'.*more than half of the memory limit"):
+        fitted_transformer(ColumnSteps(impute="median"), Blocks(flights(2000)[NUMBERS]), 1000)
+
+
+def test_unknown_values_are_refused_or_zeros_where_that_is_asked_for():
+    table = flights()[[*TEXT, *NUMBERS]]
+    new = table.replace({"carrier": {"UA": "ZZ"}})
+    found = fitted_transformer(ColumnSteps(TEXT, takes_unknown=True), Blocks(table), PLENTY)
+    assert dense(found.transform(new))[:, 3:6].sum() == (new["carrier"] != "ZZ").sum()
+    with pytest.raises(ValueError, match="unknown categories"):
+        fitted_transformer(ColumnSteps(TEXT), Blocks(table), PLENTY).transform(new)

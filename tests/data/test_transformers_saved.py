@@ -4,12 +4,13 @@ import contextlib
 import io
 import json
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
 import skops.io
 from sklearn import preprocessing
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin, clone
+from sklearn.base import clone
 from sklearn.compose import make_column_selector
 from sklearn.decomposition import PCA, IncrementalPCA, TruncatedSVD
 from sklearn.feature_extraction.text import CountVectorizer
@@ -25,8 +26,7 @@ from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.transformers.saving import CLASSES, loaded_transformer, saved_transformer
 from dkrr.transformers.transformed import transformed_block
 from dkrr.versions import VERSIONS
-from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, flights, targets
-from tests.data.test_transformers_fitted import dense
+from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, targets
 
 OTHERS = {
     "pca": PCA(2, whiten=True),
@@ -91,37 +91,25 @@ def test_it_is_an_array_of_the_model_whose_damage_is_noticed(tmp_path):
         dkrr.load(tmp_path / "m.zarr")
 
 
-class Halved(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class Own(preprocessing.StandardScaler):
     """A user's own transformer."""
-
-    def __init__(self, by=2.0):
-        self.by = by
-
-    def fit(self, X, y=None):
-        self.means_ = np.asarray(X).mean(axis=0)
-        return self
-
-    def transform(self, X):
-        return (np.asarray(X) - self.means_) / self.by
 
 
 def own_function(X):
     return np.asarray(X) ** 2
 
 
-@pytest.mark.parametrize(
-    "own", [Halved(3.0), preprocessing.FunctionTransformer(own_function)], ids=["class", "function"]
-)
+@pytest.mark.parametrize("own", [Own(), preprocessing.FunctionTransformer(own_function)], ids=["class", "function"])
 def test_a_users_own_class_or_function_must_be_given_again(own, tmp_path):
     X, transformer = flights()[NUMBERS], make_pipeline(own, "passthrough")
     model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, targets())
     dkrr.save(model, tmp_path / "m.zarr")
     for wrong in (None, preprocessing.OneHotEncoder(), [PCA]):
-        with pytest.raises(InputError, match="transformer is .*(Halved|own_function)', which a file cannot hold"):
+        with pytest.raises(InputError, match="transformer is .*(Own|own_function)', which a file cannot hold"):
             dkrr.load(tmp_path / "m.zarr", transformer=wrong)
     with pytest.raises(InputError, match="transformer is 5; expected the transformer, class or function"):
         dkrr.load(tmp_path / "m.zarr", transformer=5)
-    for again in (transformer, [Halved, own_function]):
+    for again in (transformer, [Own, own_function]):
         loaded = dkrr.load(tmp_path / "m.zarr", transformer=again)
         np.testing.assert_allclose(loaded.predict(X), model.predict(X), rtol=1e-12)
 
@@ -245,18 +233,11 @@ def claimed_columns(schema):
     found["content"][0] |= {"content": "1000000000000", "__id__": 7}
 
 
-def doubled_lists(schema):
+def nested_lists(schema, levels, n_short):
     found = node("JsonNode", "str", "0", 1)
-    for level in range(30):
-        short = node("ListNode", "list", [], found["__id__"])
-        found = node("ListNode", "list", [found, short, short], 1000 + level)
-    part(schema, "Pipeline")["memory"] = found
-
-
-def deep_lists(schema):
-    found = node("JsonNode", "str", "0", 1)
-    for k in range(400):
-        found = node("ListNode", "list", [found], k + 2)
+    for level in range(levels):
+        short = [node("ListNode", "list", [], found["__id__"])] * n_short
+        found = node("ListNode", "list", [found, *short], 1000 + level)
     part(schema, "Pipeline")["memory"] = found
 
 
@@ -269,8 +250,8 @@ def one_file_for_many(schema):
     ("change", "words"),
     [
         (claimed_columns, "larger than the file holds"),
-        (doubled_lists, "has the number of another node"),
-        (deep_lists, "is damaged"),
+        (partial(nested_lists, levels=30, n_short=2), "has the number of another node"),
+        (partial(nested_lists, levels=400, n_short=0), "is damaged"),
         (one_file_for_many, "is in the file '1.npy'"),
     ],
 )
