@@ -73,7 +73,7 @@ def test_a_table_is_fitted_saved_and_predicted_as_its_transformed_rows(name, tmp
     assert model.n_features_in_ == 5 and list(model.feature_names_in_) == list(X)
     assert hasattr(model, "transformer_") and not hasattr(model.transformer, "transformers_")
     of_file = ESTIMATORS[name](transformer=of_columns()).fit(parquet(tmp_path, X), y)
-    assert_allclose(outputs(of_file, X), outputs(model, X), rtol=1e-5)
+    assert_allclose(outputs(of_file, X), outputs(model, X), rtol=1e-5, atol=1e-8)
     if "cv" in name:
         scores = [each.cv_results_["mean_test_score"] for each in (model, of_file)]
         assert_allclose(scores, [expected.cv_results_["mean_test_score"]] * 2, rtol=1e-3)
@@ -94,7 +94,7 @@ def test_rows_that_are_read_in_blocks_are_standardized_as_in_memory(name, tmp_pa
         lazy = given_as(kind, tmp_path, X).handed_in
         model = ESTIMATORS[name](transformer="standardize").fit(lazy, y)
         assert isinstance(outputs(model, lazy), da.Array)
-        assert_allclose(outputs(model, lazy), outputs(expected, X), rtol=1e-5)
+        assert_allclose(outputs(model, lazy), outputs(expected, X), rtol=1e-5, atol=1e-8)
         assert model.n_features_in_ == 2 and not hasattr(model, "feature_names_in_")
 
 
