@@ -101,12 +101,11 @@ def test_weights_are_checked_by_score_as_by_fit():
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "predict_log_proba", "decision_function"])
 def test_every_method_refuses_other_columns_and_names_a_bad_value(method):
     call = getattr(KernelLogisticRegression(kernel="rbf").fit(X, CODES), method)
-    wrong = X.copy()
-    wrong[3, 1] = np.nan
-    other = "2 features.*3 features"
-    for rows, message in ((X[:, :2], other), (da.from_array(X[:, :2]), other), (wrong, "NaN.*row 3, column 1")):
-        with pytest.raises(InputError, match=message):
+    for rows in (X[:, :2], da.from_array(X[:, :2])):
+        with pytest.raises(InputError, match="2 features.*3 features"):
             call(rows)
+    with pytest.raises(InputError, match="NaN.*row 3, column 1"):
+        call(np.where(X[3, 1] == X, np.nan, X))
 
 
 @pytest.mark.parametrize("alpha", [np.float32(0.5), [0.5], np.full(3, 0.5)])

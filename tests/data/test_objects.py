@@ -289,12 +289,6 @@ def test_columns_of_a_table():
     assert again == fitted
 
 
-def test_numbers_of_a_table_stay_dense():
-    kernel = (Columns(RBF(0.5), ["price"]) * Columns(Linear(), "size")).fitted(TABLE)
-    assert isinstance(kernel.encode(TABLE), np.ndarray)
-    assert_allclose(kernel(TABLE), RBF(0.5)(X[:, [1]]) * Linear()(X[:, [0]]), atol=1e-14)
-
-
 def test_a_kernel_of_everything_beside_one_of_per_column():
     whole = CallableKernel(lambda a, b: np.array([[float(x["drink"] == z["drink"]) for z in b] for x in a]), "same")
     kernel = (whole + Columns(RBF(0.5), ["price"])).fitted(TABLE)
