@@ -276,6 +276,13 @@ def test_classes_are_as_few_as_can_be():
     assert [sorted(each.tolist()) for each in sizes] == [[1, 9], [1, 2, 2], [6]]
 
 
+def test_labels_that_match_nothing_give_zero():
+    pair = PATH[:2, :2]
+    X, Y = [(pair * 0, ["C", "C"]), (pair, ["C", "O"])], [(pair, ["N", "F"]), (pair, ["O", "N"])]
+    assert_array_equal(RandomWalk(0.1, normalized=False)(X, Y), [[0, 0], [0, 1]])
+    assert_array_equal(RandomWalk(0.1, normalized=False)(Y[:1], X[:1]), [[0]])
+
+
 @every_kind
 @pytest.mark.parametrize("steps", [None, 5])
 def test_random_walks_do_not_depend_on_the_blocks(kind, steps, monkeypatch):

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -74,11 +74,13 @@ def test_pickles_in_files_are_not_run(tmp_path):
 
 PARTS = [
     ".", "..", "/", "//", "::", ":", "x.npy", "x.npz", "x.zarr", "zarr.json", "://", "file://", "memory://",
-    "nowhere://", "s3://", "x.csv", ".parquet", "http://", "*", "~", "%00", "é", "", " ", "\n", "\0", "\ud800", "aaa",
+    "nowhere://", "s3://", "x.csv", ".parquet", "http://", "*", "~", "%00", "é",
+    "", " ", "\n", "\0", "\ud800", "a" * 300,
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=6), max_size=6).map("".join)
 
 
+@example(text="a\ud800", reader=as_rows)
 @given(text=TEXTS, reader=st.sampled_from([open_path, as_rows, load_array, load_labels]))
 def test_any_text_is_a_path_or_refused_by_name(tmp_path_factory, text, reader):
     folder = tmp_path_factory.mktemp("paths")
