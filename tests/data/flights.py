@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from sklearn.compose import make_column_selector, make_column_transformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline, make_union
@@ -35,6 +36,10 @@ def flights(n=97, seed=0):
 
 def targets(n=97, seed=1):
     return np.random.default_rng(seed).normal(size=n)
+
+
+def dense(found):
+    return found.toarray() if sp.issparse(found) else np.asarray(found, float)
 
 
 NUMBERS = ["distance", "hour"]

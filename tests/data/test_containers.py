@@ -1,7 +1,6 @@
 """What only some containers have: memory maps, layouts of Zarr, HDF5, xarray, sparse rows, and copies in a store."""
 
 import pickle
-import tracemalloc
 
 import dask
 import dask.array as da
@@ -20,9 +19,8 @@ from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.segments import Segment
 from dkrr.planning.problem import Problem
-from dkrr.rows import MemoryRows, as_rows, load_array, open_path, stage, stored, write_rows
+from dkrr.rows import MemoryRows, as_rows, load_array, load_labels, load_targets, stage, stored, write_rows
 from dkrr.rows.chunk_files import SCRATCH_BYTES
-from dkrr.rows.open import CONTAINERS
 from dkrr.rows.sources import WINDOW_ROWS, cuts_by_entries, dense, n_bytes
 from dkrr.runtime import Meter
 from dkrr.tiles import ChunkedArray
@@ -30,43 +28,39 @@ from dkrr.tiles.mapped import is_mapped
 from tests.contracts.test_rows import ranges
 from tests.inputs import numbers, table
 from tests.stores import place
+from tests.systems import traced_peak
 
 
-def test_a_container_is_a_line_in_the_table(monkeypatch):
-    class Backwards(np.ndarray):
-        pass
-
-    kind = (lambda X: isinstance(X, Backwards), lambda X, name: MemoryRows(np.asarray(X)[::-1]))
-    monkeypatch.setattr("dkrr.rows.open.CONTAINERS", [*CONTAINERS, kind])
-    assert_array_equal(as_rows(numbers().view(Backwards)).read(0, 23), numbers()[::-1])
-    with pytest.raises(InputError, match="3 dimensions"):
-        as_rows(np.ones((2, 3, 4)).view(Backwards))
+def csr(counts, width):
+    """Rows of ones with so many entries each, from the first column on."""
+    indices = np.concatenate([np.arange(count) for count in counts])
+    pointers = np.concatenate([[0], np.cumsum(counts)])
+    return sp.csr_array((np.ones(len(indices)), indices, pointers), shape=(len(counts), width))
 
 
-class TestMemory:
-    def test_arrays_in_memory_are_not_copied_and_files_not_read_whole(self, tmp_path):
-        X = numbers()
-        assert np.shares_memory(as_rows(X).read(3, 9, slice(1, 4)), X)
-        np.save(tmp_path / "x.npy", X)
-        assert isinstance(open_path(str(tmp_path / "x.npy")), np.memmap)
+def test_arrays_in_memory_are_not_copied_and_memory_maps_read_in_blocks(tmp_path):
+    X = numbers()
+    assert np.shares_memory(as_rows(X).read(3, 9, slice(1, 4)), X)
+    mapped = table("memory map", tmp_path).handed_in
+    assert not as_rows(mapped).is_in_memory and not as_rows(f"{tmp_path}/map.npy").is_in_memory
+    block = as_rows(mapped).read(2, 5)
+    assert type(block) is np.ndarray and not is_mapped(block)
+    private = np.load(tmp_path / "map.npy", mmap_mode="c")
+    private[0, 0] = 7.0
+    for array in (mapped[np.arange(5)], private):
+        assert isinstance(as_rows(array), MemoryRows)
+    assert as_rows(private).read(0, 1)[0, 0] == 7.0
 
-    def test_memory_maps_are_read_in_blocks_unless_the_numbers_are_in_memory(self, tmp_path):
-        mapped = table("memory map", tmp_path).handed_in
-        assert not as_rows(mapped).is_in_memory and not as_rows(f"{tmp_path}/map.npy").is_in_memory
-        block = as_rows(mapped).read(2, 5)
-        assert type(block) is np.ndarray and not is_mapped(block)
-        private = np.load(tmp_path / "map.npy", mmap_mode="c")
-        private[0, 0] = 7.0
-        for array in (mapped[np.arange(5)], private):
-            assert isinstance(as_rows(array), MemoryRows)
-        assert as_rows(private).read(0, 1)[0, 0] == 7.0
 
-    @pytest.mark.parametrize("order", ["C", "F"])
-    def test_npy_files_in_either_order_are_read(self, tmp_path, order):
-        np.save(tmp_path / "x.npy", np.asarray(numbers(), order=order))
-        rows = as_rows(tmp_path / "x.npy")
-        assert_array_equal(rows.read(3, 9, slice(1, 4)), numbers()[3:9, 1:4])
-        assert rows.read(3, 9).flags.c_contiguous and (rows.read_overhead_bytes > 0) == (order == "F")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_files_in_either_order_are_read(tmp_path, order):
+    np.save(tmp_path / "x.npy", np.asarray(numbers(), order=order))
+    rows = as_rows(tmp_path / "x.npy")
+    assert_array_equal(rows.read(3, 9, slice(1, 4)), numbers()[3:9, 1:4])
+    assert rows.read(3, 9).flags.c_contiguous and (rows.read_overhead_bytes > 0) == (order == "F")
+
+
+# Zarr.
 
 
 def plain(folder, X, chunks, **settings):
@@ -90,269 +84,270 @@ LAYOUTS = {
 }
 
 
-class TestZarr:
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    @given(some_rows=ranges(23), some_columns=ranges(5))
-    def test_every_layout_of_chunks_is_read(self, layout, tmp_path_factory, some_rows, some_columns):
-        X = numbers((23, 5)).astype({"float32": "float32", "bytes": "int8"}.get(layout, "float64"))
-        chunks = {"split rows": (6, 3), "padded rows": (6, 7)}.get(layout, (6, 5))
-        folder = tmp_path_factory.mktemp("chunks")
-        rows = as_rows(plain(folder / "x", X, chunks, **LAYOUTS[layout]))
-        assert (rows._files is not None) == (layout in ("v3", "v2", "float32", "bytes"))
-        for columns in (slice(*some_columns), slice(None)):
-            read = rows.read(*some_rows, columns)
-            assert_array_equal(read, X[slice(*some_rows), columns])
-            assert read.dtype == X.dtype
-
-    def test_chunks_that_are_missing_hold_the_fill_value_and_truncated_ones_are_errors(self, tmp_path):
-        plain(tmp_path / "x", numbers((23, 5)), (6, 5), fill_value=7.5)
-        (tmp_path / "x" / "c" / "1" / "0").unlink()
-        rows = as_rows(str(tmp_path / "x"))
-        assert (rows.read(0, 23)[6:12] == 7.5).all()
-        assert_array_equal(rows.read(0, 6), numbers((23, 5))[:6])
-        with (tmp_path / "x" / "c" / "2" / "0").open("r+b") as file:
-            file.truncate(6 * 5 * 8 - 1)
-        with pytest.raises(StoreError, match="ends too early"):
-            rows.read(16, 18)
-
-    def test_memory_beside_a_read_is_that_of_decoded_chunks(self, tmp_path):
-        array = zarr.create_array(tmp_path / "x", shape=(101, 13), chunks=(17, 5), dtype="float32")
-        assert as_rows(str(tmp_path / "x")).read_overhead_bytes == 4 * 17 * 5 * 4
-        assert as_rows(array).read_overhead_bytes == 4 * 17 * 5 * 4
-        plain(tmp_path / "y", numbers((101, 13)), (17, 13))
-        assert as_rows(str(tmp_path / "y")).read_overhead_bytes == SCRATCH_BYTES, "nothing but what is asked for"
-        assert MemoryRows(numbers()).read_overhead_bytes == 0
-
-    @pytest.mark.parametrize("kind", ["zarr", "dask"])
-    def test_blocks_read_each_chunk_once(self, kind, tmp_path, monkeypatch):
-        rows = as_rows(table(kind, tmp_path).handed_in)
-        edges = [0, 7, 14, 21, 23] if kind == "zarr" else [0, 5, 23]
-        reads, read = [], type(rows).read
-        monkeypatch.setattr(type(rows), "read", lambda self, a, b: reads.append((a, b)) or read(self, a, b))
-        for height in (2, 5, 11, 40):
-            reads.clear()
-            assert sum(block.shape[0] for _, block in rows.blocks(0, 23, height)) == 23
-            assert [a for a, _ in reads][1:] == [b for _, b in reads][:-1]
-            assert {a for a, _ in reads} <= set(edges)
-
-    def test_arrays_are_shared_unless_only_this_process_can_open_them(self, tmp_path):
-        obstore = pytest.importorskip("obstore.store")
-        held = zarr.create_array(zarr.storage.ObjectStore(obstore.MemoryStore()), name="x", data=numbers())
-        assert isinstance(as_rows(held), MemoryRows)
-        array = zarr.create_array("memory://test-open/b", shape=(3, 2), dtype="f8", overwrite=True)
-        array[:] = 2.0
-        for each in ("memory://test-open/b", array):
-            assert isinstance(as_rows(each), MemoryRows), "another process would not find it"
-            assert_array_equal(as_rows(each).read(0, 3), np.full((3, 2), 2.0))
-        with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
-            zarr.create_array(store, name="x", data=numbers())
-        with zarr.storage.ZipStore(tmp_path / "x.zip", mode="r") as store:
-            rows = as_rows(zarr.open_array(store, path="x", mode="r"))
-            assert not rows.is_shared and not rows.is_in_memory
-            assert_array_equal(rows.read(3, 9), numbers()[3:9])
-
-    @pytest.mark.parametrize("as_text", [True, False], ids=["URL", "open array"])
-    def test_arrays_of_other_file_systems_travel_by_name(self, tmp_path, as_text):
-        X = table("zarr", tmp_path).array
-        url = f"local://{tmp_path}/x.zarr"  # fsspec's, which stands in for one of a network
-        rows = as_rows(url if as_text else zarr.open_array(url, mode="r"))
-        assert rows.is_shared
-        assert_array_equal(pickle.loads(pickle.dumps(rows)).read(2, 23), X[2:])
-
-    def test_a_group_names_its_arrays(self, tmp_path):
-        group = zarr.create_group(tmp_path / "g.zarr")
-        with pytest.raises(InputTypeError, match="X is a Zarr group; expected an array, of which the group has none"):
-            as_rows(group)
-        group.create_array("x", shape=(2, 2), dtype="f8")
-        group.create_array("more/y", shape=(2,), dtype="f8")
-        for call in (as_rows, lambda X: KernelRidge().fit(X, [1, 2]), dkrr.plan, dkrr.gram):
-            with pytest.raises(InputTypeError, match=r"X is a Zarr group; .* such as group\['more/y'\], group\['x'\]"):
-                call(group)
-        with pytest.raises(InputTypeError, match="y is a Zarr group"):
-            KernelRidge().fit(np.ones((2, 1)), group)
-        with pytest.raises(InputError, match=r"the array itself, such as .*/g\.zarr/more/y, .*/g\.zarr/x$"):
-            as_rows(f"{tmp_path}/g.zarr")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(some_rows=ranges(23), some_columns=ranges(5))
+def test_every_layout_of_chunks_is_read(layout, tmp_path_factory, some_rows, some_columns):
+    X = numbers((23, 5)).astype({"float32": "float32", "bytes": "int8"}.get(layout, "float64"))
+    chunks = {"split rows": (6, 3), "padded rows": (6, 7)}.get(layout, (6, 5))
+    rows = as_rows(plain(tmp_path_factory.mktemp("chunks") / "x", X, chunks, **LAYOUTS[layout]))
+    assert (rows._files is not None) == (layout in ("v3", "v2", "float32", "bytes"))
+    for columns in (slice(*some_columns), slice(None)):
+        read = rows.read(*some_rows, columns)
+        assert_array_equal(read, X[slice(*some_rows), columns])
+        assert read.dtype == X.dtype
 
 
-class TestHdf5:
-    @pytest.fixture
-    def path(self, tmp_path):
-        h5py = pytest.importorskip("h5py")
-        with h5py.File(tmp_path / "x.h5", "w") as file:
-            file["x"], file["a/y"], file["text"] = numbers(), numbers()[:, 0], np.array([b"late", b"early"])
-            file["records"] = np.zeros(3, [("a", float), ("b", int)])
-        return f"{tmp_path}/x.h5"
-
-    def test_open_data_sets_targets_and_labels_are_read(self, path, monkeypatch):
-        import h5py
-
-        assert_array_equal(load_array(f"{path}::a/y"), numbers()[:, 0])
-        with h5py.File(path, "r") as file:
-            assert_array_equal(as_rows(file["x"]).take(np.array([5, 2, 5])), numbers()[[5, 2, 5]])
-            assert not KernelRidge(0.1).fit(file["x"], file["a/y"]).plan_.problem.x_in_memory
-            assert_array_equal(dkrr.rows.load_labels(file["text"]), [b"late", b"early"])
-        monkeypatch.setattr("dkrr.rows.open.HELD_BYTES", 10)
-        targets = dkrr.rows.load_targets(f"{path}::x")
-        assert is_mapped(targets) and np.array_equal(targets, numbers())
-
-    def test_what_is_not_a_matrix_of_numbers_is_refused(self, path, tmp_path):
-        (tmp_path / "damaged.h5").write_bytes(b"nothing")
-        for member, match in {
-            path: r"no data set ''; expected one of x\.h5::a/y, x\.h5::records, x\.h5::text, x\.h5::x",
-            f"{path}::a": "no data set 'a'",
-            f"{path}::records": "has records .* expected a matrix of numbers",
-            f"{path}::text": "X has dtype .*expected numbers",
-            f"{tmp_path}/damaged.h5::x": "X: cannot read",
-        }.items():
-            with pytest.raises(InputError, match=match):
-                as_rows(member)
+def test_chunks_that_are_missing_hold_the_fill_value_and_truncated_ones_are_errors(tmp_path):
+    X = numbers((23, 5))
+    plain(tmp_path / "x", X, (6, 5), fill_value=7.5)
+    (tmp_path / "x" / "c" / "1" / "0").unlink()
+    X[6:12] = 7.5
+    rows = as_rows(str(tmp_path / "x"))
+    assert_array_equal(rows.read(0, 23), X)
+    with (tmp_path / "x" / "c" / "2" / "0").open("r+b") as file:
+        file.truncate(6 * 5 * 8 - 1)
+    with pytest.raises(StoreError, match="ends too early"):
+        rows.read(16, 18)
 
 
-class TestXarray:
-    def test_arrays_stay_where_they_are_and_datasets_are_refused_with_what_to_give(self, tmp_path):
-        xarray = pytest.importorskip("xarray")
-        X = numbers()
-        dataset = xarray.Dataset({"a": ("row", X[:, 0]), "b": ("row", X[:, 2]), "y": ("row", X[:, 3] + 1)})
-        dataset.to_netcdf(tmp_path / "x.nc", engine="scipy")
-        with xarray.open_dataset(tmp_path / "x.nc", engine="scipy") as opened:
-            rows = as_rows(opened["a"])
-            assert not rows.is_in_memory and not opened["a"].variable._in_memory
-            assert_array_equal(rows.read(2, 5), X[2:5, :1])
-        expected = KernelRidge(0.1).fit(X[:, [0, 2]], X[:, 3] + 1).predict(X[:, [0, 2]])
-        columns = dataset[["a", "b"]].to_dataarray().T
-        for instead in (columns, columns.chunk({"row": 5}), dataset[["a", "b"]].to_dataframe()):
-            found = KernelRidge(0.1).fit(instead, dataset["y"]).predict(instead)
-            np.testing.assert_allclose(found, expected, atol=1e-10)
-        for rows, y in ((dataset, "y"), (X, dataset)):
-            with pytest.raises(InputTypeError, match=r"[Xy] is a Dataset of xarray; expected .*to_dataarray\(\)\.T"):
-                KernelRidge(0.1).fit(rows, y)
-        with pytest.raises(InputError, match=r"x\.nc is a netCDF file; expected .*xarray\.open_dataset\("):
-            as_rows(f"{tmp_path}/x.nc::x")
+def test_memory_beside_a_read_is_that_of_decoded_chunks(tmp_path):
+    array = zarr.create_array(tmp_path / "x", shape=(101, 13), chunks=(17, 5), dtype="float32")
+    assert as_rows(array).read_overhead_bytes == 4 * 17 * 5 * 4
+    files = plain(tmp_path / "y", numbers((101, 13)), (17, 13))
+    assert as_rows(files).read_overhead_bytes == SCRATCH_BYTES, "nothing but what is asked for"
+    assert MemoryRows(numbers()).read_overhead_bytes == 0
 
 
-class TestDask:
-    @pytest.mark.parametrize("chunks", [(1, 7), (23, 1), (5, 3), ((9, 2, 12), (4, 3))], ids=str)
-    def test_arrays_of_any_chunks_are_copied(self, chunks, tmp_path):
-        copy = write_rows(as_rows(da.from_array(numbers(), chunks=chunks)), place(tmp_path / "copy"), 4)
-        assert copy.array.chunks == (4, 7)
-        assert_array_equal(copy.read(0, 23), numbers())
-
-    def test_unknown_chunk_sizes_are_refused(self):
-        X = da.from_array(numbers(), chunks=(5, -1))
-        unknown = X[X[:, 0] > 0]
-        with pytest.raises(InputError, match=r"unknown chunk sizes; .* call X\.compute_chunk_sizes"):
-            as_rows(unknown)
-        assert as_rows(unknown.compute_chunk_sizes()).is_lazy
-
-    def test_partitions_of_a_frame_are_counted_by_one_column(self):
-        dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
-        read = []
-
-        def part(number, columns=None):
-            read.append(columns)
-            found = pd.DataFrame(numbers(seed=number)[:, :3], columns=["a", "b", "c"])
-            return found if columns is None else found[columns]
-
-        frame = dd.from_map(part, [0, 1])
-        frame = frame[frame["a"] != 0]
-        read.clear()
-        with dask.config.set(scheduler="synchronous"):
-            rows = as_rows(frame)
-            assert read and all(columns == ["a"] for columns in read)
-            kept = np.vstack([numbers(seed=k)[numbers(seed=k)[:, 0] != 0][:, :3] for k in (0, 1)])
-            assert rows.shape == kept.shape
-            assert_array_equal(rows.read(0, len(kept)), kept)
+@pytest.mark.parametrize(("kind", "edges"), [("zarr", {0, 7, 14, 21, 23}), ("dask", {0, 5, 23})])
+def test_blocks_read_each_chunk_once(kind, edges, tmp_path, monkeypatch):
+    rows = as_rows(table(kind, tmp_path).handed_in)
+    reads, read = [], type(rows).read
+    monkeypatch.setattr(type(rows), "read", lambda self, a, b: reads.append((a, b)) or read(self, a, b))
+    for height in (2, 5, 11, 40):
+        reads.clear()
+        assert sum(block.shape[0] for _, block in rows.blocks(0, 23, height)) == 23
+        assert [a for a, _ in reads][1:] == [b for _, b in reads][:-1]
+        assert {a for a, _ in reads} <= edges
 
 
-class TestSparse:
-    def test_entries_given_twice_are_summed_and_the_users_matrix_is_not_changed(self):
-        # Unsorted, with an entry given twice, and in memory that cannot be written.
-        X = sp.csr_array((np.array([1.0, 2.0, 3.0, 4.0]), np.array([2, 0, 1, 1]), np.array([0, 2, 4])), shape=(2, 3))
-        parts = X.data.copy(), X.indices.copy(), X.indptr.copy()
-        for part in (X.data, X.indices, X.indptr):
-            part.flags.writeable = False
-        block = as_rows(X).read(0, 2)
-        assert_array_equal(dense(block), [[2, 0, 1], [0, 7, 0]])
-        assert block.nnz == 3
-        for now, before in zip((X.data, X.indices, X.indptr), parts, strict=True):
-            assert_array_equal(now, before)
-        coo = sp.coo_array(([1.0, 2.0, 4.0], ([0, 0, 1], [2, 2, 0])), shape=(2, 3))
-        assert_array_equal(dense(as_rows(coo).read(0, 2)), [[0, 0, 3], [4, 0, 0]])
+def test_arrays_are_shared_unless_only_this_process_can_open_them(tmp_path):
+    obstore = pytest.importorskip("obstore.store")
+    held = zarr.create_array(zarr.storage.ObjectStore(obstore.MemoryStore()), name="x", data=numbers())
+    url = "memory://test-open/b"
+    array = zarr.create_array(url, data=numbers(), overwrite=True)
+    for each in (held, url, array):
+        assert isinstance(as_rows(each), MemoryRows), "another process would not find it"
+        assert_array_equal(as_rows(each).read(0, 23), numbers())
+    with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
+        zarr.create_array(store, name="x", data=numbers())
+    with zarr.storage.ZipStore(tmp_path / "x.zip", mode="r") as store:
+        rows = as_rows(zarr.open_array(store, path="x", mode="r"))
+        assert not rows.is_shared and not rows.is_in_memory
+        assert_array_equal(rows.read(3, 9), numbers()[3:9])
 
-    def test_vectors_and_npz_files_of_each_layout_are_read(self, tmp_path):
-        assert_array_equal(dense(as_rows(sp.coo_array(np.array([1.0, 0.0, 2.0]))).read(0, 3)), [[1], [0], [2]])
-        for layout in ("csr", "csc", "coo"):
-            sp.save_npz(tmp_path / "x.npz", sp.coo_array(numbers()).asformat(layout))
-            assert_array_equal(dense(as_rows(str(tmp_path / "x.npz")).read(0, 23)), numbers())
 
-    @pytest.mark.parametrize("order", ["even", "dense rows first", "dense rows spread"])
-    def test_the_heaviest_block_of_rows_is_known(self, tmp_path, order):
-        counts = np.full(2000, 5)
-        if order != "even":
-            counts[slice(100) if order == "dense rows first" else slice(None, None, 20)] = 400
-        indptr = np.concatenate([[0], np.cumsum(counts)])
-        indices = np.concatenate([np.arange(count) for count in counts])
-        held = MemoryRows(sp.csr_array((np.ones(len(indices)), indices, indptr), shape=(2000, 500)))
-        for rows in (held, write_rows(held, place(tmp_path / "rows"))):
-            for height in (WINDOW_ROWS, 700):
-                most = max(n_bytes(rows.read(k, min(k + height, 2000))) for k in range(0, 2000, 50))
-                assert most <= 2 * height * rows.heavy_row_bytes
-                assert height * rows.heavy_row_bytes <= 3 * most + 32 * height
-            assert (rows.heavy_row_bytes > 5 * rows.row_bytes) == (order == "dense rows first")
+@pytest.mark.parametrize("as_text", [True, False], ids=["URL", "open array"])
+def test_arrays_of_other_file_systems_travel_by_name(tmp_path, as_text):
+    X = table("zarr", tmp_path).array
+    url = f"local://{tmp_path}/x.zarr"  # fsspec's, which stands in for one of a network
+    rows = as_rows(url if as_text else zarr.open_array(url, mode="r"))
+    assert rows.is_shared
+    assert_array_equal(pickle.loads(pickle.dumps(rows)).read(2, 23), X[2:])
 
-    @given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=40), data=st.data())
-    def test_plans_bound_the_bytes_of_any_rows(self, counts, data):
-        n, pointers = len(counts), np.concatenate([[0], np.cumsum(counts)])
-        indices = np.concatenate([np.arange(count) for count in counts])
-        rows = MemoryRows(sp.csr_array((np.ones(len(indices)), indices, pointers), shape=(n, 9)))
-        problem, k = Problem.of_rows(rows, Linear(), n_targets=1), data.draw(st.integers(1, n))
-        width, heaviest = 8 + rows.array.indices.itemsize, sorted(counts)[-k:]
-        assert width * sum(heaviest) + 16 * k <= problem.bytes_of_any(k) <= 2 * width * sum(heaviest) + 32 * k
-        entries = data.draw(st.integers(1, 30))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dkrr.planning.problem.BLOCK_ENTRIES", entries)
-            patch.setattr("dkrr.linalg.segments.BLOCK_ENTRIES", entries)
-            segment = Segment(rows, 0, n, k, np.ones((n, 1)))
-            for stream in (segment.blocks(Meter()), segment.strips(Meter(), 1)):
-                read = [where for where, block in stream if n_bytes(block) <= problem.bytes_of_block(k)]
-                assert [row for where in read for row in range(where.start, where.stop)] == list(range(n))
-        most = max(int(pointers[i + k] - pointers[i]) for i in range(n - k + 1))
-        assert width * most + 16 * k <= k * problem.bytes_of_part(k)
 
-    def test_rows_are_cut_by_their_entries(self):
-        pointers = np.array([0, 0, 3, 4, 4, 20, 21, 22, 22])
-        assert cuts_by_entries(pointers, 4) == [0, 4, 5, 8]
-        assert cuts_by_entries(pointers, 1) == [0, 1, 2, 4, 5, 6, 8]
-        assert cuts_by_entries(pointers, 100) == [0, 8]
-        assert cuts_by_entries(pointers, 100, 3) == [0, 3, 6, 8]
-        assert cuts_by_entries(np.zeros(5, int), 4) == [0, 4]
+def test_a_group_names_its_arrays(tmp_path):
+    group = zarr.create_group(tmp_path / "g.zarr")
+    with pytest.raises(InputTypeError, match="X is a Zarr group; expected an array, of which the group has none"):
+        as_rows(group)
+    group.create_array("x", shape=(2, 2), dtype="f8")
+    group.create_array("more/y", shape=(2,), dtype="f8")
+    for call in (lambda X: KernelRidge().fit(X, [1, 2]), dkrr.plan, dkrr.gram):
+        with pytest.raises(InputTypeError, match=r"X is a Zarr group; .* such as group\['more/y'\], group\['x'\]"):
+            call(group)
+    with pytest.raises(InputTypeError, match="y is a Zarr group"):
+        KernelRidge().fit(np.ones((2, 1)), group)
+    with pytest.raises(InputError, match=r"the array itself, such as .*/g\.zarr/more/y, .*/g\.zarr/x$"):
+        as_rows(f"{tmp_path}/g.zarr")
 
-    def test_copies_of_many_rows_and_of_rows_without_a_value(self, tmp_path):
-        # More rows than one pass reads, among them a whole pass without a value.
-        n = 2 * stored.CHUNK_ENTRIES // 32 + 1000
-        X = sp.coo_array(([1.5, 2.5, 3.5], ([0, n - 3, n - 1], [4, 0, 2])), shape=(n, 5)).tocsr()
-        copy = write_rows(as_rows(X), place(tmp_path / "copy"))
-        assert (copy.read(0, n) != X).nnz == 0
-        assert_array_equal(copy.read(n - 3, n).todense(), X[n - 3 :].todense())
-        copy = write_rows(as_rows(sp.csr_array((5, 3))), place(tmp_path / "empty"))
-        assert copy.shape == (5, 3)
-        assert_array_equal(copy.read(1, 4).todense(), np.zeros((3, 3)))
 
-    def test_dense_rows_that_stand_together_are_not_copied_all_at_once(self, tmp_path, monkeypatch):
-        for module in ("staging", "stored"):
-            monkeypatch.setattr(f"dkrr.rows.{module}.CHUNK_ENTRIES", 2**14)
-        rows = MemoryRows(sp.csr_array(np.ones((600, 500))))
-        tracemalloc.start()
-        copy = write_rows(rows, place(tmp_path / "copy"))
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < rows.n_bytes / 1.5
-        assert_array_equal(dense(copy.read(598, 600)), 1.0)
+# HDF5 and xarray.
+
+
+@pytest.fixture
+def hdf5(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["a/y"], file["text"] = numbers(), numbers()[:, 0], np.array([b"late", b"early"])
+        file["records"] = np.zeros(3, [("a", float), ("b", int)])
+    return f"{tmp_path}/x.h5"
+
+
+def test_open_data_sets_of_hdf5_and_their_targets_and_labels_are_read(hdf5, monkeypatch):
+    import h5py
+
+    assert_array_equal(load_array(f"{hdf5}::a/y"), numbers()[:, 0])
+    with h5py.File(hdf5, "r") as file:
+        assert_array_equal(as_rows(file["x"]).take(np.array([5, 2, 5])), numbers()[[5, 2, 5]])
+        assert not KernelRidge(0.1).fit(file["x"], file["a/y"]).plan_.problem.x_in_memory
+        assert_array_equal(load_labels(file["text"]), [b"late", b"early"])
+    monkeypatch.setattr("dkrr.rows.open.HELD_BYTES", 10)
+    targets = load_targets(f"{hdf5}::x")
+    assert is_mapped(targets) and np.array_equal(targets, numbers())
+
+
+@pytest.mark.parametrize(
+    ("member", "match"),
+    [
+        ("", r"no data set ''; expected one of x\.h5::a/y, x\.h5::records, x\.h5::text, x\.h5::x"),
+        ("::a", "no data set 'a'"),
+        ("::records", "has records .* expected a matrix of numbers"),
+        ("::text", "X has dtype .*expected numbers"),
+    ],
+)
+def test_what_is_not_a_matrix_of_numbers_in_hdf5_is_refused(hdf5, member, match):
+    with pytest.raises(InputError, match=match):
+        as_rows(hdf5 + member)
+
+
+def test_xarrays_stay_where_they_are_and_datasets_are_refused_with_what_to_give(tmp_path):
+    xarray = pytest.importorskip("xarray")
+    X = numbers()
+    dataset = xarray.Dataset({"a": ("row", X[:, 0]), "b": ("row", X[:, 2]), "y": ("row", X[:, 3] + 1)})
+    dataset.to_netcdf(tmp_path / "x.nc", engine="scipy")
+    with xarray.open_dataset(tmp_path / "x.nc", engine="scipy") as opened:
+        rows = as_rows(opened["a"])
+        assert not rows.is_in_memory and not opened["a"].variable._in_memory
+        assert_array_equal(rows.read(2, 5), X[2:5, :1])
+    expected = KernelRidge(0.1).fit(X[:, [0, 2]], X[:, 3] + 1).predict(X[:, [0, 2]])
+    columns = dataset[["a", "b"]].to_dataarray().T
+    for instead in (columns, columns.chunk({"row": 5}), dataset[["a", "b"]].to_dataframe()):
+        found = KernelRidge(0.1).fit(instead, dataset["y"]).predict(instead)
+        np.testing.assert_allclose(found, expected, atol=1e-10)
+    for rows, y in ((dataset, "y"), (X, dataset)):
+        with pytest.raises(InputTypeError, match=r"[Xy] is a Dataset of xarray; expected .*to_dataarray\(\)\.T"):
+            KernelRidge(0.1).fit(rows, y)
+    with pytest.raises(InputError, match=r"x\.nc is a netCDF file; expected .*xarray\.open_dataset\("):
+        as_rows(f"{tmp_path}/x.nc::x")
+
+
+# Dask.
+
+
+def test_unknown_chunk_sizes_are_refused():
+    X = da.from_array(numbers(), chunks=(5, -1))
+    unknown = X[X[:, 0] > 0]
+    with pytest.raises(InputError, match=r"unknown chunk sizes; .* call X\.compute_chunk_sizes"):
+        as_rows(unknown)
+    assert as_rows(unknown.compute_chunk_sizes()).is_lazy
+
+
+def test_partitions_of_a_frame_are_counted_by_one_column():
+    dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
+    whole = pd.DataFrame(numbers()[:, [0, 2, 3]], columns=["a", "b", "c"])
+    read = []
+
+    def part(number, columns=None):
+        read.append(columns)
+        found = whole[12 * number : 12 * number + 12]
+        return found if columns is None else found[columns]
+
+    frame = dd.from_map(part, [0, 1])
+    frame = frame[frame["a"] != 0]
+    read.clear()
+    with dask.config.set(scheduler="synchronous"):
+        rows = as_rows(frame)
+        assert read and all(columns == ["a"] for columns in read)
+        assert_array_equal(rows.read(0, rows.shape[0]), whole[whole["a"] != 0])
+
+
+# Sparse rows.
+
+
+def test_entries_given_twice_are_summed_and_the_users_matrix_is_not_changed():
+    # Unsorted, with an entry given twice, and in memory that cannot be written.
+    X = sp.csr_array((np.array([1.0, 2.0, 3.0, 4.0]), np.array([2, 0, 1, 1]), np.array([0, 2, 4])), shape=(2, 3))
+    before = pickle.dumps(X)
+    for part in (X.data, X.indices, X.indptr):
+        part.flags.writeable = False
+    block = as_rows(X).read(0, 2)
+    assert_array_equal(dense(block), [[2, 0, 1], [0, 7, 0]])
+    assert block.nnz == 3 and pickle.dumps(X) == before
+    coo = sp.coo_array(([1.0, 2.0, 4.0], ([0, 0, 1], [2, 2, 0])), shape=(2, 3))
+    assert_array_equal(dense(as_rows(coo).read(0, 2)), [[0, 0, 3], [4, 0, 0]])
+
+
+def test_vectors_and_npz_files_of_each_layout_are_read(tmp_path):
+    assert_array_equal(dense(as_rows(sp.coo_array(np.array([1.0, 0.0, 2.0]))).read(0, 3)), [[1], [0], [2]])
+    for layout in ("csr", "csc", "coo"):
+        sp.save_npz(tmp_path / "x.npz", sp.coo_array(numbers()).asformat(layout))
+        assert_array_equal(dense(as_rows(str(tmp_path / "x.npz")).read(0, 23)), numbers())
+
+
+@pytest.mark.parametrize("heavy", [slice(0), slice(100), slice(None, None, 20)], ids=["none", "first", "spread"])
+def test_the_heaviest_block_of_rows_is_known(tmp_path, heavy):
+    counts = np.full(2000, 5)
+    counts[heavy] = 400
+    held = MemoryRows(csr(counts, 500))
+    for rows in (held, write_rows(held, place(tmp_path / "rows"))):
+        for height in (WINDOW_ROWS, 700):
+            most = max(n_bytes(rows.read(k, min(k + height, 2000))) for k in range(0, 2000, 50))
+            assert most <= 2 * height * rows.heavy_row_bytes
+            assert height * rows.heavy_row_bytes <= 3 * most + 32 * height
+        assert (rows.heavy_row_bytes > 5 * rows.row_bytes) == (heavy == slice(100))
+
+
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=40), data=st.data())
+def test_plans_bound_the_bytes_of_any_rows(counts, data):
+    n, pointers = len(counts), np.concatenate([[0], np.cumsum(counts)])
+    rows = MemoryRows(csr(counts, 9))
+    problem, k = Problem.of_rows(rows, Linear(), n_targets=1), data.draw(st.integers(1, n))
+    width, heaviest = 8 + rows.array.indices.itemsize, sorted(counts)[-k:]
+    assert width * sum(heaviest) + 16 * k <= problem.bytes_of_any(k) <= 2 * width * sum(heaviest) + 32 * k
+    entries = data.draw(st.integers(1, 30))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dkrr.planning.problem.BLOCK_ENTRIES", entries)
+        patch.setattr("dkrr.linalg.segments.BLOCK_ENTRIES", entries)
+        segment = Segment(rows, 0, n, k, np.ones((n, 1)))
+        for stream in (segment.blocks(Meter()), segment.strips(Meter(), 1)):
+            read = [where for where, block in stream if n_bytes(block) <= problem.bytes_of_block(k)]
+            assert [row for where in read for row in range(where.start, where.stop)] == list(range(n))
+    most = max(int(pointers[i + k] - pointers[i]) for i in range(n - k + 1))
+    assert width * most + 16 * k <= k * problem.bytes_of_part(k)
+
+
+def test_rows_are_cut_by_their_entries():
+    pointers = np.array([0, 0, 3, 4, 4, 20, 21, 22, 22])
+    assert cuts_by_entries(pointers, 4) == [0, 4, 5, 8]
+    assert cuts_by_entries(pointers, 1) == [0, 1, 2, 4, 5, 6, 8]
+    assert cuts_by_entries(pointers, 100) == [0, 8]
+    assert cuts_by_entries(pointers, 100, 3) == [0, 3, 6, 8]
+    assert cuts_by_entries(np.zeros(5, int), 4) == [0, 4]
+
+
+# Copies in a store.
+
+
+@pytest.mark.parametrize("n", [2 * stored.CHUNK_ENTRIES // 32 + 1000, 5])
+def test_copies_of_many_rows_and_of_rows_without_a_value(tmp_path, n):
+    # More rows than one pass reads, among them a whole pass without a value; and no value at all.
+    entries = ([1.5, 2.5, 3.5], ([0, n - 3, n - 1], [4, 0, 2])) if n > 5 else ([], ([], []))
+    X = sp.coo_array(entries, shape=(n, 5), dtype=float).tocsr()
+    copy = write_rows(as_rows(X), place(tmp_path / "copy"))
+    assert copy.shape == (n, 5) and (copy.read(0, n) != X).nnz == 0
+    assert_array_equal(copy.read(n - 3, n).todense(), X[n - 3 :].todense())
+
+
+def test_dense_rows_that_stand_together_are_not_copied_all_at_once(tmp_path, monkeypatch):
+    for module in ("staging", "stored"):
+        monkeypatch.setattr(f"dkrr.rows.{module}.CHUNK_ENTRIES", 2**14)
+    rows, copies = MemoryRows(sp.csr_array(np.ones((600, 500)))), []
+    peak = traced_peak(lambda: copies.append(write_rows(rows, place(tmp_path / "copy"))))
+    assert peak < rows.n_bytes / 1.5
+    assert_array_equal(dense(copies[0].read(598, 600)), 1.0)
 
 
 def test_copies_have_chunks_of_the_height_that_is_read(tmp_path):
-    copy = stage(as_rows(numbers()), place(tmp_path / "memory"), 4)
-    assert copy.array.chunks == (4, 7)
+    assert stage(as_rows(numbers()), place(tmp_path / "memory"), 4).array.chunks == (4, 7)
     assert ChunkedArray.of_rows("a", (10**6, 2**20), "float64", "", 512).chunks == (2, 2**20), "at most 16 MiB"
 
 
@@ -363,5 +358,8 @@ def test_descriptions_of_copies_that_dkrr_does_not_write_are_refused(kind, tmp_p
     for name, value in wrong:
         with pytest.raises(StoreError, match="dkrr does not write"):
             dkrr.rows.described_rows(place(tmp_path / "copy"), {**described, name: value})
+
+
+def test_numbers_that_no_store_can_keep_are_refused(tmp_path):
     with pytest.raises(StoreError, match="rows of float128 cannot be kept.*convert X"):
         write_rows(as_rows(numbers().astype(np.longdouble)), place(tmp_path / "wide"))

@@ -1,22 +1,47 @@
-"""Fits on rows that are not vectors: documents, graphs, objects of a kernel function, tables with all of these."""
+"""Fits on rows that are not vectors: documents, graphs, objects of a kernel function, tables with all of these.
 
+Objects become rows of numbers and back: nothing is lost, nothing pickled. Kernels of columns make kernels of tables.
+"""
+
+import json
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError, StoreError
-from dkrr.features import ColumnsMap, IdentityMap
-from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, RandomWalk
+from dkrr.features import ColumnsMap, IdentityMap, feature_map_from_dict, required_feature_map
+from dkrr.kernels import (
+    RBF,
+    BagOfWords,
+    CallableKernel,
+    Columns,
+    Graph,
+    Linear,
+    Polynomial,
+    Precomputed,
+    RandomWalk,
+    Scaled,
+    kernel_from_dict,
+)
+from dkrr.kernels.objects import WIDTH, decode_objects, encode_objects, is_objects
 from tests.oracles import assert_close, naive_kernel_ridge
 from tests.pairs import every_pair
 
 PLACES = {"memory": {}, "tiles": {"tile": 25}, "cg": {"solver": "cg", "tol": 1e-10}}
 every_place = pytest.mark.parametrize("place", PLACES)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
 
 WORDS = ["apple", "banana", "cherry", "date", "elder", "fig", "grape", "lemon", "mango", "nut"] * 6
 LENGTHS = np.array([len(w) for w in WORDS], float)
@@ -34,6 +59,25 @@ def picky(a, b):
     return letters(a, b)
 
 
+@given(st.lists(VALUES, min_size=1, max_size=8))
+def test_objects_come_back_from_their_rows(items):
+    rows = encode_objects(items)
+    assert rows.shape == (len(items), WIDTH) and rows.has_canonical_format
+    assert decode_objects(rows) == items and decode_objects(rows[1:]) == items[1:]
+
+
+def test_lists_series_tables_and_arrays_of_anything_but_numbers_are_objects():
+    words = ["a", "", "Grüße", "\x01"]
+    for X in (words, tuple(words), np.array(words), np.array(words, object), pd.Series(words)):
+        assert is_objects(X) and decode_objects(encode_objects(X)) == words
+    table = pd.DataFrame({"w": words, "n": [1, 2, 3, 4]})
+    assert is_objects(table) and decode_objects(encode_objects(table))[2] == {"w": "Grüße", "n": 3}
+    assert decode_objects(encode_objects([np.float64(1.5), {"v": np.arange(2)}])) == [1.5, {"v": [0, 1]}]
+    assert is_objects([[1, 2], [3]])
+    for X in (np.eye(2), [[1.0, 2.0]], sp.csr_array(np.eye(2)), pd.DataFrame({"a": [1, 2]}), "path.zarr"):
+        assert not is_objects(X)
+
+
 def documents(n=60, seed=0):
     rng = np.random.default_rng(seed)
     spam = rng.random(n) < 0.4
@@ -44,14 +88,12 @@ def documents(n=60, seed=0):
 def molecules(n=40, seed=0):
     """Chains of atoms with a side atom here and there; the target counts those."""
     rng = np.random.default_rng(seed)
-    graphs, targets = [], []
-    for _ in range(n):
-        length = int(rng.integers(3, 7))
-        sides = np.flatnonzero(rng.random(length) < 0.4)
-        edges = [(k, k + 1) for k in range(length - 1)] + [(int(k), length + i) for i, k in enumerate(sides)]
-        graphs.append(Graph(length + len(sides), tuple(edges), ("C",) * length + ("O",) * len(sides)))
-        targets.append(float(len(sides)))
-    return graphs, np.array(targets)
+    graphs = []
+    for length in rng.integers(3, 7, n).tolist():
+        sides = np.flatnonzero(rng.random(length) < 0.4).tolist()
+        edges = [(k, k + 1) for k in range(length - 1)] + [(k, length + i) for i, k in enumerate(sides)]
+        graphs.append(Graph(length + len(sides), edges, ["C"] * length + ["O"] * len(sides)))
+    return graphs, np.array([float(graph.labels.count("O")) for graph in graphs])
 
 
 def table():
@@ -156,13 +198,12 @@ def test_tables_and_lists_of_numbers_are_numbers_to_a_function(kernel):
     X = np.random.default_rng(0).normal(size=(20, 3))
     frame, y = pd.DataFrame(X, columns=list("abc")), X[:, 0]
     expected = KernelRidge(kernel=kernel).fit(X, y).predict(X)
-    model = KernelRidge(kernel=kernel).fit(frame, y)
-    assert model.n_features_in_ == 3 and list(model.feature_names_in_) == list("abc")
-    assert_allclose(model.predict(frame), expected, rtol=1e-12)
+    for rows in (frame, X.tolist(), X.astype(object)):
+        model = KernelRidge(kernel=kernel).fit(rows, y)
+        assert model.n_features_in_ == 3 and hasattr(model, "feature_names_in_") == (rows is frame)
+        assert_allclose(model.predict(X if rows is not frame else frame), expected, rtol=1e-12)
     with pytest.raises(ValueError, match="feature names should match"):
-        model.predict(frame[["c", "b", "a"]])
-    assert_allclose(KernelRidge(kernel=kernel).fit(X.tolist(), y).predict(X.tolist()), expected, rtol=1e-12)
-    assert_allclose(KernelRidge(kernel=kernel).fit(X.astype(object), y).predict(X), expected, rtol=1e-12)
+        KernelRidge(kernel=kernel).fit(frame, y).predict(frame[["c", "b", "a"]])
 
 
 def test_lists_of_numbers_that_happen_to_be_as_long_are_objects():
@@ -189,9 +230,10 @@ def test_a_column_of_numbers_for_a_function_but_not_for_words():
 
 
 def test_gram_matrices_and_plans_of_objects():
+    for kernel in (letters, BagOfWords().fitted(WORDS)):
+        expected = kernel(WORDS[:9], WORDS[:4])
+        assert_allclose(dkrr.gram(WORDS[:9], WORDS[:4], kernel=kernel).compute(), expected)
     assert_allclose(dkrr.gram(WORDS[:9], kernel=letters).compute(), letters(WORDS[:9], WORDS[:9]))
-    known = BagOfWords().fitted(WORDS)
-    assert_allclose(dkrr.gram(WORDS[:9], WORDS[:4], kernel=known).compute(), known(WORDS[:9], WORDS[:4]))
     assert dkrr.plan(WORDS, LENGTHS, kernel=letters).form == "dual"
 
 
@@ -204,9 +246,90 @@ def test_gram_matrices_and_plans_of_objects():
         (RandomWalk(decay=0.1), ["no graph", "either"], InputTypeError, "graph 0: is of type builtins.str"),
         (RBF() + BagOfWords(), WORDS[:2], InputError, "takes rows of numbers"),
         (RBF() + CallableKernel(letters), WORDS[:2], InputError, "takes rows of"),
-        (letters, [object(), object()], InputError, "object 0 of X is a object, which cannot be stored"),
+        (letters, ["a", object()], InputTypeError, "object 1 of X is a object, which cannot be stored.*expected str"),
     ],
 )
 def test_rows_that_a_kernel_cannot_take_are_named(kernel, X, error, message):
     with pytest.raises(error, match=message):
         KernelRidge(kernel=kernel).fit(X, [0.0, 1.0])
+
+
+# Kernels of some of the columns, of arrays and of tables.
+
+RNG = np.random.default_rng(0)
+X, Z = RNG.normal(size=(40, 5)), RNG.normal(size=(30, 5))
+TABLE = pd.DataFrame({"drink": WORDS[:40], "size": X[:, 0], "price": X[:, 1]})
+
+
+@pytest.mark.parametrize("columns", [3, [0], [1, 2, 3], [4, 0], (2, 4), np.array([0, 3])], ids=str)
+@pytest.mark.parametrize("base", [RBF(), Polynomial(2, 0.5)], ids=repr)
+def test_the_base_sees_its_columns_only(base, columns):
+    kernel, picked = Columns(base, columns), np.atleast_1d(columns)
+    assert_allclose(kernel(X, Z), base(X[:, picked], Z[:, picked]), rtol=1e-13, atol=1e-14)
+    assert_allclose(kernel(X), base(X[:, picked]), rtol=1e-13, atol=1e-14)
+    assert_allclose(kernel.diagonal(X), base.diagonal(X[:, picked]), rtol=1e-13)
+    assert_allclose(kernel(sp.csr_array(X), sp.csr_array(Z)), kernel(X, Z), atol=1e-12)
+
+
+def test_sums_and_products_of_columns():
+    kernel = Columns(RBF(0.3), [0, 1]) * Columns(Linear(), [2]) + Scaled(Columns(RBF(1.0), [4, 3]), 0.5)
+    first = RBF(0.3)(X[:, :2], Z[:, :2]) * Linear()(X[:, [2]], Z[:, [2]])
+    assert_allclose(kernel(X, Z), first + 0.5 * RBF(1.0)(X[:, [4, 3]], Z[:, [4, 3]]), atol=1e-14)
+
+
+def test_columns_of_a_table():
+    kernel = Columns(CallableKernel(letters), "drink") + Columns(RBF(0.5), ["price", "size"])
+    fitted = kernel.fitted(TABLE)
+    rows = fitted.encode(TABLE)
+    assert rows.shape[0] == 40 and sp.issparse(rows) and fitted.encode(rows) is rows
+    expected = letters(WORDS[:40], WORDS[:40]) + RBF(0.5)(X[:, [1, 0]])
+    assert_allclose(fitted(rows), expected, atol=1e-14)
+    assert_allclose(fitted(TABLE, TABLE[:3]), expected[:, :3], atol=1e-14)
+    again = kernel_from_dict(json.loads(json.dumps(fitted.to_dict())), {fitted.left.base.name: letters})
+    assert again == fitted
+
+
+def test_a_kernel_of_everything_beside_one_of_per_column():
+    whole = CallableKernel(lambda a, b: np.array([[float(x["drink"] == z["drink"]) for z in b] for x in a]), "same")
+    kernel = (whole + Columns(RBF(0.5), ["price"])).fitted(TABLE)
+    same = np.equal.outer(np.array(WORDS[:40]), np.array(WORDS[:40]))
+    assert_allclose(kernel(TABLE), same + RBF(0.5)(X[:, [1]]), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        Columns(Linear(), [1, 2]) + Columns(Polynomial(2), [0, 4]),
+        Scaled(Columns(Polynomial(3, 0.2), 3), 0.7) + Columns(Linear(), [4, 0, 2]),
+    ],
+    ids=repr,
+)
+def test_finite_maps_of_columns(kernel):
+    phi = required_feature_map(kernel, 5)
+    assert_allclose(phi.transform(X) @ phi.transform(Z).T, kernel(X, Z), atol=1e-12)
+    again = feature_map_from_dict(json.loads(json.dumps(phi.to_dict())))
+    assert_array_equal(again.transform(X), phi.transform(X))
+    assert_allclose(phi.kernel()(X, Z), kernel(X, Z), atol=1e-12)
+    with pytest.raises(InputError, match="finite feature map"):
+        required_feature_map(kernel + Columns(RBF(), [0]), 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Columns(RBF(), []), InputTypeError, "at least one"),
+        (lambda: Columns(RBF(), [0, "a"]), InputTypeError, "numbers of columns or names"),
+        (lambda: Columns(RBF(), [-1]), InputError, "counted from 0"),
+        (lambda: Columns("rbf", [0]), InputTypeError, "base is 'rbf'; expected a dkrr.kernels.Kernel"),
+        (lambda: Columns(Precomputed(), [0]), InputError, "base is a precomputed kernel"),
+        (lambda: Columns(RBF(0.1), [5])(X), InputError, r"columns is \(5,\), but X has 5 columns"),
+        (lambda: Columns(RBF(0.1), "a")(X), InputError, "columns is 'a' and X is an array; expected a DataFrame"),
+        (lambda: Columns(RBF(0.1), "prize").fitted(TABLE), InputError, "no column 'prize'; it has 'drink'"),
+        (lambda: Columns(RBF(0.1), ["drink"]).fitted(TABLE), InputTypeError, "do not hold numbers"),
+        (lambda: Columns(RBF(0.1), ["price"])(TABLE), InputError, "is not fitted; expected a kernel that was fitted"),
+        (lambda: Columns(RBF(), ["a"]).fitted(WORDS), InputTypeError, "a list; expected a DataFrame with the columns"),
+    ],
+)
+def test_wrong_columns_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

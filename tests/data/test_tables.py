@@ -1,16 +1,23 @@
-"""Tables in files: columns by name, blocks of rows, numbers, and errors that name the column."""
+"""Tables in files and lazy: columns by name, blocks of rows, numbers, fits, and errors that name the column."""
 
+import gzip
 import pickle
 
+import dask
 import numpy as np
+import pandas as pd
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
+from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, InputTypeError
-from dkrr.rows import as_rows
+from dkrr.kernels import RBF, BagOfWords, Columns
+from dkrr.rows import as_rows, load_targets
 from dkrr.rows.tables import TableRows
 from dkrr.tables import as_table, with_columns
+from dkrr.tables.arrow import ParquetSource
+from dkrr.tiles.mapped import is_mapped
 
 pa = pytest.importorskip("pyarrow")
 csv = pytest.importorskip("pyarrow.csv")
@@ -35,26 +42,21 @@ def arrow():
     return pa.table(columns)
 
 
-@pytest.fixture(scope="module")
-def expected(arrow):
-    return np.column_stack([np.asarray(arrow[name]).astype(float) for name in NAMES[:4]])
-
-
 def _parquet(arrow, folder):
     parquet.write_table(arrow, folder / "x.parquet", row_group_size=20)
     return folder / "x.parquet"
 
 
 def _parquet_folder(arrow, folder):
-    for k, first in enumerate(range(0, N, 40)):
-        parquet.write_table(arrow.slice(first, 40), folder / f"part-{k}.parquet", row_group_size=30)
+    for first in range(0, N, 40):
+        parquet.write_table(arrow.slice(first, 40), folder / f"part-{first:02}.parquet", row_group_size=30)
     (folder / "_SUCCESS").touch()
     return folder
 
 
 def _csv_folder(arrow, folder):
-    for k, first in enumerate(range(0, N, 40)):
-        csv.write_csv(arrow.slice(first, 40), folder / f"{k}.csv")
+    for first in range(0, N, 40):
+        csv.write_csv(arrow.slice(first, 40), folder / f"{first:02}.csv")
     return f"{folder}/*.csv"
 
 
@@ -76,24 +78,23 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_table_has_the_same_columns_and_rows_in_every_kind_of_file(kind, arrow, expected, tmp_path):
+def test_a_table_has_the_same_columns_and_rows_in_every_kind_of_file(kind, arrow, tmp_path):
     table = dkrr.open_table(MAKERS[kind](arrow, tmp_path))
     assert table.names == NAMES and len(table) == table.n_rows == N
     assert list(table.kinds.values()) == ["number"] * 4 + ["text", "date", "number"]
-    chosen = table.select("dep_*,hour,is_late")
+    chosen, some = table.select("dep_*,hour,is_late"), np.array([77, 3, 3, 20, 96, 0])
+    expected = np.column_stack([np.asarray(arrow[name]).astype(float) for name in NAMES[:4]])
     tolerance = 1e-6 if "csv" in kind else 0  # text of float32
-    np.testing.assert_allclose(chosen.numbers(0, N), expected, rtol=tolerance)
-    np.testing.assert_allclose(chosen.numbers(13, 78), expected[13:78], rtol=tolerance)
-    some = np.array([77, 3, 3, 20, 96, 0])
-    np.testing.assert_allclose(chosen.rows(some), expected[some], rtol=tolerance)
+    assert_allclose(chosen.numbers(0, N), expected, rtol=tolerance)
+    assert_allclose(chosen.numbers(13, 78), expected[13:78], rtol=tolerance)
+    assert_allclose(chosen.rows(some), expected[some], rtol=tolerance)
     first = 0
     for row, block in table.blocks(17):
         assert row == first and len(block) <= 17 and list(block.columns) == list(NAMES)
         assert list(block["origin"]) == arrow["origin"].to_pylist()[row : row + len(block)]
         first += len(block)
     assert first == N
-    travelled = pickle.loads(pickle.dumps(chosen))
-    assert_array_equal(travelled.numbers(5, 9), chosen.numbers(5, 9))
+    assert_array_equal(pickle.loads(pickle.dumps(chosen)).numbers(5, 9), chosen.numbers(5, 9))
 
 
 def test_blocks_end_where_row_groups_do(arrow, tmp_path):
@@ -110,76 +111,81 @@ def test_names_of_folders_are_columns(arrow, tmp_path):
     parquet.write_to_dataset(arrow.drop_columns(["day"]), tmp_path / "x", partition_cols=["origin", "hour"])
     table = dkrr.open_table(tmp_path / "x", "dep_time,hour,origin")
     assert table.kinds == {"dep_time": "number", "hour": "number", "origin": "text"}
-    found = table.to_pandas().sort_values("dep_time")
-    known = arrow.to_pandas().sort_values("dep_time")
+    found, known = table.to_pandas().sort_values("dep_time"), arrow.to_pandas().sort_values("dep_time")
     assert list(found["hour"]) == list(known["hour"]) and list(found["origin"]) == list(known["origin"])
 
 
-def test_files_of_other_file_systems_are_read(arrow, expected):
-    fsspec = pytest.importorskip("fsspec")
-    with fsspec.open("memory://tables/x.parquet", "wb") as file:
+def test_files_of_other_file_systems_are_read(arrow):
+    with pytest.importorskip("fsspec").open("memory://tables/x.parquet", "wb") as file:
         parquet.write_table(arrow, file, row_group_size=20)
-    assert_array_equal(dkrr.open_table("memory://tables/x.parquet::dep_*").numbers(0, N), expected[:, :2])
+    found = dkrr.open_table("memory://tables/x.parquet::dep_*").numbers(0, N)
+    assert_array_equal(found, np.column_stack([arrow["dep_time"], arrow["dep_delay"]]))
 
 
-class TestSelection:
-    def test_names_keep_their_order_and_patterns_that_of_the_table(self, arrow):
-        table = dkrr.open_table(arrow)
-        assert table.select("hour,*delay,hour").names == ("hour", "dep_delay", "arr_delay")
-        assert table.select(["dep_?elay", "origin"]).names == ("dep_delay", "origin")
-        assert table.without(["origin", "day"]).names == tuple(n for n in NAMES if n not in ("origin", "day"))
-        assert table.select("hour").all_names == NAMES
-        table = dkrr.open_table(pa.table({"a,b": [1.0], "a": [2.0]}))
-        assert table.select("a,b").names == ("a,b",), "a name may hold a comma"
-
-    def test_columns_that_a_table_lacks_are_named_with_the_nearest(self, arrow):
-        for patterns, match in [
-            ("dep_dealy", "columns has 'dep_dealy', and .* has no such column; expected 'dep_delay'"),
-            ("HOUR", "expected 'hour'"),
-            ("x*", "expected one of dep_time, dep_delay"),
-            ("hour,", "none of them empty"),
-            ([], "at least one"),
-            (3, "columns is 3; expected names"),
-            (["hour", 3], "expected names of columns"),
-        ]:
-            with pytest.raises(InputError, match=match):
-                dkrr.open_table(arrow).select(patterns)
+def test_names_keep_their_order_and_patterns_that_of_the_table(arrow):
+    table = dkrr.open_table(arrow)
+    assert table.select("hour,*delay,hour").names == ("hour", "dep_delay", "arr_delay")
+    assert table.select(["dep_?elay", "origin"]).names == ("dep_delay", "origin")
+    assert table.without(["origin", "day"]).names == tuple(n for n in NAMES if n not in ("origin", "day"))
+    assert table.select("hour").all_names == NAMES
+    table = dkrr.open_table(pa.table({"a,b": [1.0], "a": [2.0]}))
+    assert table.select("a,b").names == ("a,b",), "a name may hold a comma"
 
 
-class TestNumbers:
-    def test_decimals_half_precision_and_booleans_are_numbers(self):
-        halves, decimals = pa.array(np.array([1, 2], np.float16)), pa.array([1, 2], pa.decimal128(5, 2))
-        table = dkrr.open_table(pa.table({"d": decimals, "h": halves, "b": [True, False]}))
-        assert_array_equal(table.numbers(0, 2), [[1, 1, 1], [2, 2, 0]])
+@pytest.mark.parametrize(
+    ("patterns", "match"),
+    [
+        ("dep_dealy", "columns has 'dep_dealy', and .* has no such column; expected 'dep_delay'"),
+        ("HOUR", "expected 'hour'"),
+        ("x*", "expected one of dep_time, dep_delay"),
+        ("hour,", "none of them empty"),
+        ([], "at least one"),
+        (3, "columns is 3; expected names"),
+        (["hour", 3], "expected names of columns"),
+    ],
+)
+def test_columns_that_a_table_lacks_are_named_with_the_nearest(arrow, patterns, match):
+    with pytest.raises(InputError, match=match):
+        dkrr.open_table(arrow).select(patterns)
 
-    def test_missing_values_are_counted_and_the_first_is_named(self):
-        table = dkrr.open_table(pa.table({"a": [1.0, 2.0, 3.0, 4.0], "b": [1.0, None, float("nan"), 2.0]}))
-        with pytest.raises(
-            InputError, match=r"X has missing values \(NaN\) in column 'b' .*: 2 rows, the first is row 1"
-        ):
-            table.numbers(3, 4), table.numbers(0, 3)
-        with pytest.raises(InputError, match="y has missing values .* 1 row, the first is row 0"):
-            dkrr.open_table(pa.table({"n": pa.array([None, 3], pa.int64())})).numbers(0, 2, "y")
-        with pytest.raises(InputError, match="2 rows, the first is row 0"):
-            dkrr.open_table(pa.table({"n": pa.nulls(2)})).numbers(0, 2)
 
-    def test_whole_numbers_that_float64_cannot_hold_are_refused(self):
-        assert dkrr.open_table(pa.table({"n": [2**53, -(2**53)]})).numbers(0, 2)[0, 0] == 2**53
-        for value in (2**53 + 1, -(2**53) - 1):
-            with pytest.raises(InputError, match=rf"the whole number {value} in column 'n'"):
-                dkrr.open_table(pa.table({"n": [1, value]})).numbers(0, 2)
+def test_decimals_half_precision_booleans_and_whole_numbers_up_to_2_to_53_are_numbers():
+    columns = {
+        "d": pa.array([1, 2], pa.decimal128(5, 2)),
+        "h": pa.array(np.array([1, 2], np.float16)),
+        "b": [True, False],
+        "n": [2**53, -(2**53)],
+    }
+    assert_array_equal(dkrr.open_table(pa.table(columns)).numbers(0, 2), [[1, 1, 1, 2**53], [2, 2, 0, -(2**53)]])
+    for value in (2**53 + 1, -(2**53) - 1):
+        with pytest.raises(InputError, match=rf"the whole number {value} in column 'n'"):
+            dkrr.open_table(pa.table({"n": [1, value]})).numbers(0, 2)
 
-    def test_columns_of_text_dates_and_lists_are_refused_with_what_to_do(self, arrow):
-        category = arrow["origin"].combine_chunks().dictionary_encode()
-        table = dkrr.open_table(arrow.append_column("c", category).append_column("l", pa.array([[1]] * N)))
-        for column, match in {
-            "origin": "of text .*expected numbers: leave it out .*OneHotEncoder.*Columns",
-            "c": "of category .*OneHotEncoder",
-            "day": "of date .*days since",
-            "l": "of other values .*list",
-        }.items():
-            with pytest.raises(InputTypeError, match=f"X has the column '{column}' {match}"):
-                as_rows(table.select(["hour", column]))
+
+def test_missing_values_are_counted_and_the_first_is_named():
+    floats, nulls = {"a": [1.0] * 4, "b": [1.0, None, float("nan"), 2.0]}, {"n": pa.array([None, 3], pa.int64())}
+    assert_array_equal(dkrr.open_table(pa.table(floats)).numbers(3, 4), [[1, 2]])
+    for columns, match in (
+        (floats, r"y has missing values \(NaN\) in column 'b' .*: 2 rows, the first is row 1"),
+        (nulls, "y has missing values .* 1 row, the first is row 0"),
+        ({"n": pa.nulls(2)}, "2 rows, the first is row 0"),
+    ):
+        table = dkrr.open_table(pa.table(columns))
+        with pytest.raises(InputError, match=match):
+            table.numbers(0, table.n_rows, "y")
+
+
+def test_columns_of_text_dates_and_lists_are_refused_with_what_to_do(arrow):
+    category = arrow["origin"].combine_chunks().dictionary_encode()
+    table = dkrr.open_table(arrow.append_column("c", category).append_column("l", pa.array([[1]] * N)))
+    for column, match in {
+        "origin": "of text .*expected numbers: leave it out .*OneHotEncoder.*Columns",
+        "c": "of category .*OneHotEncoder",
+        "day": "of date .*days since",
+        "l": "of other values .*list",
+    }.items():
+        with pytest.raises(InputTypeError, match=f"X has the column '{column}' {match}"):
+            as_rows(table.select(["hour", column]))
 
 
 def test_incomplete_rows_are_left_out():
@@ -198,52 +204,56 @@ def test_incomplete_rows_are_left_out():
         as_rows(dkrr.open_table(pa.table({"a": pa.nulls(3, pa.float64())})).drop_missing())
 
 
-class TestCsv:
-    def test_later_values_decide_on_the_type_of_a_column(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("dkrr.tables.spooled.BLOCK_BYTES", 64)
-        lines = ["i,f,t,e,s", *(f"{k},1,{k},,a{k}" for k in range(30)), "1.5,2,late,0.5,b"]
-        (tmp_path / "x.csv").write_text("\n".join(lines))
-        with pytest.raises(InputError, match="column 'e' .*30 rows, the first is row 0"):
-            as_rows(f"{tmp_path}/x.csv::i,f,e").read(0, 31)
-        table = dkrr.open_table(tmp_path / "x.csv")
-        assert table.kinds == {"i": "number", "f": "number", "t": "text", "e": "number", "s": "text"}
-        assert_array_equal(table.select("i,f").numbers(29, 31), [[29, 1], [1.5, 2]])
-        assert list(table.to_pandas()["t"][28:]) == ["28", "29", "late"]
+# Text files.
 
-    def test_delimiters_marks_and_compression_are_found(self, tmp_path):
-        import gzip
 
-        (tmp_path / "a.csv").write_text("\ufeffa;b\r\n1;2\r\n")
-        (tmp_path / "b.tsv").write_text("a\tb\n1\t2\n")
-        (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
-        for name in ("a.csv", "b.tsv", "c.csv.gz"):
-            table = dkrr.open_table(tmp_path / name)
-            assert table.names == ("a", "b")
-            assert_array_equal(table.numbers(0, 1), [[1, 2]])
+def test_later_values_decide_on_the_type_of_a_column(tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.tables.spooled.BLOCK_BYTES", 64)
+    lines = ["i,f,t,e,s", *(f"{k},1,{k},,a{k}" for k in range(30)), "1.5,2,late,0.5,b"]
+    (tmp_path / "x.csv").write_text("\n".join(lines))
+    with pytest.raises(InputError, match="column 'e' .*30 rows, the first is row 0"):
+        as_rows(f"{tmp_path}/x.csv::i,f,e").read(0, 31)
+    table = dkrr.open_table(tmp_path / "x.csv")
+    assert table.kinds == {"i": "number", "f": "number", "t": "text", "e": "number", "s": "text"}
+    assert_array_equal(table.select("i,f").numbers(29, 31), [[29, 1], [1.5, 2]])
+    assert list(table.to_pandas()["t"][28:]) == ["28", "29", "late"]
 
-    def test_files_that_are_not_tables_are_refused(self, tmp_path):
-        for content, match in {
-            b"": "is empty; expected the names",
-            b"1,2.5\n3,4\n": "numbers in its first line",
-            b"a,a\n1,2\n": "two columns 'a'",
-            b"a,b\n1,2\n3\n": "cannot read .*x.csv",
-            b"a\xff,b\n1,2\n": "not text in UTF-8",
-            b"a,b\n": "is empty",
-        }.items():
-            (tmp_path / "x.csv").write_bytes(content)
-            with pytest.raises(InputError, match=match):
-                as_rows(str(tmp_path / "x.csv"))
 
-    def test_the_copy_of_a_file_goes_with_its_table(self, arrow, tmp_path, monkeypatch):
-        import dask
+def test_delimiters_marks_and_compression_are_found(tmp_path):
+    (tmp_path / "a.csv").write_text("\ufeffa;b\r\n1;2\r\n")
+    (tmp_path / "b.tsv").write_text("a\tb\n1\t2\n")
+    (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
+    for name in ("a.csv", "b.tsv", "c.csv.gz"):
+        table = dkrr.open_table(tmp_path / name)
+        assert table.names == ("a", "b")
+        assert_array_equal(table.numbers(0, 1), [[1, 2]])
 
-        (tmp_path / "scratch").mkdir()
-        with dask.config.set({"dkrr.temporary-directory": str(tmp_path / "scratch")}):
-            table = dkrr.open_table(_csv_folder(arrow, tmp_path))
-            assert table.n_rows == N
-            assert len(list((tmp_path / "scratch").glob("dkrr-table-*/table.parquet"))) == 1
-            del table
-            assert not list((tmp_path / "scratch").iterdir())
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "is empty; expected the names"),
+        (b"1,2.5\n3,4\n", "numbers in its first line"),
+        (b"a,a\n1,2\n", "two columns 'a'"),
+        (b"a,b\n1,2\n3\n", "cannot read .*x.csv"),
+        (b"a\xff,b\n1,2\n", "not text in UTF-8"),
+        (b"a,b\n", "is empty"),
+    ],
+)
+def test_files_that_are_not_tables_are_refused(tmp_path, content, match):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(InputError, match=match):
+        as_rows(str(tmp_path / "x.csv"))
+
+
+def test_the_copy_of_a_file_goes_with_its_table(arrow, tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with dask.config.set({"dkrr.temporary-directory": str(scratch)}):
+        table = dkrr.open_table(_csv_folder(arrow, tmp_path))
+        assert table.n_rows == N and len(list(scratch.glob("dkrr-table-*/table.parquet"))) == 1
+        del table
+        assert not list(scratch.iterdir())
 
 
 def test_arrays_and_folders_without_tables_are_not_tables(tmp_path):
@@ -253,31 +263,150 @@ def test_arrays_and_folders_without_tables_are_not_tables(tmp_path):
             dkrr.open_table(value)
 
 
-class TestColumnsByName:
-    def test_targets_and_weights_are_columns_of_the_table_and_leave_x(self, arrow):
-        table = dkrr.open_table(arrow, "dep_*,hour")
-        X, y, w = with_columns(table, "arr_delay", "hour")
-        assert X.names == ("dep_time", "dep_delay") and y.names == ("arr_delay",) and w.names == ("hour",)
-        assert with_columns(table, "*_delay")[1].names == ("dep_delay", "arr_delay")
+# Targets and weights by name.
 
-    def test_frames_of_pandas_stay_frames(self, arrow):
-        frame = arrow.to_pandas()
-        X, y, w = with_columns(frame, "arr_delay", "hour")
-        assert list(X.columns) == [n for n in NAMES if n not in ("arr_delay", "hour")]
-        assert y.equals(frame["arr_delay"]) and w.equals(frame["hour"])
 
-    def test_a_name_of_a_column_and_a_file_is_refused_as_unclear(self, arrow, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "arr_delay").touch()
-        with pytest.raises(InputError, match=r"a column of X and a path; expected one .*'\./arr_delay'.*'::arr_delay'"):
-            with_columns(arrow, "arr_delay")
-        assert with_columns(arrow, "::arr_delay")[1].names == ("arr_delay",)
-        assert with_columns(arrow, "./arr_delay")[1] == "./arr_delay"
+def test_targets_and_weights_are_columns_of_the_table_and_leave_x(arrow):
+    X, y, w = with_columns(dkrr.open_table(arrow, "dep_*,hour"), "*_delay", "hour")
+    assert X.names == ("dep_time",) and y.names == ("dep_delay", "arr_delay") and w.names == ("hour",)
+    with pytest.raises(InputError, match="X has no columns besides hour"):
+        with_columns(dkrr.open_table(arrow, "hour"), "hour")
 
-    def test_what_is_neither_a_column_nor_a_path_is_refused(self, arrow):
-        with pytest.raises(InputError, match="y has 'arr_dealy', which is neither .* expected 'arr_delay', or a path"):
-            with_columns(arrow, "arr_dealy")
-        assert with_columns(arrow, "y.npy")[1] == "y.npy"
-        assert with_columns(np.ones((2, 2)), "arr_delay")[1] == "arr_delay"
-        with pytest.raises(InputError, match="X has no columns besides hour"):
-            with_columns(dkrr.open_table(arrow, "hour"), "hour")
+
+def test_names_that_are_columns_and_paths_or_neither_are_refused(arrow, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "arr_delay").touch()
+    with pytest.raises(InputError, match=r"a column of X and a path; expected one .*'\./arr_delay'.*'::arr_delay'"):
+        with_columns(arrow, "arr_delay")
+    with pytest.raises(InputError, match="y has 'arr_dealy', which is neither .* expected 'arr_delay', or a path"):
+        with_columns(arrow, "arr_dealy")
+    assert with_columns(arrow, "::arr_delay")[1].names == ("arr_delay",)
+    for path in ("./arr_delay", "y.npy"):
+        assert with_columns(arrow, path)[1] == path
+    assert with_columns(np.ones((2, 2)), "arr_delay")[1] == "arr_delay"
+
+
+# Fits on tables, in files and lazy, are those on arrays.
+
+X = np.random.default_rng(0).normal(size=(N, 3))
+Y = np.sin(X[:, 0]) + X[:, 2]
+LABELS = np.where(Y > 0, "late", "early")
+FRAME = pd.DataFrame(X, columns=["a", "b", "c"])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    columns = {"a": X[:, 0], "b": X[:, 1], "y": Y, "c": X[:, 2], "class": LABELS, "w": Y**2}
+    path = tmp_path_factory.mktemp("tables") / "x.parquet"
+    parquet.write_table(pa.table(columns), path, row_group_size=50)
+    return str(path)
+
+
+@pytest.mark.parametrize("store", [False, True], ids=["memory", "store"])
+def test_columns_of_a_file_are_rows_targets_and_weights(path, store, tmp_path):
+    given = {"store": str(tmp_path / "run.zarr"), "tile": 50} if store else {}
+    model = KernelRidge(0.1, kernel="rbf", **given).fit(f"{path}::a,b,c", "y", sample_weight="w")
+    known = KernelRidge(0.1, kernel="rbf").fit(X, Y, sample_weight=Y**2)
+    assert list(model.feature_names_in_) == ["a", "b", "c"] and not model.plan_.problem.x_in_memory
+    predictions = model.predict(path)
+    assert predictions.chunks == ((N,),) and hasattr(predictions, "compute")
+    assert_allclose(predictions, known.predict(X), rtol=0, atol=1e-9)
+    assert model.score(path, "y") == pytest.approx(known.score(X, Y), abs=1e-9)
+
+
+def test_a_store_reads_the_file_once(path, monkeypatch):
+    read, batches = [], ParquetSource.batches
+    monkeypatch.setattr(
+        ParquetSource, "batches", lambda self, a, b, names: read.append((a, b, *names)) or batches(self, a, b, names)
+    )
+    model = KernelRidge(0.1, kernel="rbf", tile=40, form="dual", solver="cholesky").fit(f"{path}::a,b,c", Y)
+    assert model.plan_.execution == "serial" and read == [(0, N, "a", "b", "c")]
+
+
+def test_columns_are_found_by_name_also_by_a_loaded_model(path, tmp_path):
+    model = KernelRidge(0.1, kernel="rbf").fit(f"{path}::c,a", "y")
+    dkrr.save(model, tmp_path / "m.zarr")
+    expected = KernelRidge(0.1, kernel="rbf").fit(X[:, [2, 0]], Y).predict(X[:, [2, 0]])
+    for fitted in (model, dkrr.load(tmp_path / "m.zarr")):
+        assert_allclose(fitted.predict(path), expected)
+        with pytest.raises(InputError, match="no column 'c', which the model was fitted with; expected one of a, b"):
+            fitted.predict(pa.table({"a": [1.0], "b": [2.0]}))
+    with pytest.raises(InputError, match="3 features.* fitted with 2"):
+        KernelRidge().fit(X[:, :2], Y).predict(f"{path}::a,b,c")
+
+
+def test_a_column_of_text_is_classes_but_not_targets(path):
+    model = KernelLogisticRegression(0.1, kernel="rbf").fit(f"{path}::a,b,c", "class")
+    known = KernelLogisticRegression(0.1, kernel="rbf").fit(X, LABELS)
+    assert list(model.classes_) == ["early", "late"]
+    assert_allclose(model.predict_proba(path), known.predict_proba(X), rtol=0, atol=1e-9)
+    assert model.score(path, "class") == known.score(X, LABELS)
+    with pytest.raises(InputTypeError, match="y is the column 'class' of text.*KernelLogisticRegression"):
+        KernelRidge().fit(f"{path}::a,b,c", "class")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "y"), [(KernelRidgeCV, "y", Y), (KernelLogisticRegressionCV, "class", LABELS)], ids=["y", "class"]
+)
+def test_searches_take_columns_of_a_file(path, kind, name, y):
+    search, known = kind([0.1, 1.0], cv=3).fit(f"{path}::a,b,c", name), kind([0.1, 1.0], cv=3).fit(X, y)
+    assert_allclose(search.cv_results_["mean_test_score"], known.cv_results_["mean_test_score"], rtol=1e-6)
+
+
+def test_kernels_of_text_plans_and_gram_matrices_take_a_file(path):
+    kernel = Columns(BagOfWords(), "class") + Columns(RBF(1.0), ["a", "b"])
+    frame, model = dkrr.open_table(path).to_pandas(), KernelRidge(0.1, kernel=kernel).fit(path, "y")
+    assert_allclose(model.predict(path), KernelRidge(0.1, kernel=kernel).fit(frame, Y).predict(frame))
+    assert dkrr.gram(path, kernel=kernel).shape == (N, N)
+    assert dkrr.plan(path, "y", kernel=kernel).problem.n == N
+    problem = dkrr.plan(f"{path}::a,b,c", "y", kernel="rbf").problem
+    assert (problem.n, problem.d, problem.n_targets, problem.x_in_memory) == (N, 3, 1, False)
+    assert dkrr.plan(f"{path}::a,b,c", "class", loss="logistic").problem.loss == "logistic"
+
+
+def test_targets_of_another_file_are_mapped_if_they_are_large(tmp_path, monkeypatch):
+    parquet.write_table(pa.table({"y": Y, "z": -Y}), tmp_path / "y.parquet", row_group_size=50)
+    model = KernelRidge(0.1).fit(X, f"{tmp_path}/y.parquet")
+    assert_allclose(model.dual_coef_[:, 1], -model.dual_coef_[:, 0])
+    assert KernelRidge(0.1).fit(X, f"{tmp_path}/y.parquet::z").dual_coef_.shape == (N,)
+    monkeypatch.setattr("dkrr.rows.open.HELD_BYTES", 100)
+    targets = load_targets(str(tmp_path / "y.parquet"))
+    assert is_mapped(targets) and np.array_equal(targets, np.column_stack([Y, -Y]))
+
+
+def test_frames_of_pandas_have_targets_by_name_and_errors_that_name_columns():
+    frame, known = FRAME.assign(y=Y, w=Y**2), KernelRidge(0.1).fit(X, Y, sample_weight=Y**2)
+    model = KernelRidge(0.1).fit(frame, "y", sample_weight="w")
+    assert list(model.feature_names_in_) == ["a", "b", "c"]
+    assert_allclose(model.dual_coef_, known.dual_coef_)
+    assert model.score(FRAME.assign(y=Y), "y") == pytest.approx(known.score(X, Y))
+    frame = FRAME.copy()
+    frame.loc[7, "b"] = np.nan
+    for given in (frame, frame.astype({"a": "float32"})):
+        with pytest.raises(InputError, match=r"row 7, column 1 \(counted from 0\), which is 'b'; expected"):
+            KernelRidge(kernel="rbf").fit(given, Y)
+    with pytest.raises(InputTypeError, match="in column 'day'"):
+        KernelRidge().fit(FRAME.assign(day=pd.Timestamp("2013-01-01")), Y)
+    for fitted, dtype in ((KernelRidge(), "object"), (KernelLogisticRegression(), "category")):
+        with pytest.raises(InputTypeError, match="X has the column 'class' of .*OneHotEncoder"):
+            fitted.fit(FRAME.assign(**{"class": pd.Series(LABELS, dtype=dtype)}), Y > 0)
+
+
+@pytest.mark.parametrize("kind", [KernelRidge, KernelLogisticRegression])
+def test_a_lazy_frame_gives_the_model_of_pandas_and_refuses_other_columns(kind, tmp_path):
+    lazy = pytest.importorskip("dask.dataframe").from_pandas(FRAME, npartitions=3)
+    y, method = (lazy["a"], "predict") if kind is KernelRidge else (lazy["a"] > lazy["c"], "predict_proba")
+    known, model = kind(0.1, kernel="rbf").fit(FRAME, y.compute()), kind(0.1, kernel="rbf").fit(lazy, y)
+    assert list(model.feature_names_in_) == ["a", "b", "c"] and model.n_features_in_ == 3
+    for rows in (lazy, FRAME):
+        assert_allclose(getattr(model, method)(rows), getattr(known, method)(FRAME), rtol=0, atol=1e-12)
+    dkrr.save(model, tmp_path / "m.zarr")
+    for fitted in (model, dkrr.load(tmp_path / "m.zarr"), known):
+        for wrong in (lazy[["c", "b", "a"]], lazy[["a", "b"]], lazy.rename(columns={"b": "other"}), FRAME[list("cba")]):
+            with pytest.raises(ValueError, match="feature names should match"):
+                getattr(fitted, method)(wrong)
+    model.fit(lazy.to_dask_array(lengths=True), y.compute())
+    assert not hasattr(model, "feature_names_in_")
+    kernel = Columns(RBF(), ["a", "b"]) + Columns(BagOfWords(), "c")
+    with pytest.raises(InputTypeError, match=r"X\.compute\(\)"):
+        kind(kernel=kernel).fit(lazy, y.compute())

@@ -3,64 +3,43 @@
 import dask.array as da
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn import preprocessing
 from sklearn.base import clone
-from sklearn.decomposition import PCA
-from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
+from sklearn.compose import make_column_transformer
+from sklearn.decomposition import PCA, IncrementalPCA
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
 from dkrr.errors import InputError
 from dkrr.kernels import BagOfWords
-from tests.data.flights import NUMBERS, OF_THE_TABLE, flights, of_columns, targets
+from dkrr.transformers.inputs import Inputs, MemoryInputs
+from dkrr.transformers.learning import ColumnSteps, fitted_transformer, is_fitted
+from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, of_columns, targets
 from tests.inputs import table as given_as
 
 ESTIMATORS = {
     "ridge": lambda **more: dkrr.KernelRidge(kernel="rbf", **more),
     "primal": lambda **more: dkrr.KernelRidge(alpha=0.1, fit_intercept=True, **more),
-    "ridge cv": lambda **more: dkrr.KernelRidgeCV([0.1, 1.0], **more),
+    "ridge cv": lambda **more: dkrr.KernelRidgeCV([0.1, 1.0], gamma=[0.01, 0.1], kernel="rbf", cv=3, **more),
     "logistic": lambda **more: dkrr.KernelLogisticRegression(kernel="rbf", **more),
     "logistic cv": lambda **more: dkrr.KernelLogisticRegressionCV([0.1, 1.0], kernel="rbf", cv=2, **more),
 }
+LOOSE = {"rtol": 1e-7, "atol": 1e-9}
 
 
-def y_of(name, n=97):
-    return np.where(targets(n) > 0, "late", "on time") if "logistic" in name else targets(n)
+def y_of(name):
+    return np.where(targets() > 0, "late", "on time") if "logistic" in name else targets()
 
 
 def outputs(model, X):
-    return np.asarray(getattr(model, "predict_proba", model.predict)(X))
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_table_in_memory_is_fitted_saved_and_predicted_as_its_transformed_rows(name, tmp_path):
-    X, y = flights(), y_of(name)
-    model = ESTIMATORS[name](transformer=of_columns()).fit(X, y)
-    rows = of_columns().fit_transform(X)
-    expected = ESTIMATORS[name]().fit(rows, y)
-    np.testing.assert_allclose(outputs(model, X), outputs(expected, rows), rtol=1e-10, atol=1e-12)
-    assert model.score(X, y) == pytest.approx(expected.score(rows, y))
-    assert model.n_features_in_ == 5 and list(model.feature_names_in_) == list(X)
-    assert hasattr(model, "transformer_") and not hasattr(model.transformer, "transformers_")
-    dkrr.save(model, tmp_path / "m.zarr")
-    joblib.dump(model, tmp_path / "m.joblib")
-    for again in (dkrr.load(tmp_path / "m.zarr", transformer=of_columns()), joblib.load(tmp_path / "m.joblib")):
-        np.testing.assert_allclose(outputs(again, X), outputs(model, X), rtol=1e-10, atol=1e-12)
-        for wrong in (X[list(X)[::-1]], X[list(X)[:4]]):
-            with pytest.raises(InputError, match="feature names should match"):
-                again.predict(wrong)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_rows_that_are_read_in_blocks_are_standardized_as_in_memory(name, tmp_path):
-    X, y = flights()[NUMBERS].to_numpy(float), y_of(name)
-    expected = ESTIMATORS[name](transformer=StandardScaler()).fit(X, y)
-    for kind in ("dask", "zarr path"):
-        lazy = given_as(kind, tmp_path, X).handed_in
-        model = ESTIMATORS[name](transformer="standardize").fit(lazy, y)
-        found = getattr(model, "predict_proba", model.predict)(lazy)
-        assert isinstance(found, da.Array)
-        np.testing.assert_allclose(found.compute(), outputs(expected, X), rtol=1e-5)
-        assert model.n_features_in_ == 2 and not hasattr(model, "feature_names_in_")
+    return getattr(model, "predict_proba", model.predict)(X)
 
 
 def parquet(folder, table):
@@ -83,6 +62,42 @@ CONTAINERS = {
 }
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_table_is_fitted_saved_and_predicted_as_its_transformed_rows(name, tmp_path):
+    X, y = flights(), y_of(name)
+    model = ESTIMATORS[name](transformer=of_columns()).fit(X, y)
+    rows = of_columns().fit_transform(X)
+    expected = ESTIMATORS[name]().fit(rows, y)
+    assert_allclose(outputs(model, X), outputs(expected, rows), rtol=1e-10, atol=1e-12)
+    assert model.score(X, y) == pytest.approx(expected.score(rows, y))
+    assert model.n_features_in_ == 5 and list(model.feature_names_in_) == list(X)
+    assert hasattr(model, "transformer_") and not hasattr(model.transformer, "transformers_")
+    of_file = ESTIMATORS[name](transformer=of_columns()).fit(parquet(tmp_path, X), y)
+    assert_allclose(outputs(of_file, X), outputs(model, X), rtol=1e-5, atol=1e-8)
+    if "cv" in name:
+        scores = [each.cv_results_["mean_test_score"] for each in (model, of_file)]
+        assert_allclose(scores, [expected.cv_results_["mean_test_score"]] * 2, rtol=1e-3)
+    dkrr.save(model, tmp_path / "m.zarr")
+    joblib.dump(model, tmp_path / "m.joblib")
+    for again in (dkrr.load(tmp_path / "m.zarr", transformer=of_columns()), joblib.load(tmp_path / "m.joblib")):
+        assert_allclose(outputs(again, X), outputs(model, X), rtol=1e-10, atol=1e-12)
+        for wrong in (X[list(X)[::-1]], X[list(X)[:4]]):
+            with pytest.raises(InputError, match="feature names should match"):
+                again.predict(wrong)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_rows_that_are_read_in_blocks_are_standardized_as_in_memory(name, tmp_path):
+    X, y = flights()[NUMBERS].to_numpy(float), y_of(name)
+    expected = ESTIMATORS[name](transformer=StandardScaler()).fit(X, y)
+    for kind in ("dask", "zarr path"):
+        lazy = given_as(kind, tmp_path, X).handed_in
+        model = ESTIMATORS[name](transformer="standardize").fit(lazy, y)
+        assert isinstance(outputs(model, lazy), da.Array)
+        assert_allclose(outputs(model, lazy), outputs(expected, X), rtol=1e-5, atol=1e-8)
+        assert model.n_features_in_ == 2 and not hasattr(model, "feature_names_in_")
+
+
 @pytest.mark.parametrize(
     ("kind", "form"), [*((k, "dual") for k in CONTAINERS), ("parquet", "primal"), ("dask", "primal")]
 )
@@ -92,10 +107,9 @@ def test_tables_in_every_container_give_the_model_of_the_table_in_memory(kind, f
     expected = dkrr.KernelRidge(**settings, transformer=of_columns()).fit(table, y)
     X = CONTAINERS[kind](tmp_path, table)
     model = dkrr.KernelRidge(**settings, transformer=of_columns()).fit(X, y)
-    found = model.predict(X)
-    assert isinstance(found, np.ndarray if kind == "polars" else da.Array)
-    np.testing.assert_allclose(np.asarray(found), expected.predict(table), rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(model.predict(table), np.asarray(found), rtol=1e-9)
+    assert isinstance(model.predict(X), np.ndarray if kind == "polars" else da.Array)
+    for rows in (X, table):
+        assert_allclose(model.predict(rows), expected.predict(table), **LOOSE)
     assert model.n_features_in_ == 5 and list(model.feature_names_in_) == list(table)
 
 
@@ -103,7 +117,7 @@ def test_targets_and_weights_are_columns_of_the_table_by_name(tmp_path):
     path = parquet(tmp_path, flights().assign(y=targets(), w=1.0))
     model = dkrr.KernelRidge(transformer=of_columns()).fit(path, "y", sample_weight="w")
     expected = dkrr.KernelRidge(transformer=of_columns()).fit(flights(), targets())
-    np.testing.assert_allclose(np.asarray(model.predict(path)), expected.predict(flights()), rtol=1e-7, atol=1e-9)
+    assert_allclose(model.predict(path), expected.predict(flights()), **LOOSE)
     assert model.score(path, "y") == pytest.approx(expected.score(flights(), targets()))
     found = dkrr.plan(path, "y", transformer=of_columns(), kernel="rbf")
     assert (found.problem.n, found.problem.d) == (97, 11)  # "w" was not taken as weights here
@@ -115,35 +129,26 @@ def test_targets_and_weights_are_columns_of_the_table_by_name(tmp_path):
 
 @pytest.mark.parametrize("name", ["sparse", "selector", "standardize"])
 def test_rows_are_copied_for_tiles_and_the_copy_is_used_again(name, tmp_path):
-    table, transformer = (flights()[NUMBERS], name) if name == "standardize" else (flights(), OF_THE_TABLE[name]())
-    lazy = da.from_array(table.to_numpy(), chunks=(31, 1)) if name == "standardize" else parquet(tmp_path, table)
+    numbers = flights()[NUMBERS].to_numpy()
+    if name == "standardize":
+        transformer, whole, lazy = name, numbers, da.from_array(numbers, chunks=(31, 1))
+    else:
+        transformer, whole, lazy = OF_THE_TABLE[name](), flights(), parquet(tmp_path, flights())
     settings = {"kernel": "rbf", "gamma": 1e-6, "transformer": transformer}
-    expected = dkrr.KernelRidge(**settings).fit(np.asarray(lazy) if name == "standardize" else table, targets())
+    expected = dkrr.KernelRidge(**settings).fit(whole, targets())
     model = dkrr.KernelRidge(**settings, tile=40, store=str(tmp_path / name)).fit(lazy, targets())
-    found = np.asarray(model.predict(lazy))
-    np.testing.assert_allclose(found, np.asarray(expected.predict(lazy)), rtol=1e-7, atol=1e-9)
+    assert_allclose(model.predict(lazy), expected.predict(whole), **LOOSE)
     again = clone(model).fit(lazy, targets())
     assert again.solve_result_.bytes_written < model.solve_result_.bytes_written
-    np.testing.assert_array_equal(again.dual_coef_, model.dual_coef_)
+    assert_array_equal(again.dual_coef_, model.dual_coef_)
 
 
 def test_sparse_rows_stay_sparse():
-    X, y = flights(), targets()
-    transformer = OF_THE_TABLE["sparse"]()
-    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, y)
+    X, transformer = flights(), OF_THE_TABLE["sparse"]()
+    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, targets())
     assert model.X_fit_.format == "csr" and model.X_fit_.shape == (97, 6)
-    expected = dkrr.KernelRidge(kernel="rbf").fit(transformer.fit_transform(X).toarray(), y)
-    np.testing.assert_allclose(model.predict(X), expected.predict(transformer.transform(X).toarray()), rtol=1e-9)
-
-
-@pytest.mark.parametrize("kind", [dkrr.KernelRidgeCV, dkrr.KernelLogisticRegressionCV])
-def test_searches_take_tables(kind, tmp_path):
-    table, y = flights(), targets() if kind is dkrr.KernelRidgeCV else targets() > 0
-    settings = {"kernel": "rbf", "gamma": [0.01, 0.1], "cv": 3, "transformer": of_columns()}
-    expected = kind([0.1, 1.0], **settings).fit(table, y)
-    model = kind([0.1, 1.0], **settings).fit(parquet(tmp_path, table), y)
-    assert model.best_params_ == expected.best_params_
-    np.testing.assert_allclose(model.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"], rtol=1e-3)
+    rows = transformer.fit_transform(X).toarray()
+    assert_allclose(model.predict(X), dkrr.KernelRidge(kernel="rbf").fit(rows, targets()).predict(rows), rtol=1e-9)
 
 
 def test_standard_deviations_and_intervals_are_those_of_the_transformed_rows():
@@ -152,10 +157,9 @@ def test_standard_deviations_and_intervals_are_those_of_the_transformed_rows():
     plain = dkrr.KernelRidge(kernel="rbf").fit(scaled, y)
     model = dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(X, y)
     for rows in (X, da.from_array(X, chunks=(31, 1))):
-        pairs = zip(model.predict(rows, return_std=True), plain.predict(scaled, return_std=True), strict=True)
-        for found, value in pairs:
-            np.testing.assert_allclose(np.asarray(found), value, rtol=1e-9)
-    np.testing.assert_allclose(model.predict_interval(X)[0], plain.predict_interval(scaled)[0])
+        expected = np.stack(plain.predict(scaled, return_std=True))
+        assert_allclose(np.stack(model.predict(rows, return_std=True)), expected, rtol=1e-9)
+    assert_allclose(model.predict_interval(X)[0], plain.predict_interval(scaled)[0])
 
 
 def test_another_fit_forgets_the_transformer():
@@ -163,54 +167,203 @@ def test_another_fit_forgets_the_transformer():
     model = dkrr.KernelRidge(kernel="rbf", transformer=PCA(1)).fit(flights()[NUMBERS], y)
     model.set_params(transformer=None).fit(X, y)
     assert not hasattr(model, "transformer_") and not hasattr(model, "feature_names_in_")
-    np.testing.assert_array_equal(model.predict(X), dkrr.KernelRidge(kernel="rbf").fit(X, y).predict(X))
+    assert_array_equal(model.predict(X), dkrr.KernelRidge(kernel="rbf").fit(X, y).predict(X))
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("transformer", "message"),
-        [
-            ("scale", "transformer is 'scale'; expected None, 'standardize'"),
-            (StandardScaler, r"transformer is the class StandardScaler; .*write StandardScaler\(\)"),
-            (5, "transformer is 5; expected None"),
-            (dkrr.KernelRidge(), "transformer is KernelRidge.*; expected None"),
-            (TargetEncoder(), "which learns from the targets; expected one of X alone"),
-        ],
-        ids=str,
-    )
-    def test_what_is_not_a_transformer_is_refused(self, transformer, message):
-        with pytest.raises(InputError, match=message):
-            dkrr.KernelRidge(transformer=transformer).fit(flights()[NUMBERS], targets())
+PASSED = make_column_transformer(("passthrough", ["origin"]), verbose_feature_names_out=True)
+REFUSED = {
+    "text": ("scale", NUMBERS, "transformer is 'scale'; expected None, 'standardize'"),
+    "class": (StandardScaler, NUMBERS, r"transformer is the class StandardScaler; .*write StandardScaler\(\)"),
+    "estimator": (dkrr.KernelRidge(), NUMBERS, "transformer is KernelRidge.*; expected None"),
+    "of targets": (preprocessing.TargetEncoder(), NUMBERS, "which learns from the targets; expected one of X alone"),
+    "missing": ("standardize", ["distance", "delay"], r"row \d+ has it in column 'delay' behind .*SimpleImputer"),
+    "passed": (PASSED, list(flights()), "passthrough__origin' behind the transformer does not hold numbers.*OneHot"),
+    "all": ("standardize", list(flights()), "cannot be fitted: StandardScaler: .*could not convert string"),
+}
 
-    def test_kernels_that_do_not_take_rows_of_numbers_are_refused(self):
-        for kernel in ("precomputed", BagOfWords()):
-            with pytest.raises(
-                InputError, match="transformer is 'standardize' with kernel=.*expected a kernel of rows"
-            ):
-                dkrr.KernelRidge(kernel=kernel, transformer="standardize").fit(np.eye(3), [1.0, 2.0, 3.0])
 
-    def test_columns_behind_the_transformer_with_text_or_missing_values_are_named(self):
-        with pytest.raises(InputError, match=r"row \d+ has it in column 'delay' behind the transformer.*SimpleImputer"):
-            dkrr.KernelRidge(transformer="standardize").fit(flights()[["distance", "delay"]], targets())
-        table = flights()[NUMBERS].astype(float)
-        table.loc[71, "hour"] = np.nan
-        for rows in (table, CONTAINERS["dask"](None, table)):  # in its third partition
-            with pytest.raises(InputError, match="row 71 has it in column 'hour' behind the transformer"):
-                dkrr.KernelRidge(transformer="standardize").fit(rows, targets())
-        passed = OF_THE_TABLE["selector"]().set_params(transformers=[("pass", "passthrough", ["origin"])])
-        with pytest.raises(InputError, match="'pass__origin' behind the transformer does not hold numbers.*OneHot"):
-            dkrr.KernelRidge(transformer=passed).fit(flights(), targets())
-        match = "transformer cannot be fitted: StandardScaler: .*could not convert string"
-        with pytest.raises(InputError, match=match):
-            dkrr.KernelRidge(transformer="standardize").fit(flights(), targets())
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_a_transformer_of_these_columns_is_refused(what):
+    transformer, columns, message = REFUSED[what]
+    with pytest.raises(InputError, match=message):
+        dkrr.KernelRidge(transformer=transformer).fit(flights()[columns], targets())
 
-    @pytest.mark.parametrize("name", [*sorted(OF_THE_TABLE), "one column"])
-    def test_categories_that_the_fit_did_not_see_are_named_with_column_and_row(self, name):
-        table, make = (
-            (flights()[["carrier"]], OneHotEncoder) if name == "one column" else (flights(), OF_THE_TABLE[name])
-        )
-        model = dkrr.KernelRidge(transformer=make()).fit(table, targets())
-        new = table.copy()
-        new.loc[40, "carrier"] = "ZZ"
-        with pytest.raises(InputError, match="column 'carrier' of X holds 'ZZ' in row 40, .* on 'AA', 'B6', 'UA'"):
-            model.predict(new)
+
+@pytest.mark.parametrize("kind", ["pandas", "dask"])
+def test_a_missing_value_is_named_by_its_row_in_any_partition(kind):
+    table = flights()[NUMBERS].astype(float)
+    table.loc[71, "hour"] = np.nan
+    rows = table if kind == "pandas" else CONTAINERS["dask"](None, table)
+    with pytest.raises(InputError, match="row 71 has it in column 'hour' behind the transformer"):
+        dkrr.KernelRidge(transformer="standardize").fit(rows, targets())
+
+
+@pytest.mark.parametrize("kernel", ["precomputed", BagOfWords()], ids=str)
+def test_kernels_that_do_not_take_rows_of_numbers_are_refused(kernel):
+    with pytest.raises(InputError, match="transformer is 'standardize' with kernel=.*expected a kernel of rows"):
+        dkrr.KernelRidge(kernel=kernel, transformer="standardize").fit(np.eye(3), [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("name", [*sorted(OF_THE_TABLE), "one column"])
+def test_categories_that_the_fit_did_not_see_are_named_with_column_and_row(name):
+    table = flights()[["carrier"]] if name == "one column" else flights()
+    model = dkrr.KernelRidge(transformer=OF_THE_TABLE.get(name, OneHotEncoder)()).fit(table, targets())
+    table.loc[40, "carrier"] = "ZZ"
+    with pytest.raises(InputError, match="column 'carrier' of X holds 'ZZ' in row 40, .* on 'AA', 'B6', 'UA'"):
+        model.predict(table)
+
+
+# Transformers fitted block by block are those that are fitted to all rows at once.
+
+PLENTY = 2**30
+
+
+class Blocks(Inputs):
+    """Rows of a table that are read in blocks, and counted."""
+
+    def __init__(self, table, height=13):
+        self._rows = MemoryInputs(table)
+        self.height, self.passes = height, 0
+        self.shape, self.names = self._rows.shape, self._rows.names
+
+    shape = names = None
+
+    def blocks(self, start, stop, height):
+        self.passes += start == 0
+        yield from self._rows.blocks(start, stop, self.height)
+
+
+def assert_alike(found, expected, table, atol=1e-12):
+    assert_allclose(dense(found.transform(table)), dense(expected.transform(table)), rtol=1e-9, atol=atol)
+
+
+@pytest.mark.parametrize("name", [*OF_THE_TABLE, *OF_NUMBERS])
+def test_what_has_no_partial_fit_takes_all_rows_in_one_pass(name):
+    make, table = {**OF_THE_TABLE, **OF_NUMBERS}[name], flights() if name in OF_THE_TABLE else flights()[NUMBERS]
+    inputs = Blocks(table)
+    found, expected = fitted_transformer(make(), inputs, PLENTY), make().fit(table)
+    assert_alike(found, expected, table)
+    assert list(found.get_feature_names_out()) == list(expected.get_feature_names_out()) and inputs.passes == 1
+
+
+SPARSE = sp.random_array((60, 5), density=0.4, rng=np.random.default_rng(0), format="csr")
+
+
+@pytest.mark.parametrize(
+    ("make", "table"),
+    [
+        *(
+            (make, flights()[NUMBERS])
+            for make in (StandardScaler, preprocessing.MinMaxScaler, preprocessing.MaxAbsScaler)
+        ),
+        (StandardScaler, flights()[NUMBERS].to_numpy(float)),
+        (preprocessing.MaxAbsScaler, SPARSE),
+        (lambda: StandardScaler(with_mean=False), SPARSE),
+    ],
+)
+def test_partial_fit_needs_no_memory(make, table):
+    assert_alike(fitted_transformer(make(), Blocks(table), 1), make().fit(table), table)
+
+
+@pytest.mark.parametrize("height", [6, 13, 96, 97])
+def test_a_small_last_block_is_fitted_with_the_others(height):
+    table = np.random.default_rng(0).normal(size=(97, 4)) * [1.0, 2.0, 3.0, 4.0]
+    found = fitted_transformer(IncrementalPCA(4), Blocks(table, height), PLENTY)
+    assert found.n_samples_seen_ == 97
+    assert_allclose(found.mean_, table.mean(axis=0), rtol=1e-10)
+
+
+def test_a_column_of_a_block_without_values_is_refused():
+    table = np.random.default_rng(0).normal(size=(20, 2))
+    table[:5, 1] = np.nan
+    with pytest.raises(InputError, match=r"StandardScaler\(\), and a column has no values.*fit it first on a sample"):
+        fitted_transformer(StandardScaler(), Blocks(table, 5), PLENTY)
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_what_needs_all_rows_needs_memory_for_them(is_text):
+    table = flights(2000)[TEXT] if is_text else flights(2000)[NUMBERS].to_numpy(float)
+    transformer, inputs = OneHotEncoder() if is_text else PCA(1), Blocks(table)
+    size = table.memory_usage(deep=True).sum() if is_text else table.nbytes
+    with pytest.raises(InputError, match="learns from all rows at once.*fit it first on a sample, and give the fitted"):
+        fitted_transformer(transformer, inputs, size)
+    assert is_text or inputs.passes == 0, "of numbers it is known before any are read"
+    assert is_fitted(fitted_transformer(transformer, inputs, 4 * size))
+
+
+def test_a_fitted_one_is_used_as_it_is():
+    sample, table = flights(50, seed=9)[NUMBERS], flights()[NUMBERS]
+    scaler = StandardScaler().fit(sample)
+    expected = dkrr.KernelRidge(kernel="rbf").fit(scaler.transform(table), targets())
+    for given in (scaler, FrozenEstimator(scaler), make_pipeline(scaler, "passthrough")):
+        assert is_fitted(given) and fitted_transformer(given, Blocks(table), 1) is given
+        model = dkrr.KernelRidge(kernel="rbf", transformer=given).fit(table, targets())
+        assert model.transformer_ is given
+        assert_allclose(model.predict(table), expected.predict(scaler.transform(table)), rtol=1e-9)
+    for unfitted in (
+        StandardScaler(),
+        make_pipeline(StandardScaler(), "passthrough"),
+        preprocessing.PolynomialFeatures(),
+    ):
+        model = dkrr.KernelRidge(kernel="rbf", transformer=unfitted).fit(table, targets())
+        assert model.transformer_ is not unfitted and not is_fitted(unfitted)
+
+
+@pytest.mark.parametrize("is_fitted_before", [True, False])
+def test_a_loaded_model_learns_as_the_saved_one_did(tmp_path, is_fitted_before):
+    sample, table = flights(50, seed=9)[NUMBERS], flights()[NUMBERS]
+    scaler = StandardScaler().fit(sample) if is_fitted_before else StandardScaler()
+    dkrr.save(dkrr.KernelRidge(transformer=scaler).fit(sample, targets(50)), tmp_path / "m.zarr")
+    loaded = dkrr.load(tmp_path / "m.zarr").fit(table, targets())
+    assert_allclose(loaded.transformer_.mean_, (sample if is_fitted_before else table).mean(), rtol=1e-12)
+
+
+# The steps of the command line are those of scikit-learn, learned from statistics of the blocks.
+
+KINDS = pd.DataFrame(
+    {
+        "mixed": ["a", None, "b", np.nan],
+        "number": [3.0, np.nan, 1.0, np.nan],
+        "flag": [True, False, True, False],
+        "category": pd.Categorical(list("xyxx")),
+        "string": pd.array(list("yyxx"), dtype="string"),
+        "rest": np.arange(4.0),
+    }
+)
+NUMBERED = flights()[["distance", "delay", "hour"]]
+STANDARD = make_pipeline(SimpleImputer(), StandardScaler())
+TABLE_STEPS = make_column_transformer((OneHotEncoder(), TEXT), (STANDARD, list(NUMBERED)))
+KIND_STEPS = make_column_transformer((OneHotEncoder(), list(KINDS)[:5]), remainder="passthrough")
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected", "table", "height"),
+    [
+        (ColumnSteps(standardize=True), StandardScaler(), flights()[NUMBERS], 13),
+        (ColumnSteps(impute="mean"), SimpleImputer(), NUMBERED, 13),
+        (ColumnSteps(impute="median"), SimpleImputer(strategy="median"), NUMBERED.to_numpy(), 13),
+        (ColumnSteps(standardize=True, impute="mean"), STANDARD, NUMBERED.to_numpy(), 13),
+        (ColumnSteps(TEXT, standardize=True, impute="mean"), TABLE_STEPS, flights(), 13),
+        (ColumnSteps(TEXT, standardize=True, impute="mean"), TABLE_STEPS, flights(), 97),
+        (ColumnSteps(list(KINDS)[:5]), KIND_STEPS, KINDS, 1),
+    ],
+)
+def test_steps_are_those_of_all_rows(steps, expected, table, height):
+    found, expected = fitted_transformer(steps, Blocks(table, height), PLENTY), clone(expected).fit(table)
+    assert_alike(found, expected, table, 1e-8)
+    names = [name.split("__")[-1] for name in expected.get_feature_names_out()]
+    assert isinstance(table, np.ndarray) or list(found.get_feature_names_out()) == names
+
+
+def test_medians_need_memory():
+    with pytest.raises(InputError, match="strategy='median'.*more than half of the memory limit"):
+        fitted_transformer(ColumnSteps(impute="median"), Blocks(flights(2000)[NUMBERS]), 1000)
+
+
+def test_unknown_values_are_refused_or_zeros_where_that_is_asked_for():
+    table = flights()[[*TEXT, *NUMBERS]]
+    new = table.replace({"carrier": {"UA": "ZZ"}})
+    found = fitted_transformer(ColumnSteps(TEXT, takes_unknown=True), Blocks(table), PLENTY)
+    assert dense(found.transform(new))[:, 3:6].sum() == (new["carrier"] != "ZZ").sum()
+    with pytest.raises(ValueError, match="unknown categories"):
+        fitted_transformer(ColumnSteps(TEXT), Blocks(table), PLENTY).transform(new)

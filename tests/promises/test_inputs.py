@@ -17,8 +17,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "inputs.md"
 N = 23
 SETTINGS = {"kernel": "rbf", "gamma": 0.5}
 
-each_input = pytest.mark.parametrize("given", INPUTS, ids=lambda given: given.name)
-
 
 @pytest.fixture(scope="module")
 def X():
@@ -35,27 +33,18 @@ def known(X, y):
     return KernelRidge(0.1, **SETTINGS).fit(X, y)
 
 
-@each_input
-def test_it_is_planned_and_fitted_as_the_array(given, X, y, known, tmp_path):
+@pytest.mark.parametrize("given", INPUTS, ids=lambda given: given.name)
+@pytest.mark.filterwarnings("ignore:X has feature names")  # of pandas, with a model that has none, as in scikit-learn
+def test_plans_fits_predictions_and_gram_matrices_are_those_of_the_array(given, X, y, known, tmp_path):
     rows = given.make(X, tmp_path)
     problem = dkrr.plan(rows, y, **SETTINGS).problem
     assert (problem.n, problem.d, problem.n_targets, problem.x_in_memory) == (N, 3, 1, given.in_memory)
     model = KernelRidge(0.1, **SETTINGS).fit(rows, y)
     assert_allclose(model.dual_coef_, known.dual_coef_, rtol=0, atol=1e-10)
     assert model.n_features_in_ == 3 and model.plan_.problem.x_in_memory == given.in_memory
-
-
-@each_input
-@pytest.mark.filterwarnings("ignore:X has feature names")  # of pandas, with a model that has none, as in scikit-learn
-def test_predictions_are_those_of_the_array(given, X, known, tmp_path):
-    predictions = known.predict(given.make(X, tmp_path))
+    predictions = known.predict(rows)
     assert isinstance(predictions, da.Array if given.is_lazy else np.ndarray) and predictions.shape == (N,)
     assert_allclose(predictions, known.predict(X), rtol=0, atol=1e-12)
-
-
-@each_input
-def test_its_gram_matrix_is_that_of_the_array(given, X, tmp_path):
-    rows = given.make(X, tmp_path)
     for K in (dkrr.gram(rows, **SETTINGS, chunks=9), dkrr.gram(X, rows, **SETTINGS)):
         assert_allclose(K, dkrr.gram(X, **SETTINGS), rtol=0, atol=1e-14)
 
