@@ -31,7 +31,7 @@ from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor
 from dkrr.tiles import MemoryMatrix, RunStore, TileGrid
 from dkrr.tiles.shards import OVERHEAD_BYTES
-from tests.algorithms.test_substitution import make_job
+from tests.algorithms.test_cholesky import make_job
 from tests.systems import (
     MANY,
     RAGGED,
