@@ -1,4 +1,4 @@
-"""Factors in tiles and in memory, and sweeps with them: right, the same bits in every order, resumed from what exists."""
+"""Factors in tiles and in memory, and sweeps with them: right, repeatable, resumed from whatever exists."""
 
 import pickle
 import random as chance
@@ -28,23 +28,9 @@ from dkrr.tiles.paths import local_path
 from tests import systems
 from tests.oracles import naive_backward, naive_cholesky, naive_forward
 from tests.pairs import every_pair
-from tests.systems import (  # noqa: F401
-    MANY,
-    RAGGED,
-    empty_tiles,
-    empty_vectors,
-    factored,
-    failing_at,
-    files_of,
-    grids,
-    make_case,
-    one_blas_thread,
-    positive_definite,
-    remove_chunks,
-    restore_chunks,
-    run,
-    waits_for,
-)
+from tests.systems import MANY, RAGGED, factored, files_of, grids, make_case, positive_definite, remove_chunks, run
+
+one_blas_thread = systems.one_blas_thread
 
 TOLERANCE = {"float64": {"rtol": 1e-11, "atol": 1e-12}, "float32": {"rtol": 1e-4, "atol": 3e-6}}
 NINE = TileGrid(n=52, tile=6, panel=2)
@@ -81,7 +67,7 @@ def test_tasks_cover_every_sum_once_and_wait_for_what_they_read(n_tiles, columns
     tasks = [Task(s.key, factor_tile, (), s.depends, s.flops(grid), s.priority) for s in steps]
     known = {t.key for t in tasks}
     assert all(len(t.depends) <= 4 and known.issuperset(t.depends) for t in tasks), "O(N²) edges"
-    before = waits_for(tasks)
+    before = systems.waits_for(tasks)
     for step in steps:
         assert {f"L-{r}-{k}" for r, k in reads(step)} <= before[step.key]
         assert step.part == 0 or step.columns, "a task that subtracts nothing"
@@ -114,7 +100,7 @@ def test_order_repetition_segments_and_right_hand_sides_do_not_change_the_bits(t
 )
 def test_the_first_row_that_is_not_positive_is_named(tmp_path, row, columns_per_task, dtype):
     m = 2 if dtype == "float64" else 0
-    system = make_case(tmp_path, RAGGED, m, failing_at(row, 47), 0, columns_per_task, dtype).system
+    system = make_case(tmp_path, RAGGED, m, systems.failing_at(row, 47), 0, columns_per_task, dtype).system
     with pytest.raises(NotPositiveDefiniteError, match=f"row {row} ") as caught:
         run(cholesky_tasks(system))
     assert caught.value.row == row
@@ -130,7 +116,7 @@ def test_what_float32_cannot_hold_is_an_error(tmp_path):
 def test_arrays_that_do_not_fit_together_are_refused(tmp_path):
     with pytest.raises(ValueError, match="takes no right-hand sides"):
         make_case(tmp_path, RAGGED, dtype="float32")
-    sums = (PartialSums(empty_tiles(tmp_path, RAGGED, "float32")),)
+    sums = (PartialSums(systems.empty_tiles(tmp_path, RAGGED, "float32")),)
     for m, changes, words in ((2, {"forward": None}, "or none of them"), (0, {"partial": sums}, "differ in dtype")):
         with pytest.raises(ValueError, match=words):
             replace(make_case(tmp_path, RAGGED, m).system, **changes)
@@ -165,7 +151,7 @@ def check_resume(folder, grid, chunks, rows=(), columns_per_task=0, sums=(), dty
 
     tasks = cholesky_tasks(system)
     assert {t.key for t in tasks} == set(expected), "existing tiles are not recomputed"
-    for key, earlier in waits_for(tasks).items():
+    for key, earlier in systems.waits_for(tasks).items():
         needed = {f"L-{a}-{b}" for a, b in reads(expected[key], m > 0) & missing}
         assert needed <= earlier, f"{key} may start before what it reads exists"
     run(tasks)
@@ -222,7 +208,7 @@ def make_job(folder, grid, m=2, *, transpose, dtype="float64"):
     """A factor, right-hand sides, and the sweep that is still to do."""
     L, factor = stored_factor(folder, grid, dtype)
     B = systems.random(grid.n, m, seed=1)
-    solution, sums = (empty_vectors(folder, grid, m) for _ in range(2))
+    solution, sums = (systems.empty_vectors(folder, grid, m) for _ in range(2))
     given_ = systems.vectors(folder, grid, B)
     return L, B, Substitution.resumable(factor, given_, solution, sums, transpose=transpose)
 
@@ -265,13 +251,13 @@ def test_a_sweep_resumes_from_whatever_exists_in_any_order(tmp_path, transpose):
 
     @given(blocks=st.sets(st.integers(0, 6)), sums=st.sets(st.integers(NEAR_TILES + 1, 6)), seed=st.integers(0, 9))
     def check(blocks, sums, seed):
-        restore_chunks(job.solution, before)
-        restore_chunks(job.sums, complete_sums)
+        systems.restore_chunks(job.solution, before)
+        systems.restore_chunks(job.sums, complete_sums)
         remove_chunks(job.solution, [(job.tiles(q)[0], 0) for q in blocks])
         remove_chunks(job.sums, [(job.tiles(q)[0], 0) for q in sums])
         tasks = tasks_of(job)
         assert {t.key for t in tasks} == {f"x-solve-{q}" for q in blocks} | {f"x-sum-{q}-0" for q in blocks & sums}
-        for key, earlier in waits_for(tasks).items():
+        for key, earlier in systems.waits_for(tasks).items():
             assert read_by(key) & {t.key for t in tasks} <= earlier, f"{key} may start too early"
         systems.run_in_any_order(tasks, chance.Random(seed))
         assert files_of(job.solution) == before
@@ -339,7 +325,7 @@ def test_a_sweep_in_blocks_reads_every_panel_once_and_does_not_depend_on_the_ord
     _, factor = stored_factor(tmp_path, NINE, "float32")
     cuts = block_cuts(NINE.n_tiles, 1)
     sums = ChunkedArray.create(f"{tmp_path}/sums", (max(1, len(cuts) - 3) * NINE.n_tiles * 6, 2), (6, 2))
-    B, X = systems.vectors(tmp_path, NINE, systems.random(NINE.n, 2, seed=1)), empty_vectors(tmp_path, NINE, 2)
+    B, X = systems.vectors(tmp_path, NINE, systems.random(NINE.n, 2, seed=1)), systems.empty_vectors(tmp_path, NINE, 2)
     job = Substitution(factor, B, X, transpose=transpose, cuts=cuts, n_near=1, sums=sums)
     blocks = range(job.n_blocks)
     parts = [job.within(q) for q in blocks] + [job.between(q, s) for q in blocks for s in range(q)]
@@ -348,7 +334,7 @@ def test_a_sweep_in_blocks_reads_every_panel_once_and_does_not_depend_on_the_ord
 
     tasks = substitution_tasks(job, "x", ("before",))
     assert tasks[0].depends == ("before",)
-    before = waits_for(tasks)
+    before = systems.waits_for(tasks)
     assert before["x-sum-4-1"] == {"x-solve-0", "x-solve-1"}, "sums do not wait for the newest block"
     assert before["x-solve-4"] >= {f"x-solve-{s}" for s in range(4)} | {f"x-sum-4-{s}" for s in range(3)}
     assert len(pickle.dumps(tasks[-1])) < 2000, "tasks travel by name"
@@ -356,8 +342,8 @@ def test_a_sweep_in_blocks_reads_every_panel_once_and_does_not_depend_on_the_ord
     run(tasks)
     expected = files_of(X)
     for seed in range(2):
-        restore_chunks(X, {})
-        restore_chunks(sums, {})
+        systems.restore_chunks(X, {})
+        systems.restore_chunks(sums, {})
         systems.run_in_any_order(tasks, chance.Random(seed), most=2)
         assert files_of(X) == expected
 
@@ -495,7 +481,7 @@ def test_products_beside_a_factor_are_those_of_the_matrix_alone(size, tile):
 @pytest.mark.usefixtures("small_blocks")
 @every_pair(row=[0, 6, 7, 29], tile=[4, 7, 100], n_threads=[1, 3])
 def test_after_a_pivot_that_is_not_positive_another_shift_works(row, tile, n_threads):
-    A, B = failing_at(row, 30), np.ones((30, 1))
+    A, B = systems.failing_at(row, 30), np.ones((30, 1))
     kept = kept_tiles(A, tile)
     factor = kept.beside()
     with ThreadExecutor(n_threads) as executor:
