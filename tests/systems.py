@@ -94,7 +94,7 @@ def rows_of(factor):
 
 
 def dense_roots(scale, unit=None):
-    """Dense C of each system of a Newton step, and the 1s of its intercepts: columns apart, or classes coupled by unit."""
+    """Dense C of each system of a Newton step, and 1s for its intercepts; `unit` couples the classes of a softmax."""
     n, m = scale.shape
     if unit is None:
         return [np.diag(c) for c in scale.T], np.ones((n, 1))
