@@ -50,7 +50,7 @@ def naive_product(a, b):
 @every_dtype
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("transpose_a", [False, True])
-@given(sizes, st.sampled_from([1, 2, 9]), st.sampled_from([0, 1, 9, 300]), factors, parts)
+@given(sizes, st.sampled_from([0, 1, 2, 9]), st.sampled_from([0, 1, 9, 300]), factors, parts)
 def test_a_product_is_added_to_a_multiple_which_is_not_read_where_it_does_not_count(
     dtype, transpose_a, transpose_b, m, n, k, alpha, beta
 ):
