@@ -99,10 +99,8 @@ def called(monkeypatch):
 @given(n=st.integers(0, 40), m=st.integers(0, 9), leaf=st.integers(1, 9), inverts=st.booleans())
 def test_triangular_systems_are_solved_on_each_side_also_by_inverted_blocks(dtype, side, n, m, leaf, inverts):
     clean = np.tril(random((n, n), dtype)) * 0.3 + np.eye(n, dtype=dtype) * 2
-    L, b = (
-        np.where(np.tri(n, dtype=bool), clean, np.float32(np.nan)),
-        random((m, n) if side == "right" else (n, m), dtype, 1),
-    )
+    L = np.where(np.tri(n, dtype=bool), clean, np.float32(np.nan))
+    b = random((m, n) if side == "right" else (n, m), dtype, 1)
     frame, x = within(b)
     view = within(L)[1]
     with pytest.MonkeyPatch.context() as patch:

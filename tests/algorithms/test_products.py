@@ -245,7 +245,7 @@ def test_the_last_product_is_not_computed_again():
     for multiplied, columns, precision, wanted, computed in (
         ([V], None, "float64", V, 0),
         ([V], None, "float64", other, 1),
-        ([V, V + 1.0], None, "float32", V, 4),  # which is not what is asked for
+        ([V, V + 1.0], None, "float32", V, 0),  # which is not what is asked for
         ([V, other[:, 2:3]], [2], "float64", other, 0),  # of one right-hand side
         ([V], None, "float64", V[:, :2], 2),
     ):
@@ -354,10 +354,8 @@ def test_bytes_read_are_those_of_the_rows_and_tiles_elsewhere(tmp_path):
 
 def test_sources_travel_by_name(tmp_path):
     rows, grid = write_rows(as_rows(random(23, 3)), place(tmp_path / "rows")), TileGrid(23, 12, 4)
-    source, columns = (
-        GramTiles(RBF(), rows, systems.vectors(tmp_path, grid, np.ones((23, 1)))),
-        GramColumns(RBF(), rows),
-    )
+    scale = systems.vectors(tmp_path, grid, np.ones((23, 1)))
+    source, columns = GramTiles(RBF(), rows, scale), GramColumns(RBF(), rows)
     messages = [pickle.dumps(source), pickle.dumps(columns)]
     assert max(map(len, messages)) < 2000
     assert_array_equal(systems.whole(pickle.loads(messages[0]), grid), systems.whole(source, grid))
