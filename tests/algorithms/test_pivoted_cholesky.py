@@ -4,26 +4,21 @@ import itertools
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
+from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.linalg import factor_rows, pivoted_cholesky
-from dkrr.linalg.pivoted_cholesky import (
-    MIN_BLOCK,
-    FactorRows,
-    LostRowsError,
-    choose_pivots,
-    extend_rows,
-    project_rows,
-)
+from dkrr.linalg.pivoted_cholesky import MIN_BLOCK, LostRowsError, choose_pivots
 from dkrr.linalg.sources import GramColumns, MatrixColumns
 from dkrr.rows import MemoryRows
 from dkrr.runtime import Meter, ThreadExecutor, resident
+from tests import systems
 from tests.oracles import naive_partial_cholesky
-from tests.systems import one_blas_thread, partial_factor, positive_definite, random, rows_of  # noqa: F401
+from tests.systems import partial_factor, positive_definite, random, rows_of
+
+one_blas_thread = systems.one_blas_thread
 
 both_dtypes = pytest.mark.parametrize("dtype", [np.float64, np.float32])
 
@@ -78,16 +73,6 @@ def test_a_factor_grown_in_rounds_is_that_of_its_pivots(n, ranks, slots, strip, 
     assert found.run not in resident._kept
 
 
-@pytest.mark.parametrize("kernel", [RBF(gamma=0.3), Polynomial(degree=2), Laplacian() * Linear()], ids=str)
-@pytest.mark.parametrize("sparse", [False, True])
-def test_factors_of_kernels_are_those_of_their_pivots(kernel, sparse):
-    X = np.where(random(60, 5, seed=1) < 0.4, random(60, 5), 0.0)
-    found = of_kernel(kernel, sp.csr_array(X) if sparse else X, 4)
-    found.grow(9)
-    assert found.rank == 9
-    check(found, kernel(X), 1e-8)
-
-
 def test_a_factor_stops_at_its_capacity_or_where_it_is_enough():
     A, seen = positive_definite(4 * MIN_BLOCK), []
     assert partial_factor(A, 30, capacity=7).rank == 7
@@ -101,10 +86,9 @@ def test_parts_and_threads_do_not_change_a_factor():
     X = random(47, 3)
     first = of_kernel(RBF(), X, 12, slots=1, seed=3)
     with ThreadExecutor(3) as threads:
-        for executor in (None, threads):
-            other = of_kernel(RBF(), X, 12, slots=4, executor=executor, seed=3)
-            assert_array_equal(other.index, first.index)
-            assert_allclose(rows_of(other), rows_of(first), atol=1e-12)
+        other = of_kernel(RBF(), X, 12, slots=4, executor=threads, seed=3)
+    assert_array_equal(other.index, first.index)
+    assert_allclose(rows_of(other), rows_of(first), atol=1e-12)
 
 
 @both_dtypes
@@ -118,31 +102,23 @@ def test_products_in_float32_take_vectors_outside_its_range(monkeypatch, dtype):
     F = rows_of(found)
     for size in (1e-60, 1.0, 1e60):
         V, U = random(150, 2, seed=5) * [1.0, size], random(8, 3, seed=6) * size
-        for product, exact, bound in (
-            (found.project(V, "float32"), F.T @ V, np.abs(F.T) @ np.abs(V)),
-            (found.expand(U, "float32"), F @ U, np.abs(F) @ np.abs(U)),
-            (
-                np.tril(found.gram(size * v, "float32")),
-                np.tril((F.T * v * size) @ F),
-                size * (np.abs(F.T) * v) @ abs(F),
-            ),
+        for product, left, right in (
+            (found.project(V, "float32"), F.T, V),
+            (found.expand(U, "float32"), F, U),
+            (found.gram(size * v, "float32"), F.T * v * size, F),
         ):
+            lower = np.tri(*product.shape, dtype=bool) | (right is not F)
+            exact, bound = left @ right, np.abs(left) @ np.abs(right)
             assert product.dtype == np.float64
-            error = (np.abs(product - exact) / bound).max()
+            error = (np.abs(product - exact) / bound)[lower].max()
             assert error < 3e-15 if dtype == np.float64 else 1e-9 < error < 1e-6
 
 
-def test_columns_are_added_in_float32_while_much_is_left(monkeypatch):
-    A, precisions = positive_definite(150), []
-    monkeypatch.setattr(
-        pivoted_cholesky, "NewColumns", lambda *a: precisions.append(a[-1]) or factor_rows.NewColumns(*a)
-    )
-    for fraction, dtype, expected in ((0.0, np.float32, {"float32"}), (1.0, np.float32, {"float64"}),
-                                      (0.0, np.float64, {"float64"})):  # fmt: skip
-        monkeypatch.setattr(pivoted_cholesky, "LOW_PRECISION_LEFT", fraction)
-        precisions.clear()
-        check(partial_factor(A, 40, dtype=dtype), A, 1e-10 if dtype == np.float64 else 1e-5)
-        assert set(precisions) == expected and len(precisions) > 1
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_columns_may_be_added_in_float32_from_the_first_or_the_last_on(monkeypatch, fraction):
+    monkeypatch.setattr(pivoted_cholesky, "LOW_PRECISION_LEFT", fraction)
+    A = positive_definite(150)
+    check(partial_factor(A, 40, dtype=np.float32), A, 1e-5)
 
 
 @both_dtypes
@@ -155,20 +131,21 @@ def test_a_power_of_two_changes_no_digit(dtype, power):
         of_kernel(Linear(), np.ldexp(X, p), 4, dtype=dtype, importance=np.ldexp(importance, 2 * p)) for p in (0, power)
     )
     assert_array_equal(scaled.index, plain.index)
-    assert_array_equal(scaled.project(V), np.ldexp(plain.project(V), power))
-    assert_array_equal(scaled.expand(V[:4]), np.ldexp(plain.expand(V[:4]), power))
-    assert_array_equal(scaled.gram(importance), np.ldexp(plain.gram(importance), 2 * power))
-    assert_array_equal(scaled.left, np.ldexp(plain.left, 2 * power))
-    assert_array_equal(scaled.diagonal, np.ldexp(plain.diagonal, 2 * power))
+    for found, expected, p in (
+        (scaled.project(V), plain.project(V), power),
+        (scaled.expand(V[:4]), plain.expand(V[:4]), power),
+        (scaled.gram(importance), plain.gram(importance), 2 * power),
+        (scaled.left, plain.left, 2 * power),
+        (scaled.diagonal, plain.diagonal, 2 * power),
+    ):
+        assert_array_equal(found, np.ldexp(expected, p))
 
 
 def test_what_float32_cannot_tell_from_nothing_is_not_taken():
     A = RBF(gamma=0.1)(random(90, 2))
     found = partial_factor(A, 90, dtype=np.float32)
     assert found.rank < 90
-    F = rows_of(found)
-    assert_array_equal(F.astype(np.float32), F, err_msg="stored in float32, read in float64")
-    assert_allclose(F @ F.T, A, atol=3e-5)
+    assert_allclose(rows_of(found) @ rows_of(found).T, A, atol=3e-5)
     assert found.traces[-1][1] < 1e-3
 
 
@@ -235,10 +212,7 @@ def test_of_duplicate_rows_one_is_taken_and_rows_of_zeros_are_not():
     assert_allclose(rows_of(found) @ rows_of(found).T, kernel(twins), atol=1e-13)
     X[[0, 5, 29]] = 0.0
     found = of_kernel(Polynomial(degree=2, gamma=1.0, coef0=0.0), X, 30)
-    assert 10 <= found.rank <= 14
-    assert not {0, 5, 29} & set(found.index.tolist())
-    K = (X @ X.T) ** 2
-    assert_allclose(rows_of(found) @ rows_of(found).T, K, atol=1e-12 * K.max())
+    assert 10 <= found.rank <= 14 and not {0, 5, 29} & set(found.index.tolist())
 
 
 @pytest.mark.parametrize("lost", ["all", "one part"])
@@ -270,7 +244,7 @@ def test_rows_may_be_lost_while_a_factor_grows_or_a_round_be_run_twice():
         def faulty(tasks, shared, fault=fault, found=found, map_=map_, forgotten=forgotten):
             if fault == "twice":
                 map_(tasks, shared)
-            elif tasks[0].function is extend_rows and not forgotten:
+            elif tasks[0].function is pivoted_cholesky.extend_rows and not forgotten:
                 map_(tasks[:1], shared)
                 forgotten.append(resident._kept[found.run].pop(("factor", 2)))
             return map_(tasks, shared)
@@ -297,9 +271,10 @@ def test_rows_that_are_lost_twice_are_computed_again_and_those_always_lost_are_a
     most = 10**6
     with pytest.raises(LostRowsError):
         found.project(np.ones((47, 1)))
-    part = FactorRows(MatrixColumns(MemoryRows(np.eye(5))), 0, 5, "another run", 0, 3, np.float64)
+    columns = MatrixColumns(MemoryRows(np.eye(5)))
+    part = pivoted_cholesky.FactorRows(columns, 0, 5, "another run", 0, 3, np.float64)
     with pytest.raises(LostRowsError):
-        project_rows(Meter(), part, np.ones((5, 1)))
+        pivoted_cholesky.project_rows(Meter(), part, np.ones((5, 1)))
     assert "another run" not in resident._kept
 
 
@@ -329,20 +304,18 @@ def test_pivots_that_rounding_made_dependent_leave_no_factor_and_it_can_grow():
     check(found, X @ X.T)
 
 
-def test_rows_chosen_as_pivots_are_those_of_the_factor_and_nothing_stays_in_memory():
-    before, X = dict(resident._kept), random(50, 3)
-    chosen = choose_pivots(RBF(), MemoryRows(X), 8, "rpcholesky", 6)
-    assert resident._kept == before
-    assert_array_equal(chosen, of_kernel(RBF(gamma=1 / 3), X, 8, seed=6).index)
+def test_rows_chosen_as_pivots_are_those_of_the_factor_and_nothing_stays_in_memory(monkeypatch):
+    before, X, large = dict(resident._kept), random(50, 3), MemoryRows(random(500, 3))
+    assert_array_equal(
+        choose_pivots(RBF(), MemoryRows(X), 8, "rpcholesky", 6), of_kernel(RBF(1 / 3), X, 8, seed=6).index
+    )
     assert len(choose_pivots(Linear(), MemoryRows(X), 9, "rpcholesky", 0)) == 3
-
-
-def test_rows_chosen_uniformly_or_from_a_sample_are_different_ones(monkeypatch):
-    found = choose_pivots(RBF(), MemoryRows(random(30, 3)), 7, "uniform", 0)
+    found = choose_pivots(RBF(), MemoryRows(X), 7, "uniform", 0)
     assert found.tolist() == sorted(set(found.tolist())) and len(found) == 7
-    assert choose_pivots(RBF(), MemoryRows(random(30, 3)), 99, "uniform", 0).tolist() == list(range(30))
+    assert choose_pivots(RBF(), MemoryRows(X), 99, "uniform", 0).tolist() == list(range(50))
     monkeypatch.setattr(pivoted_cholesky, "MIN_CANDIDATES", 20)
     monkeypatch.setattr(pivoted_cholesky, "CANDIDATES_TO_RANK", 2)
-    found, again = (choose_pivots(RBF(), MemoryRows(random(500, 3)), 12, "rpcholesky", 1) for _ in range(2))
-    assert len(set(found.tolist())) == 12 and found.max() > 24
+    found, again = (choose_pivots(RBF(), large, 12, "rpcholesky", 1) for _ in range(2))
+    assert len(set(found.tolist())) == 12 and found.max() > 24, "of a sample of all rows"
     assert_array_equal(found, again)
+    assert resident._kept == before
