@@ -172,13 +172,6 @@ def test_a_block_whose_inverse_leaves_the_range_of_float32_is_not_inverted(calle
     assert [name for name in called if name in ("strsm", "strmm")] == [routine, "strmm"]
 
 
-def test_nothing_is_inverted_where_solving_is_as_fast_as_a_product(monkeypatch, called):
-    monkeypatch.setattr(blas, "_trsm_is_slow", lambda: False)
-    n = 3 * blas.INVERSE_SIDE
-    blas.solve_lower_right(np.eye(n), random((blas._INVERSE_ROWS, n), "float64"))
-    assert called == ["dtrsm"]
-
-
 @pytest.mark.usefixtures("slow_trsm")
 @every_dtype
 def test_a_task_that_runs_again_gives_the_same_bits(dtype):
@@ -298,23 +291,3 @@ def test_one_thread_is_a_limit_in_any_thread():
         assert threads() == {1}
     assert threads() == {2}
     assert seen == [{1}, {1}]
-
-
-def test_the_interpreter_lock_is_released():
-    """Another thread runs while a product does: SciPy's own wrappers would keep it waiting until the end."""
-    a, c, seen, stop, is_inside = random((1200, 1200), "float64"), np.zeros((1200, 1200)), [], threading.Event(), []
-
-    def count():
-        while not stop.wait(0.001):
-            seen.append(bool(is_inside))
-
-    watcher = threading.Thread(target=count)
-    watcher.start()
-    is_inside.append(True)
-    for _ in range(3):
-        blas.gemm(c, a, a)
-    is_inside.clear()
-    stop.set()
-    watcher.join()
-    # Each product takes tens of milliseconds; with the lock held only the gaps between them would be seen.
-    assert sum(seen) > 6

@@ -13,7 +13,7 @@ from dkrr.errors import InputError
 from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.linalg import segments
 from dkrr.linalg.likelihood import Bernoulli, Softmax
-from dkrr.linalg.likelihood_pass import Passes, curvature_product, likelihood_pass
+from dkrr.linalg.likelihood_pass import Passes, likelihood_pass
 from dkrr.linalg.normal import NormalParts, feature_sums, normal_part, normal_tasks, primal_residual
 from dkrr.linalg.normal_product import normal_moments, normal_product, training_errors, weighted_squares, weighted_sums
 from dkrr.linalg.segments import Segment
@@ -108,25 +108,6 @@ def test_sums_of_least_squares_are_those_of_single_samples(
     assert_array_equal(V, given_)
     assert_array_equal(case.y, before, err_msg="targets are the caller's")
     assert_array_equal(case.X, Case(which, sparse, weighted).X, err_msg="and so are the rows")
-
-
-@pytest.mark.parametrize(("strip", "block"), [(1, 5), (4, 1), (4, 8), (50, 50)])
-def test_residuals_are_written_in_chunks_that_neither_strips_nor_rows_begin_or_end_with(
-    tmp_path, monkeypatch, strip, block
-):
-    monkeypatch.setattr(segments, "STRIP_ROWS", strip)
-    monkeypatch.setattr(segments, "STRIP_BYTES", 0)
-    case, by_rows = Case("polynomial", False, True, folder=tmp_path), TileGrid(N, block, block)
-    coef, means, gradient = random(case.p, 3), np.array([0.5, -2.0]), 0.0
-    targets, weights = systems.vectors(tmp_path, by_rows, case.y), systems.vectors(tmp_path, by_rows, case.w)
-    found, middle = systems.empty_vectors(tmp_path, by_rows, 2), N // 2 // block * block
-    for a, b in ((0, middle), (middle, N)):
-        if a < b:
-            segment = Segment(case.segment.rows, a, b, block, targets, weights, means)
-            gradient = gradient + primal_residual(Meter(), case.map, segment, None, coef, found)
-    y = np.column_stack([case.y - means, np.zeros(N)])  # a column more than there are targets has targets of 0
-    assert_allclose(found.load(), (y - case.phi @ coef)[:, :2], **TOLERANCE)
-    assert_allclose(gradient, case.phi.T @ (case.w * (y - case.phi @ coef)), **TOLERANCE)
 
 
 @every_pair(dtype=["int8", "uint8", "float32", "bool"], sparse=[False, True])
@@ -237,8 +218,8 @@ def test_sums_of_a_likelihood_are_those_of_single_samples(
     (labels,) = case.stored(folder, codes[:, None].astype(float))
     segment = Segment(case.segment.rows, here.start, here.stop, block, labels, case.segment.weights)
     phi = np.column_stack([case.phi, np.ones(N)]) if intercept else case.phi
-    p, m, s = phi.shape[1], like.n_columns, like.n_systems
-    coef, V = 0.3 * random(p, m, seed=2), random(p, m, seed=3)
+    p, m = phi.shape[1], like.n_columns
+    coef = 0.3 * random(p, m, seed=2)
     before = coef.copy()
     values, gradient, matrices = written_out(like, phi[here], coef, codes[here], case.own_w[here])
     diagonal = np.concatenate([M.diagonal() for M in matrices]).reshape(m, p).T
@@ -255,8 +236,5 @@ def test_sums_of_a_likelihood_are_those_of_single_samples(
         expected = matrices if curvature == "matrix" else diagonal
         assert found.shape == expected.shape
         assert_allclose(found[..., lower], expected[..., lower], **TOLERANCE)
-    product = curvature_product(Meter(), passes, segment, (coef, V))
-    flat = [M @ v for M, v in zip(matrices, V.T.reshape(s, -1), strict=True)]
-    assert_allclose(product, np.concatenate(flat).reshape(m, p).T, **TOLERANCE)
     assert_array_equal(coef, before)
     assert (meter.bytes_read > 0) == stored

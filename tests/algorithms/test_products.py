@@ -333,23 +333,20 @@ def test_tiles_whole_and_in_pieces_are_the_matrix(tmp_path_factory, kind, dtype,
 
 
 def test_bytes_read_are_those_of_the_rows_and_tiles_elsewhere(tmp_path):
-    meter, rows = Meter(), RowsElsewhere(np.ones((47, 3), np.float32))
-    for form in (
-        lambda r, c: GramTiles(Linear(), rows).fill(meter, np.empty((r.stop - r.start, 12)), r, c),
-        lambda r, c: list(GramTiles(Linear(), rows).pieces(meter, r, c, "float64")),
+    rows, matrix = RowsElsewhere(np.ones((47, 3), "f4")), MatrixTiles(RowsElsewhere(positive_definite(47).astype("f4")))
+    gram, (stored, _) = GramTiles(Linear(), rows), make_source("sum", tmp_path, RAGGED, False)
+    strip = stored.parts[0].array.chunk_bytes
+    low, high, out = slice(12, 24), slice(36, 47), np.empty((12, 12))
+    for work, expected in (
+        (lambda meter: gram.fill(meter, out[:11], high, low), (11 + 12) * 3 * 4),
+        (lambda meter: gram.fill(meter, out, low, low), 12 * 3 * 4),  # on the diagonal once
+        (lambda meter: list(gram.pieces(meter, high, low, "float64")), (11 + 12) * 3 * 4),
+        (lambda meter: matrix.fill(meter, out[:11], high, low), 11 * 12 * 4),
+        (lambda meter: stored.fill(meter, out, RAGGED.rows(2), RAGGED.rows(0)), 2 * 3 * strip),
     ):
-        meter.bytes_read = 0
-        form(slice(36, 47), slice(12, 24))
-        assert meter.bytes_read == (11 + 12) * 3 * 4
-        form(slice(12, 24), slice(12, 24))
-        assert meter.bytes_read == (11 + 12 + 12) * 3 * 4, "on the diagonal once"
-    meter.bytes_read = 0
-    matrix = MatrixTiles(RowsElsewhere(positive_definite(47).astype(np.float32)))
-    matrix.fill(meter, np.empty((11, 12)), slice(36, 47), slice(12, 24))
-    assert meter.bytes_read == 11 * 12 * 4
-    source, _ = make_source("sum", tmp_path, RAGGED, False)
-    source.fill(meter, np.empty((12, 12)), RAGGED.rows(2), RAGGED.rows(0))
-    assert meter.bytes_read == 11 * 12 * 4 + 2 * 3 * source.parts[0].array.chunk_bytes
+        meter = Meter()
+        work(meter)
+        assert meter.bytes_read == expected
 
 
 def test_sources_travel_by_name(tmp_path):

@@ -1,12 +1,13 @@
-"""The spectrum of a sample against that of all rows."""
+"""The spectrum and the smallest eigenvalue of a sample, against those of all rows."""
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from numpy.testing import assert_allclose
 
 import dkrr
 from dkrr import requests
-from dkrr.kernels import RBF, Linear
+from dkrr.kernels import RBF, Linear, Matern, Normalized, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
 from dkrr.rows import MemoryRows, as_rows, write_rows
 from dkrr.tiles.arrays import create_array
@@ -64,3 +65,40 @@ def test_nan_is_left_to_the_check_of_all_rows():
     X = np.zeros((SAMPLE, 2))
     X[3, 1] = np.nan
     assert estimated_spectrum(RBF(gamma=0.5), MemoryRows(X)) is None
+
+
+def test_all_rows_are_taken_where_there_are_few():
+    X = random(80, 3)
+    found, values = smallest_eigenvalue(Matern(0.5), X), np.linalg.eigvalsh(Matern(0.5)(X))
+    assert_allclose([found.smallest, found.largest], [values[0], values[-1]], rtol=1e-9)
+    assert (found.n_sampled, found.n_rows, found.verdict) == (80, 80, "definite")
+    assert "all 80 rows" in str(found) and "positive definite, condition" in str(found)
+    sparse, gram = smallest_eigenvalue(Matern(0.5), sp.csr_array(X)), Matern(0.5)(X)
+    assert_allclose([sparse.smallest, sparse.largest], [values[0], values[-1]], rtol=1e-9)
+    for n in (100, 20):
+        given, computed = smallest_eigenvalue(Precomputed(), gram, n), smallest_eigenvalue(Matern(0.5), X, n)
+        assert_allclose([given.smallest, given.largest], [computed.smallest, computed.largest], rtol=1e-6)
+
+
+def test_a_sample_bounds_the_whole_and_says_what_alpha_must_exceed():
+    X, K = random(400, 3), Sigmoid()(random(400, 3))
+    values = np.linalg.eigvalsh(K)
+    for seed in range(3):
+        found = smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=seed)
+        assert values[0] <= found.smallest <= found.largest <= values[-1]  # Cauchy's interlacing
+        assert (found.n_sampled, found.n_rows, found.verdict) == (60, 400, "indefinite")
+        assert "60 of 400 rows" in str(found) and "indefinite" in str(found) and "alpha must exceed" in str(found)
+    assert found == smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=2)
+    assert found != smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=1)
+
+
+@pytest.mark.parametrize("kernel", [Linear(), Polynomial(degree=2), Normalized(Linear()), RBF(gamma=2.0)], ids=str)
+def test_fewer_features_than_rows_and_repeated_rows_are_semidefinite_to_rounding(kernel):
+    X = random(50, 4)
+    if isinstance(kernel, RBF):
+        assert smallest_eigenvalue(kernel, X).verdict == "definite"
+        X = np.vstack([X, X[:1]])
+    found = smallest_eigenvalue(kernel, X)
+    assert found.verdict == "semidefinite"
+    assert abs(found.smallest) <= found.rounding < 1e-10 * found.largest
+    assert "singular" in str(found) and "alpha = 0 will fail" in str(found)
