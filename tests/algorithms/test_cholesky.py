@@ -23,7 +23,6 @@ from dkrr.linalg.tile_steps import N_SLOTS, prefetched, tile_steps
 from dkrr.rows import as_rows
 from dkrr.runtime import Meter, SerialExecutor, Task, ThreadExecutor
 from dkrr.tiles import ChunkedArray, MemoryMatrix, RunStore, TileGrid
-from dkrr.tiles.paths import local_path
 from tests import systems
 from tests.oracles import naive_backward, naive_cholesky, naive_forward
 from tests.pairs import every_pair
@@ -175,23 +174,6 @@ def test_a_run_resumes_where_missing_tiles_read_each_other(tmp_path):
     check_resume(tmp_path, RAGGED, {(2, 6)}, {0})  # a diagonal tile reads the forward solution
     existing = {(i, p) for i, j in MANY.lower() for p in MANY.panels(j)}
     check_resume(tmp_path, MANY, existing, set(range(7)), 2, [(0, i, j) for i, j in MANY.lower() if j > 2])
-
-
-def test_chunks_cut_short_are_computed_again_and_damaged_ones_stop_the_run(tmp_path):
-    system = factored(tmp_path, RAGGED).system
-    before = files(system)
-    for name, size in (("c.1.0", 0), ("c.3.5", 100), ("c.3.9", 4 * 12 * 8)):  # by a power failure
-        file = local_path(system.factor.array.url) / name
-        file.write_bytes(file.read_bytes()[:size])
-    tasks = cholesky_tasks(system)
-    assert {t.key for t in tasks} == {"L-1-0", "L-3-1", "L-3-3"}
-    run(tasks)
-    assert files(system) == before
-    for broken in (system, factored(tmp_path, RAGGED, m=0, dtype="float32").system):
-        systems.flip_a_bit(broken.factor.array, "c.2.1")
-        remove_chunks(broken.factor.array, [(2, 6)])
-        with pytest.raises(StoreError, match=r"c\.2\.1 .* checksum"):
-            run(cholesky_tasks(broken))
 
 
 # Substitution ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.linalg import segments
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.likelihood_pass import Passes, likelihood_pass
-from dkrr.linalg.normal import NormalParts, feature_sums, normal_part, normal_tasks, primal_residual
+from dkrr.linalg.normal import feature_sums, normal_part, primal_residual
 from dkrr.linalg.normal_product import normal_moments, normal_product, training_errors, weighted_squares, weighted_sums
 from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles
@@ -25,7 +25,7 @@ from tests import systems
 from tests.oracles import naive_normal, naive_probabilities
 from tests.pairs import every_pair
 from tests.stores import place
-from tests.systems import RowsElsewhere, random
+from tests.systems import random
 
 one_blas_thread = systems.one_blas_thread
 
@@ -110,6 +110,25 @@ def test_sums_of_least_squares_are_those_of_single_samples(
     assert_array_equal(case.X, Case(which, sparse, weighted).X, err_msg="and so are the rows")
 
 
+@pytest.mark.parametrize(("strip", "block"), [(1, 5), (4, 1), (4, 8), (50, 50)])
+def test_residuals_are_written_in_chunks_that_neither_strips_nor_rows_begin_or_end_with(
+    tmp_path, monkeypatch, strip, block
+):
+    monkeypatch.setattr(segments, "STRIP_ROWS", strip)
+    monkeypatch.setattr(segments, "STRIP_BYTES", 0)
+    case, by_rows = Case("polynomial", False, True, folder=tmp_path), TileGrid(N, block, block)
+    coef, means, gradient = random(case.p, 3), np.array([0.5, -2.0]), 0.0
+    targets, weights = systems.vectors(tmp_path, by_rows, case.y), systems.vectors(tmp_path, by_rows, case.w)
+    found, middle = systems.empty_vectors(tmp_path, by_rows, 2), N // 2 // block * block
+    for a, b in ((0, middle), (middle, N)):
+        if a < b:
+            segment = Segment(case.segment.rows, a, b, block, targets, weights, means)
+            gradient = gradient + primal_residual(Meter(), case.map, segment, None, coef, found)
+    y = np.column_stack([case.y - means, np.zeros(N)])  # a column more than there are targets has targets of 0
+    assert_allclose(found.load(), (y - case.phi @ coef)[:, :2], **TOLERANCE)
+    assert_allclose(gradient, case.phi.T @ (case.w * (y - case.phi @ coef)), **TOLERANCE)
+
+
 @every_pair(dtype=["int8", "uint8", "float32", "bool"], sparse=[False, True])
 def test_numbers_of_other_types_are_summed_in_float64(sparse, dtype):
     """Counts in small integers: their squares do not fit in the type."""
@@ -145,44 +164,6 @@ def test_the_first_bad_value_is_named_where_it_is_read():
     case.X[17, 2] = np.nan
     with pytest.raises(InputError, match=r"X contains NaN.*row 17, column 2"):
         feature_sums(Meter(), case.map, case.segment)
-
-
-@pytest.mark.parametrize(
-    ("tile", "panel", "weighted", "centred"),
-    [(4, 2, True, True), (10, 5, False, True), (3, 3, True, False), (20, 5, False, False)],
-)
-def test_the_normal_equations_in_tiles_resume_from_what_exists(tmp_path, tile, panel, weighted, centred):
-    case, grid, by_rows = Case("polynomial", False, weighted), TileGrid(10, tile, panel), TileGrid(N, 4, 4)
-    centre = np.average(case.phi, axis=0, weights=case.own_w) if centred else None
-    matrix, moments = naive_normal(case.phi - (0.0 if centre is None else centre), case.own_w, case.y)
-    targets, weights = (a if a is None else systems.vectors(tmp_path, by_rows, a) for a in (case.y, case.w))
-    segments = [Segment(RowsElsewhere(case.X), a, b, 4, targets, weights) for a, b in ((0, 11), (11, N))]
-    parts = NormalParts(
-        segments=tuple(segments),
-        matrices=tuple(systems.empty_tiles(tmp_path, grid) for _ in range(2)),
-        moments=tuple(systems.empty_vectors(tmp_path, grid, 2) for _ in range(2)),
-        centre=None if centre is None else systems.vectors(tmp_path, grid, centre[:, None]),
-    )
-
-    def files():
-        return [systems.files_of(array) for array in (*(m.array for m in parts.matrices), *parts.moments)]
-
-    tasks = normal_tasks(case.map, parts)
-    record = systems.run(tasks)
-    assert sum(t.flops for t in tasks) >= N * 10 * 10
-    assert_allclose(systems.whole(SummedTiles(parts.matrices), grid), matrix, **TOLERANCE)
-    assert_allclose(sum(m.load() for m in parts.moments), moments, **TOLERANCE)
-    before = files()
-    assert record.bytes_written == sum(len(raw) for part in before for raw in part.values())
-    assert record.bytes_read == len(list(grid.lower())) * 8 * N * D, "X is read once for every tile"
-    assert normal_tasks(case.map, parts) == []
-    last = grid.n_tiles - 1
-    systems.remove_chunks(parts.matrices[0].array, [(last, 0)])
-    systems.remove_chunks(parts.moments[1], [(last, 0)])
-    tasks = normal_tasks(case.map, parts)
-    assert {t.key for t in tasks} == {f"normal-0-{last}-0", f"normal-1-{last}-{last}"}
-    systems.run(tasks)
-    assert files() == before
 
 
 def written_out(like, phi, coef, codes, weights):

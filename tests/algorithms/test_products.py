@@ -17,7 +17,7 @@ from dkrr.linalg import sources, tiled_operator
 from dkrr.linalg.normal_product import NormalOperator
 from dkrr.linalg.operator import LastProduct
 from dkrr.linalg.segments import Segment
-from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, SummedTiles, TileSource
+from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, SummedTiles
 from dkrr.linalg.tiled_operator import GROUPS_PER_PLACE, ResidentRows, TiledOperator, TileGroup, tile_work
 from dkrr.planning.problem import Problem
 from dkrr.rows import MemoryRows, as_rows, write_rows
@@ -49,25 +49,6 @@ def left_over(run):
     return [run] * (run in resident._kept) + [
         k for d in (resident._locks, resident._reserved) for k in d if k[0] == run
     ]
-
-
-class Counting(TileSource):
-    """A source that notes which tiles are formed, and in which precision."""
-
-    def __init__(self, source):
-        self.source, self.formed = source, []
-
-    def fill(self, meter, out, rows, columns):
-        self.source.fill(meter, out, rows, columns)
-
-    def pieces(self, meter, rows, columns, dtype):
-        self.formed.append((rows.start, columns.start, np.dtype(dtype).name))
-        return self.source.pieces(meter, rows, columns, dtype)
-
-    def taken(self):
-        """What was formed since the last call."""
-        formed, self.formed = self.formed, []
-        return formed
 
 
 @given(
@@ -134,46 +115,57 @@ def test_sums_of_products_in_float32_are_in_float64():
     assert operator(MatrixTiles(MemoryRows(A)), TileGrid(n, 12, 4)).multiply(V, "float32")[0, 0] == 1 + 3 * 2.0**-30
 
 
-def counted(**settings):
-    source = Counting(MatrixTiles(MemoryRows(positive_definite(47))))
-    return source, operator(source, RAGGED, **settings), random(47, 2)
+@pytest.fixture
+def formed(monkeypatch):
+    """Lower tiles that were formed: first row, first column, precision."""
+    tiles, pieces = [], MatrixTiles.pieces
+
+    def noted(self, meter, rows, columns, dtype):
+        tiles.append((rows.start, columns.start, np.dtype(dtype).name))
+        return pieces(self, meter, rows, columns, dtype)
+
+    monkeypatch.setattr(MatrixTiles, "pieces", noted)
+    return tiles
 
 
-def test_kept_tiles_are_formed_once_and_those_on_the_diagonal_are_kept_last():
-    for kept in (4, 6):
-        source, tiled, V = counted(kept_tiles=kept)
-        first = tiled.multiply(V)
-        assert len(source.taken()) == 10
-        assert_array_equal(tiled.multiply(V), first)
-        again = source.taken()
-        assert len(again) == 10 - kept
-        assert kept < 6 or {r - c for r, c, _ in again} == {0}
-        tiled.close()
-        tiled.multiply(V)
-        assert len(source.taken()) == 10, "after close they are formed again"
+def keeping(**settings):
+    return operator(MatrixTiles(MemoryRows(positive_definite(47))), RAGGED, **settings), random(47, 2)
 
 
-def test_more_may_be_kept_than_there_are_and_in_float32():
-    source, tiled, V = counted(kept_tiles=99, slots=3, slots_per_process=3, keeps="float32")
+@pytest.mark.parametrize("kept", [4, 6])
+def test_kept_tiles_are_formed_once_and_those_on_the_diagonal_are_kept_last(formed, kept):
+    tiled, V = keeping(kept_tiles=kept)
+    first = tiled.multiply(V)
+    assert len(formed) == 10
+    assert_array_equal(tiled.multiply(V), first)
+    assert len(formed[10:]) == 10 - kept
+    assert kept < 6 or {r - c for r, c, _ in formed[10:]} == {0}
+    tiled.close()
+    formed.clear()
+    tiled.multiply(V)
+    assert len(formed) == 10, "after close they are formed again"
+
+
+def test_more_may_be_kept_than_there_are_and_in_float32(formed):
+    tiled, V = keeping(kept_tiles=99, slots=3, slots_per_process=3, keeps="float32")
     tiled.multiply(V, "float32")
-    assert {p for *_, p in source.taken()} == {"float32"}
     kept = resident._kept[tiled.run].values()
     assert sum(t.nbytes for t in kept) == 4 * sum(RAGGED.height(i) * RAGGED.height(j) for i, j in RAGGED.lower())
-    assert_product(tiled.multiply(V, "float64"), source.source.rows.array, V, "float64")
-    assert [p for *_, p in source.taken()] == ["float64"] * 10
+    assert_product(tiled.multiply(V, "float64"), positive_definite(47), V, "float64")
     tiled.multiply(V, "float32")
-    assert source.taken() == [], "the kept ones are still there"
+    precisions = [p for *_, p in formed]
+    assert set(precisions[:-10]) == {"float32"} and precisions[-10:] == ["float64"] * 10, "the kept ones are used again"
 
 
-def test_a_process_keeps_no_more_groups_than_planned():
+def test_a_process_keeps_no_more_groups_than_planned(formed):
     """Three slots, of which this process should have one: the groups of the others come to it all the same."""
-    source, tiled, V = counted(kept_tiles=2, slots=3, slots_per_process=1)
+    tiled, V = keeping(kept_tiles=2, slots=3, slots_per_process=1)
     first = tiled.multiply(V)
     names = resident._kept[tiled.run]
     assert {number for number, *_ in names} == {0} and len(names) == 2
-    source.taken()
+    formed.clear()
     assert_array_equal(tiled.multiply(V), first)
-    assert len(source.taken()) == 8
+    assert len(formed) == 8
 
 
 @given(grid=grids(), slots=st.integers(1, 5), kept=st.integers(0, 12))
