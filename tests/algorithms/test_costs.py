@@ -13,7 +13,7 @@ from dkrr.linalg.inverse import LocalFactor, SharedFactor, apply_bytes, apply_co
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_cost, memory_system
 from dkrr.linalg.normal import normal_cost
 from dkrr.linalg.pivoted_cholesky import LOW_OVERHEAD, factor_rows_bytes, pivoted_cost, small_matrix_cost
-from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles, MatrixTiles, gram_cost, gram_workspace_bytes
+from dkrr.linalg.sources import GramTiles, MatrixTiles
 from dkrr.linalg.substitution import substituted, substitution_cost, substitution_tasks
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.linalg.tiled_operator import KEPT_PASSES, TileGroup, multiply_bytes, multiply_group, pass_cost
@@ -179,7 +179,7 @@ def test_memory_is_below_its_bound_and_the_bound_not_far_above(tmp_path, name):
 
 
 def test_formulas_with_distinct_primes():
-    n, rank, m = 10_007, 101, 7
+    n, rank, m, grid = 10_007, 101, 7, TileGrid(1009, 101, 101)
     cost = pivoted_cost(n, rank, EntryCost(13.0, 3e-9))
     assert cost.gemm_flops == LOW_OVERHEAD * n * rank**2 + n * rank * 13
     assert cost.element_seconds == pytest.approx(n * rank * 3e-9)
@@ -189,23 +189,9 @@ def test_formulas_with_distinct_primes():
     plain, centred = (normal_cost(n, 13, rank, 3, 5, 0.0, centred=centred) for centred in (False, True))
     assert (plain.n_tasks, plain.read_bytes) == (15, 16 * n * 13), "once a tile, and once for the residual"
     assert centred.read_bytes - plain.read_bytes == n * 13 and plain.gemm_flops >= n * rank**2
-    entry = RBF(gamma=1.0).entry_cost(13)
-    assert gram_cost(entry, 1e6) == Cost(gemm_flops=1e6 * entry.gemm_flops, element_seconds=1e6 * entry.element_seconds)
-    for side in (101, 5 * KERNEL_BLOCK):
-        block = min(side, KERNEL_BLOCK)
-        expected = 2 * side * 7 + RBF().workspace_bytes(block, block, 13)
-        assert gram_workspace_bytes(RBF(), side, 7, 13) == expected
-
-
-def test_costs_of_a_factor_in_memory():
-    n, m, count = 1009, 7, 3
-    for tile in (101, n):
-        grid = TileGrid(n, tile, tile)
-        cost = memory_cost(grid, m, count, keeps=True)
-        assert (cost.gemm_flops, cost.dense_flops) == pytest.approx((count * 4 * n**2 * m, count * n**3 / 3))
-        assert (cost.dense_side, cost.read_bytes, cost.written_bytes, cost.n_tasks) == (n, 0, 0, 0)
-        assert memory_cost(grid, m, 2 * count, keeps=True).memory_bytes > cost.memory_bytes > 0
-        assert memory_cost(grid, m, count, keeps=False).memory_bytes < cost.memory_bytes
+    cost, twice, dropped = (memory_cost(grid, m, k, keeps=keeps) for k, keeps in ((3, True), (6, True), (3, False)))
+    assert (cost.gemm_flops, cost.dense_flops, cost.dense_side) == pytest.approx((12 * 1009**2 * m, 1009**3, 1009))
+    assert twice.memory_bytes > cost.memory_bytes > max(dropped.memory_bytes, 0)
 
 
 def test_a_pass_is_cheaper_in_float32_and_with_kept_tiles():
