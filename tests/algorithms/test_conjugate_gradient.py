@@ -387,9 +387,10 @@ def test_a_preconditioner_grows_where_convergence_is_slow(mixed):
 
 
 def test_progress_is_the_way_to_the_tolerance():
-    progress, steps = Progress(), []
-    progress.advance = steps.append
+    progress, steps, begun = Progress(), [], []
+    progress.advance, progress.begin = steps.append, lambda *arguments: begun.append(arguments[:2])
     found = solve(positive_definite(N), ONE, right_sides(), tol=1e-6, progress=progress).run()
+    assert begun == [("conjugate gradient", pytest.approx(-np.log(1e-6)))]
     assert min(steps) >= 0 and sum(steps) == pytest.approx(-np.log(1e-6))
     assert [h.iteration for h in found.history if not h.is_true] == list(range(1, found.iterations + 1))
     assert found.history[-1].is_true and found.history[-1].largest == found.residuals.max()
