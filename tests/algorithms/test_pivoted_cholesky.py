@@ -18,7 +18,7 @@ from dkrr.linalg.preconditioner import Deferred, Identity
 from dkrr.linalg.sources import GramColumns, MatrixColumns
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.rows import MemoryRows
-from dkrr.runtime import Meter, ThreadExecutor, resident
+from dkrr.runtime import Meter, resident
 from dkrr.solvers.conjugate_gradient import Iteration
 from tests import systems
 from tests.oracles import naive_partial_cholesky
@@ -86,15 +86,6 @@ def test_a_factor_stops_at_its_capacity_or_where_it_is_enough():
     found.grow(4 * MIN_BLOCK, lambda factor: seen.append(factor.rank) or len(seen) == 2)
     assert len(seen) == 2 and 0 < seen[0] <= MIN_BLOCK < seen[1] <= 2 * MIN_BLOCK, "asked after every round"
     check(found, A)
-
-
-def test_parts_and_threads_do_not_change_a_factor():
-    X = random(47, 3)
-    first = of_kernel(RBF(), X, 12, slots=1, seed=3)
-    with ThreadExecutor(3) as threads:
-        other = of_kernel(RBF(), X, 12, slots=4, executor=threads, seed=3)
-        assert_array_equal(other.index, first.index)
-        assert_allclose(rows_of(other), rows_of(first), atol=1e-12)
 
 
 @both_dtypes
