@@ -16,8 +16,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import ConvergenceWarning, InputError, NotFiniteError, NotPositiveDefiniteError, StoreError
-from dkrr.features import arrays_of, feature_map, feature_map_from_dict, kernel_from_dict
-from dkrr.features.maps import CentredMap
+from dkrr.features import IdentityMap, arrays_of, feature_map, feature_map_from_dict, kernel_from_dict
+from dkrr.features.maps import CentredMap, difference_at_zero
 from dkrr.fitting.data import ORIGINS
 from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial, Precomputed
 from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
@@ -313,6 +313,7 @@ def test_the_kernel_about_an_origin_and_its_map():
         assert kernel_from_dict(each.to_dict(), arrays=arrays_of(each)) == each
     assert feature_map_from_dict(phi.to_dict(), arrays=arrays_of(phi)) == phi and phi.kernel() == kernel
     assert hash(phi) != hash(CentredMap(kernel.origin + 1.0))
+    assert not difference_at_zero(IdentityMap(), IdentityMap(), 4).any(), "a part without an origin"
     assert len(repr(kernel)) + len(repr(phi)) + len(str(kernel.to_dict())) + len(str(phi.to_dict())) < 500
     with pytest.raises(InputError, match="missing"):
         kernel_from_dict(kernel.to_dict())
