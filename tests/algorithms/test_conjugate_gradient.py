@@ -48,10 +48,10 @@ def true_residuals(A, shift, B, X):
     return np.linalg.norm(B - A @ X - shift * X, axis=0) / np.where(norms > 0, norms, 1.0)
 
 
-def preconditioner(which, A, shift, rank=20, **settings):
+def preconditioner(which, A, shift, rank=20):
     if which == "diagonal":
         return Diagonal(A.diagonal()[:, None], shift)
-    return LowRank(partial_factor(A, rank, **settings), shift) if which == "low rank" else Identity()
+    return LowRank(partial_factor(A, rank), shift) if which == "low rank" else Identity()
 
 
 def solve(A, shift, B, by=None, **settings):

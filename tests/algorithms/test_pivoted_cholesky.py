@@ -279,6 +279,7 @@ def test_a_factor_is_restored_from_its_pivots(dtype, weighted):
     first, second = (of_kernel(RBF(gamma=0.4), X, rank, slots=3 - bool(rank), **settings) for rank in (15, 0))
     second.restore(first.index)
     assert_array_equal(second.index, first.index)
+    assert not second.left[second.index].any()
     assert_allclose(rows_of(second), rows_of(first), atol=1e-9 if dtype == np.float64 else 1e-4)
     assert second.traces[-1] == (15, pytest.approx(first.traces[-1][1], rel=1e-6 if dtype == np.float64 else 1e-2))
     second.grow(25)
