@@ -14,7 +14,7 @@ from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.linalg import segments
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.likelihood_pass import Passes, likelihood_pass
-from dkrr.linalg.normal import feature_sums, normal_part, primal_residual
+from dkrr.linalg.normal import NormalParts, feature_sums, normal_part, normal_tasks, primal_residual
 from dkrr.linalg.normal_product import normal_moments, normal_product, training_errors, weighted_squares, weighted_sums
 from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles
@@ -25,7 +25,7 @@ from tests import systems
 from tests.oracles import naive_normal, naive_probabilities
 from tests.pairs import every_pair
 from tests.stores import place
-from tests.systems import random
+from tests.systems import RowsElsewhere, random
 
 one_blas_thread = systems.one_blas_thread
 
@@ -164,6 +164,32 @@ def test_the_first_bad_value_is_named_where_it_is_read():
     case.X[17, 2] = np.nan
     with pytest.raises(InputError, match=r"X contains NaN.*row 17, column 2"):
         feature_sums(Meter(), case.map, case.segment)
+
+
+@pytest.mark.parametrize(("tile", "panel"), [(4, 2), (10, 5)])
+def test_the_normal_equations_in_tiles_resume_from_what_exists(tmp_path, tile, panel):
+    case, grid = Case("polynomial", False, True), TileGrid(10, tile, panel)
+    centre = np.average(case.phi, axis=0, weights=case.own_w)
+    matrix, moments = naive_normal(case.phi - centre, case.own_w, case.y)
+    parts = NormalParts(
+        segments=tuple(Segment(RowsElsewhere(case.X), a, b, 4, case.y, case.w) for a, b in ((0, 11), (11, N))),
+        matrices=tuple(systems.empty_tiles(tmp_path, grid) for _ in range(2)),
+        moments=tuple(systems.empty_vectors(tmp_path, grid, 2) for _ in range(2)),
+        centre=systems.vectors(tmp_path, grid, centre[:, None]),
+    )
+    arrays, last = [*(m.array for m in parts.matrices), *parts.moments], grid.n_tiles - 1
+    record = systems.run(normal_tasks(case.map, parts))
+    assert_allclose(systems.whole(SummedTiles(parts.matrices), grid), matrix, **TOLERANCE)
+    assert_allclose(sum(m.load() for m in parts.moments), moments, **TOLERANCE)
+    assert record.bytes_read == len(list(grid.lower())) * 8 * N * D, "X is read once for every tile"
+    assert normal_tasks(case.map, parts) == []
+    before = [systems.files_of(array) for array in arrays]
+    systems.remove_chunks(parts.matrices[0].array, [(last, 0)])
+    systems.remove_chunks(parts.moments[1], [(last, 0)])
+    tasks = normal_tasks(case.map, parts)
+    assert {t.key for t in tasks} == {f"normal-0-{last}-0", f"normal-1-{last}-{last}"}
+    systems.run(tasks)
+    assert [systems.files_of(array) for array in arrays] == before
 
 
 def written_out(like, phi, coef, codes, weights):
