@@ -93,6 +93,23 @@ def rows_of(factor):
     return factor.expand(np.eye(factor.rank))
 
 
+def dense_roots(scale, unit=None):
+    """Dense C of each system of a Newton step, and 1s for its intercepts; `unit` couples the classes of a softmax."""
+    n, m = scale.shape
+    if unit is None:
+        return [np.diag(c) for c in scale.T], np.ones((n, 1))
+    C = np.zeros((n * m, n * m))
+    for i in range(n):
+        here = slice(i * m, (i + 1) * m)
+        C[here, here] = np.diag(scale[i]) @ (np.eye(m) - np.outer(unit[i], unit[i]))
+    return [C], np.tile(np.eye(m), (n, 1))
+
+
+def orthogonal_to(H):
+    """Projection onto what is orthogonal to the columns of H."""
+    return np.eye(len(H)) - H @ np.linalg.pinv(H.T @ H, rcond=1e-12, hermitian=True) @ H.T
+
+
 def failing_at(row, n):
     """Symmetric matrix whose first pivot that is not positive is that of `row`."""
     A = positive_definite(n)

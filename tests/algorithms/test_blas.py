@@ -50,27 +50,18 @@ def naive_product(a, b):
 @every_dtype
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("transpose_a", [False, True])
-@given(sizes, sizes, sizes, st.booleans(), factors, parts)
-def test_a_product_is_added_to_a_multiple(dtype, transpose_a, transpose_b, m, n, k, is_column, alpha, beta):
-    n = 1 if is_column else n
+@given(sizes, st.sampled_from([0, 1, 2, 9]), st.sampled_from([0, 1, 9, 300]), factors, parts)
+def test_a_product_is_added_to_a_multiple_which_is_not_read_where_it_does_not_count(
+    dtype, transpose_a, transpose_b, m, n, k, alpha, beta
+):
     a, b, c = random((m, k), dtype), random((k, n), dtype, 1), random((m, n), dtype, 2)
     wide = np.full((k, n + 2), np.nan, dtype)
     wide[:, 2:] = b  # for a single column GEMV's entries are a row apart
-    frame, target = within(c)
+    frame, target = within(c if beta else np.full_like(c, np.nan))
     left = within(a.T.copy() if transpose_a else a)[1]
-    right = within(b.T.copy() if transpose_b else b)[1] if transpose_b or not is_column else wide[:, 2:]
+    right = within(b.T.copy() if transpose_b else b)[1] if transpose_b or n > 1 else wide[:, 2:]
     blas.gemm(target, left, right, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha, beta=beta)
-    assert_inside(frame, target, alpha * naive_product(a, b) + beta * c, DTYPES[dtype])
-
-
-@every_dtype
-@pytest.mark.parametrize("k", [1, 300])
-def test_a_target_that_does_not_count_is_not_read(dtype, k):
-    for n, transpose_a in ((1, False), (1, True), (2, False), (2, True)):
-        a, b = random((7, k), dtype), random((k, n), dtype, 1)
-        c = np.full((7, n), np.nan, dtype)
-        blas.gemm(c, a.T.copy() if transpose_a else a, b, transpose_a=transpose_a)
-        assert_allclose(c, a @ b, atol=30 * DTYPES[dtype], rtol=30 * DTYPES[dtype])
+    assert_inside(frame, target, alpha * naive_product(a, b) + beta * c, 10 * DTYPES[dtype])
 
 
 @every_dtype
@@ -87,13 +78,6 @@ def test_symmetric_products_write_and_read_one_triangle(dtype, n, k, transpose, 
     frame, target = within(a)
     blas.symm(target, within(hidden)[1], within(b)[1], alpha=alpha, beta=beta)
     assert_inside(frame, target, alpha * naive_product(A, b) + beta * a, DTYPES[dtype])
-
-
-def lower_triangular(n, dtype):
-    """Well-conditioned, with NaN where nothing may be read."""
-    L = np.tril(random((n, n), dtype)) * 0.3 + np.eye(n, dtype=dtype) * 2
-    L[~np.tri(n, dtype=bool)] = np.nan
-    return L
 
 
 @pytest.fixture
@@ -114,7 +98,9 @@ def called(monkeypatch):
 @pytest.mark.parametrize("side", ["left", "left, transposed", "right"])
 @given(n=st.integers(0, 40), m=st.integers(0, 9), leaf=st.integers(1, 9), inverts=st.booleans())
 def test_triangular_systems_are_solved_on_each_side_also_by_inverted_blocks(dtype, side, n, m, leaf, inverts):
-    L, b = lower_triangular(n, dtype), random((m, n) if side == "right" else (n, m), dtype, 1)
+    clean = np.tril(random((n, n), dtype)) * 0.3 + np.eye(n, dtype=dtype) * 2
+    L = np.where(np.tri(n, dtype=bool), clean, np.float32(np.nan))
+    b = random((m, n) if side == "right" else (n, m), dtype, 1)
     frame, x = within(b)
     view = within(L)[1]
     with pytest.MonkeyPatch.context() as patch:
@@ -125,10 +111,9 @@ def test_triangular_systems_are_solved_on_each_side_also_by_inverted_blocks(dtyp
             blas.solve_lower_right(view, x)
         else:
             blas.solve_lower(view, x, transpose="transposed" in side)
-    clean = np.tril(np.nan_to_num(L)).astype(float)
-    system = clean.T if "transposed" in side else clean
-    expected = np.linalg.solve(system, b.T if side == "right" else b)
-    assert_inside(frame, x, expected.T if side == "right" else expected, 100 * DTYPES[dtype])
+    system = (clean.T if "transposed" in side else clean).astype(float)
+    expected = np.linalg.solve(system, b.T).T if side == "right" else np.linalg.solve(system, b)
+    assert_inside(frame, x, expected, 100 * DTYPES[dtype])
 
 
 def ill_conditioned(name, n):
@@ -187,13 +172,6 @@ def test_a_block_whose_inverse_leaves_the_range_of_float32_is_not_inverted(calle
     assert [name for name in called if name in ("strsm", "strmm")] == [routine, "strmm"]
 
 
-def test_nothing_is_inverted_where_solving_is_as_fast_as_a_product(monkeypatch, called):
-    monkeypatch.setattr(blas, "_trsm_is_slow", lambda: False)
-    n = 3 * blas.INVERSE_SIDE
-    blas.solve_lower_right(np.eye(n), random((blas._INVERSE_ROWS, n), "float64"))
-    assert called == ["dtrsm"]
-
-
 @pytest.mark.usefixtures("slow_trsm")
 @every_dtype
 def test_a_task_that_runs_again_gives_the_same_bits(dtype):
@@ -207,9 +185,8 @@ def test_a_task_that_runs_again_gives_the_same_bits(dtype):
             assert blas.cholesky_in_place(L) == 0
             blas.solve_lower(L, x)
             blas.solve_lower_right(L, y)
-            results.append((L, x, y))
-    for one, other in zip(*results, strict=True):
-        assert_array_equal(one, other)
+            results.append(np.hstack([L, x, y.T]))
+    assert_array_equal(*results)
     assert_allclose(np.tril(L), np.linalg.cholesky(A), atol=DTYPES[dtype], rtol=DTYPES[dtype])
 
 
@@ -242,19 +219,11 @@ def test_the_first_pivot_that_is_not_positive_is_told(monkeypatch, row, block):
     assert blas.cholesky_in_place(A) == 20 * row + 1, "NaN is not positive"
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda a: a.T,
-        lambda a: a[:, ::2],
-        lambda a: a[:, ::-1],
-        lambda a: a[::-1],
-        lambda a: np.broadcast_to(a[:1], a.shape),
-    ],
-    ids=["transposed", "every other column", "columns backwards", "rows backwards", "one row repeated"],
-)
-def test_views_that_blas_cannot_take_are_refused(view):
-    a = view(random((6, 6), "float64"))
+@pytest.mark.parametrize("cut", ["transposed", np.s_[:, ::2], np.s_[:, ::-1], np.s_[::-1], "one row repeated"], ids=str)
+def test_views_that_blas_cannot_take_are_refused(cut):
+    a = random((6, 6), "float64")
+    views = {"transposed": a.T, "one row repeated": np.broadcast_to(a[:1], a.shape)}
+    a = views[cut] if isinstance(cut, str) else a[cut]
     b = np.eye(a.shape[-1])
     with pytest.raises(ValueError, match="contiguous"):
         blas.gemm(np.zeros((len(a), len(b))), a, b)
@@ -302,18 +271,6 @@ def test_one_thread_is_a_limit_inside_only():
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_limits_of_two_fits_may_overlap():
-    """Two small fits in two threads: the second begins before the first ends, and ends after it."""
-    first, second = blas.one_thread(), blas.one_thread()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert threads() == {1}, "the second still needs it"
-    second.__exit__(None, None, None)
-    assert threads() == {2}, "the user's process must not stay on one thread"
-
-
-@pytest.mark.usefixtures("two_threads")
 def test_one_thread_is_a_limit_in_any_thread():
     """Also where another thread has set a limit before, which threadpoolctl then refuses to others."""
     seen, inside, leave = [], threading.Event(), threading.Event()
@@ -334,26 +291,3 @@ def test_one_thread_is_a_limit_in_any_thread():
         assert threads() == {1}
     assert threads() == {2}
     assert seen == [{1}, {1}]
-
-
-def test_the_interpreter_lock_is_released():
-    """Another thread runs while a product does: SciPy's own wrappers would keep it waiting until the end."""
-    n, seen, stop, is_inside = 1200, [], threading.Event(), [False]
-    a, c = random((n, n), "float64"), np.zeros((n, n))
-
-    def count():
-        while not stop.wait(0.001):
-            seen.append(is_inside[0])
-
-    watcher = threading.Thread(target=count)
-    watcher.start()
-    try:
-        is_inside[0] = True
-        for _ in range(3):
-            blas.gemm(c, a, a)
-        is_inside[0] = False
-    finally:
-        stop.set()
-        watcher.join()
-    # Each product takes tens of milliseconds; with the lock held only the gaps between them would be seen.
-    assert sum(seen) > 6

@@ -1,43 +1,40 @@
-"""The tiled factorisation: right, the same bits in every order, resumed from whatever exists."""
+"""Factors in tiles and in memory, and sweeps with them: right, repeatable, resumed from whatever exists."""
 
-import random
+import pickle
+import random as chance
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.errors import NotPositiveDefiniteError, StoreError
+from dkrr import blas
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError, StoreError
+from dkrr.linalg import memory, sources, substitution
 from dkrr.linalg.cholesky import PartialSums, cholesky_tasks, factor_tile
-from dkrr.linalg.tile_steps import tile_steps
-from dkrr.runtime import Meter, Task
-from dkrr.tiles import TileGrid
-from dkrr.tiles.paths import local_path
-from tests.oracles import naive_cholesky, naive_forward
-from tests.systems import (
-    MANY,
-    RAGGED,
-    empty_tiles,
-    factored,
-    failing_at,
-    files_of,
-    flip_a_bit,
-    grids,
-    make_case,
-    one_blas_thread,  # noqa: F401
-    remove_chunks,
-    run,
-    run_in_any_order,
-    waits_for,
-)
+from dkrr.linalg.inverse import LocalFactor, SharedFactor, block_cuts
+from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
+from dkrr.linalg.sources import MatrixTiles
+from dkrr.linalg.substitution import NEAR_TILES, Substitution, substituted, substitution_tasks
+from dkrr.linalg.tile_steps import N_SLOTS, prefetched, tile_steps
+from dkrr.rows import as_rows
+from dkrr.runtime import Meter, SerialExecutor, Task, ThreadExecutor
+from dkrr.tiles import ChunkedArray, MemoryMatrix, RunStore, TileGrid
+from tests import systems
+from tests.oracles import naive_backward, naive_cholesky, naive_forward
+from tests.pairs import every_pair
+from tests.systems import MANY, RAGGED, factored, files_of, grids, make_case, positive_definite, remove_chunks, run
+
+one_blas_thread = systems.one_blas_thread
 
 TOLERANCE = {"float64": {"rtol": 1e-11, "atol": 1e-12}, "float32": {"rtol": 1e-4, "atol": 3e-6}}
-
-
-def whole_factor(system):
-    return system.factor.as_dask(symmetric=False).compute(scheduler="synchronous")
+NINE = TileGrid(n=52, tile=6, panel=2)
+"""Nine tiles, more than the blocks of one slot."""
+dtypes = st.sampled_from(["float64", "float32"])
+both_ways = pytest.mark.parametrize("transpose", [False, True])
 
 
 def files(system):
@@ -51,7 +48,7 @@ def test_factor_and_forward_solution_are_those_of_naive_loops(tmp_path_factory, 
     L = naive_cholesky(case.shifted)
     case.A[np.triu_indices(grid.n, 1)] = np.nan  # what is above the diagonal is not read
     run(cholesky_tasks(case.system))
-    found = whole_factor(case.system)
+    found = case.system.factor.as_dask(symmetric=False).compute(scheduler="synchronous")
     assert found.dtype == dtype
     assert_allclose(found, L, **TOLERANCE[dtype])
     for j in range(grid.n_tiles):
@@ -68,7 +65,7 @@ def test_tasks_cover_every_sum_once_and_wait_for_what_they_read(n_tiles, columns
     tasks = [Task(s.key, factor_tile, (), s.depends, s.flops(grid), s.priority) for s in steps]
     known = {t.key for t in tasks}
     assert all(len(t.depends) <= 4 and known.issuperset(t.depends) for t in tasks), "O(N²) edges"
-    before = waits_for(tasks)
+    before = systems.waits_for(tasks)
     for step in steps:
         assert {f"L-{r}-{k}" for r, k in reads(step)} <= before[step.key]
         assert step.part == 0 or step.columns, "a task that subtracts nothing"
@@ -80,39 +77,28 @@ def test_tasks_cover_every_sum_once_and_wait_for_what_they_read(n_tiles, columns
     assert sum(t.flops for t in tasks) == pytest.approx(grid.n**3 / 3)
 
 
-def test_the_diagonal_comes_first(tmp_path):
-    order = [t.key for t in run(cholesky_tasks(make_case(tmp_path, RAGGED).system)).tasks]
-    assert order[:3] == ["L-0-0", "L-1-0", "L-1-1"]
-
-
 @pytest.mark.parametrize("columns_per_task", [0, 1, 2, 3])
 def test_order_repetition_segments_and_right_hand_sides_do_not_change_the_bits(tmp_path, columns_per_task):
     expected = files(factored(tmp_path, MANY, seed=2).system)
-    for seed in range(2):
-        other = make_case(tmp_path, MANY, seed=2, columns_per_task=columns_per_task).system
-        assert len(other.partial) == (-(-6 // columns_per_task) - 1 if columns_per_task else 0)
-        run_in_any_order(cholesky_tasks(other), random.Random(seed), most=2)
-        assert files(other) == expected
+    other = make_case(tmp_path, MANY, seed=2, columns_per_task=columns_per_task).system
+    assert len(other.partial) == (-(-6 // columns_per_task) - 1 if columns_per_task else 0)
+    systems.run_in_any_order(cholesky_tasks(other), chance.Random(1), most=2)
+    assert files(other) == expected
     steps = list(tile_steps(MANY.n_tiles, columns_per_task))
-    for step in random.Random(0).sample(steps, len(steps)):  # again, after all is done
+    for step in chance.Random(0).sample(steps, len(steps)):  # again, after all is done
         factor_tile(Meter(), other, step)
     assert files(other) == expected
     alone = factored(tmp_path, MANY, m=0, seed=2, columns_per_task=columns_per_task)
     assert files(alone.system)[0] == expected[0]
-    low, cut = (
-        factored(tmp_path, MANY, m=0, seed=2, columns_per_task=c, dtype="float32") for c in (0, columns_per_task)
-    )
-    assert files(low.system) == files(cut.system)
 
 
 @pytest.mark.parametrize(
     ("row", "columns_per_task", "dtype"),
-    [(0, 0, "float64"), (5, 1, "float64"), (11, 0, "float64"), (12, 1, "float64"), (36, 0, "float64"),
-     (46, 1, "float64"), (0, 1, "float32"), (30, 0, "float32")],
-)  # fmt: skip
+    [(0, 0, "float64"), (11, 0, "float64"), (12, 1, "float64"), (46, 1, "float64"), (30, 0, "float32")],
+)
 def test_the_first_row_that_is_not_positive_is_named(tmp_path, row, columns_per_task, dtype):
     m = 2 if dtype == "float64" else 0
-    system = make_case(tmp_path, RAGGED, m, failing_at(row, 47), 0, columns_per_task, dtype).system
+    system = make_case(tmp_path, RAGGED, m, systems.failing_at(row, 47), 0, columns_per_task, dtype).system
     with pytest.raises(NotPositiveDefiniteError, match=f"row {row} ") as caught:
         run(cholesky_tasks(system))
     assert caught.value.row == row
@@ -123,23 +109,17 @@ def test_what_float32_cannot_hold_is_an_error(tmp_path):
     beyond = np.diag(np.where(np.isin(np.arange(47), (30, 32)), 1e39, 1.0))
     with pytest.raises(NotPositiveDefiniteError, match="entry of row 30 leaves the range of float32"):
         run(cholesky_tasks(make_case(tmp_path, RAGGED, m=0, A=beyond, dtype="float32").system))
-    # [[1, 1 − δ], [1 − δ, 1]] is singular once δ is below float32's precision.
-    A = np.eye(47)
-    A[1, 0] = A[0, 1] = 1.0 - 1e-9
-    run(cholesky_tasks(make_case(tmp_path, RAGGED, m=0, A=A).system))
-    with pytest.raises(NotPositiveDefiniteError, match="row 1 "):
-        run(cholesky_tasks(make_case(tmp_path, RAGGED, m=0, A=A, dtype="float32").system))
 
 
 def test_arrays_that_do_not_fit_together_are_refused(tmp_path):
     with pytest.raises(ValueError, match="takes no right-hand sides"):
         make_case(tmp_path, RAGGED, dtype="float32")
-    with pytest.raises(ValueError, match="or none of them"):
-        replace(make_case(tmp_path, RAGGED).system, forward=None)
-    with pytest.raises(ValueError, match="differ in dtype"):
-        replace(
-            make_case(tmp_path, RAGGED, m=0).system, partial=(PartialSums(empty_tiles(tmp_path, RAGGED, "float32")),)
-        )
+    sums = (PartialSums(systems.empty_tiles(tmp_path, RAGGED, "float32")),)
+    for m, changes, words in ((2, {"forward": None}, "or none of them"), (0, {"partial": sums}, "differ in dtype")):
+        with pytest.raises(ValueError, match=words):
+            replace(make_case(tmp_path, RAGGED, m).system, **changes)
+    with pytest.raises(ValueError, match="one panel"):
+        MemoryMatrix(TileGrid(20, 10, 5))
 
 
 def reads(step, with_forward=True):
@@ -169,7 +149,7 @@ def check_resume(folder, grid, chunks, rows=(), columns_per_task=0, sums=(), dty
 
     tasks = cholesky_tasks(system)
     assert {t.key for t in tasks} == set(expected), "existing tiles are not recomputed"
-    for key, earlier in waits_for(tasks).items():
+    for key, earlier in systems.waits_for(tasks).items():
         needed = {f"L-{a}-{b}" for a, b in reads(expected[key], m > 0) & missing}
         assert needed <= earlier, f"{key} may start before what it reads exists"
     run(tasks)
@@ -177,10 +157,7 @@ def check_resume(folder, grid, chunks, rows=(), columns_per_task=0, sums=(), dty
     assert cholesky_tasks(system) == []
 
 
-CUTS = [(RAGGED, 0), (RAGGED, 1), (MANY, 0), (MANY, 2), (MANY, 3)]
-
-
-@given(st.data(), st.sampled_from(CUTS), st.sampled_from(["float64", "float32"]))
+@given(st.data(), st.sampled_from([(RAGGED, 0), (RAGGED, 1), (MANY, 0), (MANY, 2), (MANY, 3)]), dtypes)
 def test_a_run_resumes_from_whatever_exists(tmp_path_factory, data, cut, dtype):
     grid, columns_per_task = cut
     existing = [(i, p) for i, j in grid.lower() for p in grid.panels(j)]
@@ -199,38 +176,270 @@ def test_a_run_resumes_where_missing_tiles_read_each_other(tmp_path):
     check_resume(tmp_path, MANY, existing, set(range(7)), 2, [(0, i, j) for i, j in MANY.lower() if j > 2])
 
 
-@pytest.mark.parametrize("n_done", [1, 5, 9])
-def test_a_killed_run_continues_after_its_last_task(tmp_path, n_done):
-    case, expected = make_case(tmp_path, RAGGED), files(factored(tmp_path, RAGGED).system)
-    for task in cholesky_tasks(case.system)[:n_done]:  # column by column is an allowed order
-        task.function(Meter(), *task.arguments)
-    left_over = local_path(case.system.factor.array.url) / "c.3.8.0af3.partial"
-    left_over.write_bytes(b"cut off")
-    left = cholesky_tasks(case.system)
-    assert len(left) == 10 - n_done
-    run(left)
-    left_over.unlink()  # no chunk, and not taken for one
-    assert files(case.system) == expected
+# Substitution ----------------------------------------------------------------------------------------------------
 
 
-def test_chunks_cut_short_are_computed_again_and_damaged_ones_stop_the_run(tmp_path):
-    system = factored(tmp_path, RAGGED).system
-    before = files(system)
-    for name, size in (("c.1.0", 0), ("c.3.5", 100), ("c.3.9", 4 * 12 * 8)):  # by a power failure
-        file = local_path(system.factor.array.url) / name
-        file.write_bytes(file.read_bytes()[:size])
-    tasks = cholesky_tasks(system)
-    assert {t.key for t in tasks} == {"L-1-0", "L-3-1", "L-3-3"}
+def stored_factor(folder, grid, dtype):
+    """Factor of a well-conditioned matrix, as it is rounded."""
+    L = np.linalg.cholesky(positive_definite(grid.n)).astype(dtype).astype(np.float64)
+    return L, systems.tiles_of(folder, grid, L, dtype)
+
+
+def make_job(folder, grid, m=2, *, transpose, dtype="float64"):
+    """A factor, right-hand sides, and the sweep that is still to do."""
+    L, factor = stored_factor(folder, grid, dtype)
+    B = systems.random(grid.n, m, seed=1)
+    solution, sums = (systems.empty_vectors(folder, grid, m) for _ in range(2))
+    given_ = systems.vectors(folder, grid, B)
+    return L, B, Substitution.resumable(factor, given_, solution, sums, transpose=transpose)
+
+
+def tasks_of(job):
+    return substitution_tasks(job, "x")
+
+
+@given(
+    grid=grids(), m=st.integers(1, 4), dtype=dtypes, transpose=st.booleans(), entries=st.integers(1, 80), data=st.data()
+)
+def test_sweeps_in_tasks_and_in_memory_are_those_of_naive_loops(
+    tmp_path_factory, grid, m, dtype, transpose, entries, data
+):
+    L, B, job = make_job(tmp_path_factory.mktemp("t"), grid, m, transpose=transpose, dtype=dtype)
+    cuts = {0, grid.n_tiles} | data.draw(st.sets(st.integers(0, grid.n_tiles)))
+    X, expected = B.copy(), (naive_backward if transpose else naive_forward)(L, B)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(substitution, "WIDENED_ENTRIES", entries)  # panels in float32 are widened in pieces
+        run(tasks_of(job))
+        run(tasks_of(Substitution.in_memory(job.factor, X, sorted(cuts), transpose=transpose)))
+    assert_allclose(job.solution.load(), expected, **TOLERANCE["float64"])
+    assert_allclose(X, expected, **TOLERANCE["float64"])
+
+
+def read_by(key):
+    """Tasks of all blocks whose results a task reads."""
+    _, kind, q, *_ = key.split("-")
+    near = max(int(q) - NEAR_TILES, 0)
+    if kind == "sum":
+        return {f"x-solve-{s}" for s in range(near)}
+    return {f"x-solve-{s}" for s in range(near, int(q))} | ({f"x-sum-{q}-0"} if near else set())
+
+
+@both_ways
+def test_a_sweep_resumes_from_whatever_exists_in_any_order(tmp_path, transpose):
+    _, _, job = make_job(tmp_path, MANY, transpose=transpose)
+    run(tasks_of(job))
+    before, complete_sums = files_of(job.solution), files_of(job.sums)
+
+    @given(blocks=st.sets(st.integers(0, 6)), sums=st.sets(st.integers(NEAR_TILES + 1, 6)), seed=st.integers(0, 9))
+    def check(blocks, sums, seed):
+        systems.restore_chunks(job.solution, before)
+        systems.restore_chunks(job.sums, complete_sums)
+        remove_chunks(job.solution, [(job.tiles(q)[0], 0) for q in blocks])
+        remove_chunks(job.sums, [(job.tiles(q)[0], 0) for q in sums])
+        tasks = tasks_of(job)
+        assert {t.key for t in tasks} == {f"x-solve-{q}" for q in blocks} | {f"x-sum-{q}-0" for q in blocks & sums}
+        for key, earlier in systems.waits_for(tasks).items():
+            assert read_by(key) & {t.key for t in tasks} <= earlier, f"{key} may start too early"
+        systems.run_in_any_order(tasks, chance.Random(seed))
+        assert files_of(job.solution) == before
+        assert tasks_of(job) == []
+
+    check()
+
+
+def factor_in(way, factor, folder):
+    """Of tasks, which substitute in float64, or of threads, which do so in the precision of the factor."""
+    if way != "tasks":
+        return LocalFactor(factor, way)
+    store = RunStore(str(folder / "run.zarr"))
+    store.open()
+    return SharedFactor(factor, SerialExecutor(), store, "system-0", 1)
+
+
+WAYS = [1, 3, "tasks"]
+
+
+@given(grid=grids(), m=st.integers(1, 4), way=st.sampled_from(WAYS), dtype=dtypes, order=st.sampled_from("CFS"))
+def test_a_factor_applied_is_the_inverse_of_what_it_was_rounded_to(tmp_path_factory, grid, m, way, dtype, order):
+    folder = tmp_path_factory.mktemp("f")
+    L, factor = stored_factor(folder, grid, dtype)
+    R = systems.random(grid.n, 2 * m, seed=1).astype(np.float32)[:, ::2]
+    R = R if order == "S" else np.array(R, np.float64, order=order)
+    given_ = R.copy()
+    found, expected = factor_in(way, factor, folder).apply(R), np.linalg.solve(L @ L.T, R)
+    assert found.dtype == np.float64
+    tolerance = 1e-11 if way == "tasks" or dtype == "float64" else 1e-4
+    assert_allclose(found, expected, rtol=0, atol=tolerance * abs(expected).max())
+    assert_array_equal(R, given_)
+
+
+def test_the_number_of_threads_of_a_stored_factor_does_not_change_the_bits(tmp_path):
+    _, factor = stored_factor(tmp_path, NINE, "float32")
+    R = systems.random(NINE.n, 2, seed=1)
+    one, *others = (LocalFactor(factor, n).apply(R) for n in (1, 2, 5, 5))
+    for other in others:
+        assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_missing_or_damaged_strip_is_an_error_that_names_it(tmp_path, way):
+    _, missing = stored_factor(tmp_path, NINE, "float32")
+    remove_chunks(missing.array, [(5, 4)])
+    _, damaged = stored_factor(tmp_path, NINE, "float32")
+    systems.flip_a_bit(damaged.array, "c.8.1")
+    for factor, words in ((missing, r"c\.5\.4 .* not there"), (damaged, r"c\.8\.1 .* checksum")):
+        with pytest.raises(StoreError, match=words):
+            factor_in(way, factor, tmp_path).apply(np.ones((NINE.n, 1)))
+        assert not list(tmp_path.glob("run.zarr/system-0/apply-*")), "nothing is left behind"
+
+
+@given(st.integers(1, 60), st.integers(1, 40))
+def test_blocks_of_a_shared_factor_are_few_and_not_empty(n_tiles, slots):
+    cuts = block_cuts(n_tiles, slots)
+    assert cuts[0] == 0 and cuts[-1] == n_tiles
+    assert all(a < b for a, b in pairwise(cuts))
+    assert len(cuts) - 1 <= 2 * slots + 4
+
+
+@both_ways
+def test_a_sweep_in_blocks_does_not_depend_on_the_order(tmp_path, transpose):
+    _, factor = stored_factor(tmp_path, NINE, "float32")
+    cuts = block_cuts(NINE.n_tiles, 1)
+    sums = ChunkedArray.create(f"{tmp_path}/sums", (max(1, len(cuts) - 3) * NINE.n_tiles * 6, 2), (6, 2))
+    B, X = systems.vectors(tmp_path, NINE, systems.random(NINE.n, 2, seed=1)), systems.empty_vectors(tmp_path, NINE, 2)
+    job = Substitution(factor, B, X, transpose=transpose, cuts=cuts, n_near=1, sums=sums)
+    tasks = substitution_tasks(job, "x", ("before",))
+    assert tasks[0].depends == ("before",)
+    before = systems.waits_for(tasks)
+    assert before["x-sum-4-1"] == {"x-solve-0", "x-solve-1"}, "sums do not wait for the newest block"
+    assert before["x-solve-4"] >= {f"x-solve-{s}" for s in range(4)} | {f"x-sum-4-{s}" for s in range(3)}
+    assert len(pickle.dumps(tasks[-1])) < 2000, "tasks travel by name"
+    tasks = tasks_of(job)
     run(tasks)
-    assert files(system) == before
-    for broken in (system, factored(tmp_path, RAGGED, m=0, dtype="float32").system):
-        flip_a_bit(broken.factor.array, "c.2.1")
-        remove_chunks(broken.factor.array, [(2, 6)])
-        with pytest.raises(StoreError, match=r"c\.2\.1 .* checksum"):
-            run(cholesky_tasks(broken))
+    expected = files_of(X)
+    for seed in range(2):
+        systems.restore_chunks(X, {})
+        systems.restore_chunks(sums, {})
+        systems.run_in_any_order(tasks, chance.Random(seed), most=2)
+        assert files_of(X) == expected
 
 
-def test_the_time_of_every_kind_of_work_is_recorded(tmp_path):
-    kinds = run(cholesky_tasks(make_case(tmp_path, RAGGED).system)).seconds_by_kind()
-    assert {"read", "gemm", "syrk", "potrf", "trsm", "forward", "write"} <= set(kinds)
-    assert all(seconds >= 0 for seconds in kinds.values())
+@pytest.mark.parametrize("n", [0, 1, 3, 20])
+def test_panels_are_read_ahead_in_order_into_the_buffer_that_is_not_in_use(n):
+    buffers, meter, seen = [None] * N_SLOTS, Meter(), []
+
+    def load(k, slot):
+        buffers[slot] = k
+        seen.append((k, slot))
+        return slot
+
+    for k, slot in enumerate(prefetched(n, load, meter, waits=True)):
+        for _ in range(200):  # give the reader every chance to run ahead
+            assert buffers[slot] == k
+    assert seen == [(k, k % N_SLOTS) for k in range(n)]
+    assert set(meter.seconds) == ({"read"} if n else set()), "waiting counts as reading"
+    seen.clear()
+    for k, _ in enumerate(prefetched(n, load, meter, waits=False)):
+        assert seen[k:] == [(k, 0)], "nothing is loaded ahead from memory"
+
+
+# In memory -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blas, "_POTRF_BLOCK", 8)
+    monkeypatch.setattr(memory, "MEMORY_TASK_COLUMNS", 2)
+    for module in (sources, memory):
+        monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
+
+
+def grid_of(n, tile):
+    return TileGrid(n, min(n, tile), min(n, tile))
+
+
+def kept_tiles(A, tile, executor=None):
+    return KeptTiles.of_source(MatrixTiles(as_rows(A)), grid_of(len(A), tile), executor or SerialExecutor())
+
+
+def solve(source, shift, factor, B, executor=None):
+    factor_in_memory(memory_system(source, shift, factor), executor or SerialExecutor())
+    return substituted(factor, B)
+
+
+every_tile = pytest.mark.parametrize("tile", [4, 7, 100])
+
+
+@pytest.mark.usefixtures("small_blocks")
+@given(
+    grid=grids(most=40), m=st.integers(1, 3), seed=st.integers(0, 9), order=st.sampled_from("CFS"), keeps=st.booleans()
+)
+def test_solutions_in_memory_for_several_shifts_are_those_of_numpy(grid, m, seed, order, keeps):
+    n, A, B = grid.n, positive_definite(grid.n, seed), systems.random(grid.n, 2 * m, seed=seed).astype("f4")[:, ::2]
+    B = B if order == "S" else np.array(B, np.float64, order=order)
+    lower = np.tril(A) + np.triu(np.full((n, n), 7.0), 1)  # what is above the diagonal is not read
+    source = MatrixTiles(as_rows(A if keeps else lower))
+    factor, given_ = MemoryMatrix(grid_of(n, grid.tile)), B.copy()
+    if keeps:
+        source = KeptTiles.of_source(source, factor.grid, SerialExecutor())
+        factor = source.beside()
+    for shift in (np.random.default_rng(seed).uniform(0, 1, n), np.full(n, 100.0), np.zeros(n)):
+        X = solve(source, shift, factor, B)
+        assert_allclose(X, np.linalg.solve(A + np.diag(shift), B), rtol=1e-11, atol=1e-13)
+        if keeps:
+            assert_allclose(source.multiply(B), A @ B, rtol=1e-11, atol=1e-11)
+    assert_array_equal(B, given_)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@every_tile
+def test_the_number_of_threads_does_not_change_the_bits_in_memory(tile):
+    A, B, found = positive_definite(30), systems.random(30, 2), []
+    for n_threads in (1, 2, 5, 5):
+        with ThreadExecutor(n_threads) as threads:
+            kept = kept_tiles(A, tile, threads)
+            found.append(solve(kept, np.ones(30), kept.beside(), B, threads))
+            assert_array_equal(solve(MatrixTiles(as_rows(A)), np.ones(30), kept.beside(), B, threads), found[-1])
+    for other in found[1:]:
+        assert_array_equal(other, found[0])
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("tile", [7, 100])
+@pytest.mark.parametrize("size", [1e-200, 1e-24, 1e200])
+def test_products_beside_a_factor_are_those_of_the_matrix_alone(size, tile):
+    # L is of the size of √A: with it, next to nothing of A would be left.
+    A, V = size * positive_definite(30), systems.random(30, 2)
+    kept = kept_tiles(A, tile)
+    expected = kept.multiply(V)
+    assert_allclose(expected, A @ V, rtol=1e-12, atol=1e-15 * size)
+    factor = kept.beside()
+    X = solve(kept, np.full(30, 0.5 * size), factor, V)
+    assert_array_equal(kept.multiply(V), expected)
+    assert_array_equal(substituted(factor, V), X)  # the factor is as it was
+
+
+@pytest.mark.usefixtures("small_blocks")
+@every_pair(row=[0, 6, 7, 29], tile=[4, 7, 100], n_threads=[1, 3])
+def test_after_a_pivot_that_is_not_positive_another_shift_works(row, tile, n_threads):
+    A, B = systems.failing_at(row, 30), np.ones((30, 1))
+    kept = kept_tiles(A, tile)
+    factor = kept.beside()
+    with ThreadExecutor(n_threads) as executor:
+        with pytest.raises(NotPositiveDefiniteError, match=f"row {row} ") as caught:
+            solve(kept, np.zeros(30), factor, B, executor)
+        assert caught.value.row == row
+        assert_allclose(solve(kept, np.ones(30), factor, B, executor), np.linalg.solve(A + np.eye(30), B), rtol=1e-10)
+
+
+@every_tile
+def test_entries_that_overflow_are_an_error(tile):
+    A = positive_definite(5)
+    A[3, 3] = np.inf
+    kept = kept_tiles(A, tile)
+    with pytest.raises(NotFiniteError, match="diagonal entry .* is inf") as caught:
+        solve(kept, np.zeros(5), kept.beside(), np.ones((5, 1)))
+    assert caught.value.row == 3
+    large = kept_tiles(np.array([[1.0, 1e200, 1e200], [1e200, 1.0, 1.0], [1e200, 1.0, 1.0]]), 3)  # NaN on the way
+    with pytest.raises(NotPositiveDefiniteError):
+        solve(large, np.zeros(3), large.beside(), np.ones((3, 1)))

@@ -2,32 +2,23 @@
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import scipy.linalg
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
-from dkrr.kernels import RBF
+from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
 from dkrr.runtime import Progress
-from dkrr.solvers.conjugate_gradient import (
-    LOW_PRECISION_DROP,
-    WINDOW,
-    Iteration,
-    cycles_in_low_precision,
-    ritz_values,
-)
+from dkrr.solvers.conjugate_gradient import WINDOW, Iteration, cycles_in_low_precision, ritz_values
 from dkrr.solvers.iteration_state import State
 from dkrr.solvers.quadrature import LanczosTrace, log_quadrature
 from dkrr.solvers.result import Status
-from dkrr.solvers.settings import ConjugateGradient, RPCholesky
 from tests.oracles import naive_conjugate_gradient
 from tests.pairs import every_pair
 from tests.systems import MatrixOperator, one_blas_thread, partial_factor, positive_definite, random  # noqa: F401
@@ -57,10 +48,10 @@ def true_residuals(A, shift, B, X):
     return np.linalg.norm(B - A @ X - shift * X, axis=0) / np.where(norms > 0, norms, 1.0)
 
 
-def preconditioner(which, A, shift, rank=20, **settings):
+def preconditioner(which, A, shift, rank=20):
     if which == "diagonal":
         return Diagonal(A.diagonal()[:, None], shift)
-    return LowRank(partial_factor(A, rank, **settings), shift) if which == "low rank" else Identity()
+    return LowRank(partial_factor(A, rank), shift) if which == "low rank" else Identity()
 
 
 def solve(A, shift, B, by=None, **settings):
@@ -75,21 +66,16 @@ def ill_conditioned(smallest):
     return (A + A.T) / 2
 
 
-class Float32(MatrixOperator):
-    """Products in one precision are changed: a subclass says how."""
+@dataclass
+class Changed(MatrixOperator):
+    """Products in one precision are changed by a function of the operator and the product."""
 
-    changed = "float32"
+    change: Callable | None = None
+    precision: str = "float32"
 
     def multiply(self, vectors, precision="float64", columns=None):
         product = super().multiply(vectors, precision)
-        return self.change(product) if precision == self.changed else product
-
-
-class Backwards(Float32):
-    """Its float32 points the wrong way, but for the first product, of the deflated direction."""
-
-    def change(self, product):
-        return -product if len(self.products) > 1 else product
+        return self.change(self, product) if precision == self.precision else product
 
 
 @every_pair(by=["none", "diagonal", "low rank"], which=list(SHIFTS), mixed=[False, True])
@@ -108,15 +94,11 @@ def test_solutions_are_those_of_elimination(by, which, mixed):
 
 
 @both_precisions
-@given(n=st.integers(1, 30), m=st.integers(1, 4), tol=st.sampled_from([1e-3, 1e-9]), deflated=st.booleans())
-def test_systems_of_any_shape_converge(mixed, n, m, tol, deflated):
-    A, B, shift = positive_definite(n, n), right_sides(n, m), np.full((1, m), 0.3)
-    B[:, m // 2] *= m % 2  # zeros among them
-    found = solve(A, shift, B, tol=tol, mixed=mixed, deflate=np.ones(n) if deflated else None).run()
-    assert found.status is Status.CONVERGED
-    assert (true_residuals(A, shift, B, found.x) <= 1.001 * tol).all()
-    assert not found.x[:, ~B.any(axis=0)].any()
-    nothing = solve(A, shift, np.zeros((n, m)), mixed=mixed).run()
+def test_zeros_are_solved_by_zeros_without_an_iteration(mixed):
+    A, B = positive_definite(N), right_sides() * [1.0, 0.0, 1.0]
+    found = solve(A, ONE, B, tol=1e-9, mixed=mixed).run()
+    assert found.status is Status.CONVERGED and not found.x[:, 1].any()
+    nothing = solve(A[:1, :1], ONE, np.zeros((1, M)), mixed=mixed, deflate=np.ones(1)).run()
     assert (nothing.status, nothing.iterations, nothing.residuals.max()) == (Status.CONVERGED, 0, 0.0)
 
 
@@ -134,13 +116,8 @@ def test_steps_are_the_textbook_s_and_what_the_recurrence_says_is_nearly_true(it
 def test_there_are_as_many_steps_as_different_eigenvalues():
     A = np.diag(np.repeat([1.0, 2.0, 5.0, 9.0], 10))
     assert solve(A, np.zeros((1, 2)), right_sides(40, 2), tol=1e-12).run().iterations == 4
-    K, s = positive_definite(N), ONE
-    assert solve(K, s, right_sides(), preconditioner("low rank", K, s, N), tol=1e-10).run().iterations == 1
-    K, s = RBF()(random(90, 2)), np.full((1, 1), 1e-4)
-    counts = [
-        solve(K, s, right_sides(90, 1), preconditioner("low rank", K, s, r)).run().iterations for r in (0, 10, 30)
-    ]
-    assert counts[0] > counts[1] > counts[2], "a better preconditioner takes fewer"
+    found = solve(positive_definite(N), ONE, right_sides(), preconditioner("low rank", positive_definite(N), ONE, N))
+    assert found.run().iterations == 1
 
 
 def test_columns_that_have_converged_drop_out_and_their_residuals_stay():
@@ -167,7 +144,6 @@ def test_mixed_precision_uses_float32_but_for_the_residuals():
     plain = MatrixOperator(A)
     found = solve(plain, ONE, B).run()
     assert [p for p, _ in plain.products] == ["float64"] * (found.iterations + 1)
-    assert LOW_PRECISION_DROP == 10**-3.5
     assert [cycles_in_low_precision(tol) for tol in (0.1, 1e-3, 1e-4, 1e-7, 1e-8, 1e-12)] == [1, 1, 2, 2, 3, 4]
 
 
@@ -182,11 +158,9 @@ def test_a_start_near_the_solution_saves_iterations(mixed):
     assert_allclose(near.x, exact, atol=1e-7)
     assert_array_equal(start, before)
     b = np.array([[3.0, 1.0], [3.0, 0.0], [5.0, 2.0]])
-    x = b / (operator.matrix.diagonal()[:, None] + 1)
-    found = solve(operator, np.ones((1, 2)), b).run(start=x)
+    found = solve(operator, np.ones((1, 2)), b).run(start=b / (operator.matrix.diagonal()[:, None] + 1))
     assert (found.status, found.iterations, operator.products) == (Status.CONVERGED, 0, [("float64", 2)])
     assert_array_equal(found.residuals, [0.0, 0.0])
-    assert_array_equal(found.x, x)
 
 
 @both_precisions
@@ -203,7 +177,7 @@ def test_right_hand_sides_whose_squares_overflow_or_underflow_converge(size, mix
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_what_is_not_finite_has_not_converged():
     found = solve(1e-10 * positive_definite(N), np.zeros((1, 1)), np.full((N, 1), 1e305)).run()
-    assert found.status is Status.STALLED and found.residuals[0] == np.inf
+    assert (found.status, found.residuals[0]) == (Status.STALLED, np.inf)
     assert "too large for float64" in found.messages[-1]
     for what in (np.nan, np.inf):
         B = right_sides()
@@ -211,18 +185,6 @@ def test_what_is_not_finite_has_not_converged():
         found = solve(positive_definite(N), ONE, B, max_iter=50).run()
         assert found.status is not Status.CONVERGED
         assert not found.residuals[1] <= 1e-8
-
-
-@pytest.mark.parametrize("shift", [0.0, 1e-15, 1e-8])
-def test_a_preconditioner_saves_iterations_with_shifts_far_below_the_smallest_eigenvalue(shift):
-    K, s, B = RBF(gamma=0.5)(random(400, 8)), np.full((1, 1), shift), right_sides(400, 1)
-    found = solve(K, s, B, preconditioner("low rank", K, s, 100, dtype=np.float32)).run()
-    plain = solve(K, s, B).run()
-    assert found.status is plain.status is Status.CONVERGED
-    assert found.iterations < 0.8 * plain.iterations
-    rng = np.random.default_rng(0)  # few clusters: eigenvalues fall at once, and then stay
-    K = RBF(gamma=0.5)(rng.standard_normal((12, 3))[rng.integers(0, 12, 300)]) + 1e-4 * np.eye(300)
-    assert solve(K, s, right_sides(300, 1), preconditioner("low rank", K, s, 12)).run().iterations < 10
 
 
 @both_precisions
@@ -263,30 +225,18 @@ def test_the_condition_number_does_not_need_a_large_shift_and_counts_a_deflated_
         assert 500 < solve(A, shift, B, preconditioner(by, A, shift)).run().condition < 8000
     found = solve(np.eye(N) + np.ones((N, N)), np.ones((1, 1)), B, deflate=np.ones(N)).run()
     assert found.condition == pytest.approx((N + 2) / 2, rel=1e-6)
+    found = solve(np.diag([1.0, 3.0, 7.0, 20.0]), np.zeros((1, 1)), np.ones((4, 1)), tol=1e-14).run()
+    assert found.condition == pytest.approx(20.0, rel=1e-10), "as many steps as rows find all eigenvalues"
+    assert ritz_values(np.array([0.5, np.nan]), np.array([1.0, np.nan])) == (2.0, 2.0)
 
 
 def test_a_condition_number_that_is_not_wanted_or_not_known_is_nan():
     seen, A, B = [], positive_definite(N), right_sides()
-    wanted = solve(A, ONE, B).run()
-    settings = {"estimates_condition": False, "on_iteration": lambda s: seen.append(len(s.cycle.traced))}
-    found = solve(A, ONE, B, **settings).run()
-    assert np.isnan(found.condition) and wanted.condition >= 1.0
-    assert seen and not any(seen), "nothing is kept for it"
-    assert_array_equal(found.x, wanted.x)
+    found = solve(A, ONE, B, estimates_condition=False, on_iteration=lambda s: seen.append(len(s.cycle.traced))).run()
+    assert np.isnan(found.condition) and not any(seen), "nothing is kept for it"
+    assert_array_equal(found.x, solve(A, ONE, B).run().x)
     assert np.isnan(solve(np.eye(N), np.zeros((1, 1)), np.zeros((N, 1))).run().condition)
     assert np.isnan(solve(np.eye(N), np.ones((1, 1)), right_sides(m=1), Growing(np.eye(N))).run().condition)
-
-
-def test_as_many_steps_as_there_are_rows_find_all_eigenvalues():
-    A, r, steps, products = np.diag([1.0, 3.0, 7.0, 20.0]), np.ones(4), [], []
-    p = r
-    for _ in range(4):
-        steps.append((r @ r) / (p @ A @ p))
-        products.append(r @ r)
-        new = r - steps[-1] * (A @ p)
-        p, r = new + (new @ new) / (r @ r) * p, new
-    assert_allclose(ritz_values(np.array(steps), np.array(products)), (1.0, 20.0), rtol=1e-10)
-    assert ritz_values(np.array([0.5, np.nan]), np.array([1.0, np.nan])) == (2.0, 2.0)
     assert np.isnan(ritz_values(np.array([np.nan]), np.array([1.0]))).all()
 
 
@@ -355,51 +305,35 @@ def test_a_residual_below_rounding_stalls_and_nothing_worse_is_reported(mixed):
     assert_allclose(found.residuals, true_residuals(A, shift, B, found.x), rtol=0.5)
 
 
-def test_float32_that_is_useless_is_given_up_for_float64():
-    class Noisy(Float32):
-        """Its noise is larger than the eigenvalues."""
+@pytest.mark.parametrize(
+    ("change", "deflate"),
+    [
+        (lambda _, p: p + 0.5 * np.linalg.norm(p, axis=0) * random(N, 1, seed=7), None),
+        (lambda _, p: np.nan * p, None),
+        (lambda operator, p: -p if len(operator.products) > 1 else p, np.ones(N)),
+    ],
+    ids=["noise larger than the eigenvalues", "overflow", "backwards but for the deflated direction"],
+)
+def test_float32_that_is_useless_is_given_up_for_float64(change, deflate):
+    A, B = positive_definite(N) + (1e3 if deflate is not None else 0.0), right_sides()
+    operator = Changed(A, change=change)
+    found = solve(operator, ONE, B, tol=1e-9, mixed=True, max_iter=5000, deflate=deflate).run()
+    assert found.status is Status.CONVERGED
+    (message,) = found.messages
+    assert "continuing in float64" in message
+    precisions = [p for p, m in operator.products if m]
+    assert precisions[0] == "float32" and "float32" not in precisions[-5:]
+    assert_allclose(found.x, solution(A, ONE, B), atol=1e-7)
 
-        def change(self, product):
-            return product + 0.5 * np.linalg.norm(product, axis=0) * random(N, 1, seed=7)
 
-    class Overflowing(Float32):
-        def change(self, product):
-            return np.nan * product
-
-    A, B = positive_definite(N), right_sides()
-    for kind in (Noisy, Overflowing):
-        operator = kind(A)
-        found = solve(operator, ONE, B, tol=1e-9, mixed=True, max_iter=5000).run()
-        assert found.status is Status.CONVERGED
-        (message,) = found.messages
-        assert "continuing in float64" in message
-        precisions = [p for p, m in operator.products if m]
-        assert precisions[0] == "float32" and "float32" not in precisions[-5:]
-        assert_allclose(found.x, solution(A, ONE, B), atol=1e-7)
-    broken = Overflowing(A)
-    broken.changed = "float64"
-    with pytest.raises(NotFiniteError):
-        solve(broken, ONE, B, mixed=True).run()
-    # Rounding larger than the shift: no iteration there makes the residual smaller, all are not spent.
-    A, shift = ill_conditioned(1e-10), np.full((1, M), 1e-9)
+def test_float32_whose_rounding_is_larger_than_the_shift_costs_few_iterations():
+    A, shift, B = ill_conditioned(1e-10), np.full((1, M), 1e-9), right_sides()
     found, alone = (solve(A, shift, B, tol=1e-6, max_iter=3000, mixed=mixed).run() for mixed in (True, False))
     assert found.status is alone.status is Status.CONVERGED
     assert "continuing in float64" in found.messages[0]
     assert found.iterations <= 2 * alone.iterations + 10 * WINDOW
-
-
-def test_a_deflated_direction_is_as_precise_after_float32_and_in_a_resumed_run():
-    A, B, states = positive_definite(N) + 1e3 * np.ones((N, N)), right_sides() + 100.0, []
-    settings = {"tol": 1e-11, "mixed": True, "deflate": np.ones(N)}
-    found = solve(Backwards(A), ONE, B, on_iteration=lambda s: states.append(copy.deepcopy(s)), **settings).run()
-    assert found.status is Status.CONVERGED
-    # What the multiple of the deflated direction brought, which was as wanted, and all the rest at once.
-    assert sum(h.is_true for h in found.history) == 2
-    late = [s for s in states if s.precision == "float64"]
-    assert len(late) > 5
-    again = solve(Backwards(A), ONE, B, **settings).run(state=travelled(late[4]))
-    assert_array_equal(again.x, found.x)
-    assert again.messages == found.messages
+    with pytest.raises(NotFiniteError):
+        solve(Changed(A, change=lambda _, p: np.nan * p, precision="float64"), shift, B, mixed=True).run()
 
 
 @dataclass
@@ -447,23 +381,11 @@ def test_a_preconditioner_grows_where_convergence_is_slow(mixed):
 
 
 def test_progress_is_the_way_to_the_tolerance():
-    class Recorder(Progress):
-        total, way, name, notes = 0.0, 0.0, "", 0
-
-        def begin(self, name, total, done):
-            self.name, self.total = name, total
-
-        def advance(self, flops):
-            assert flops >= 0
-            self.way += flops
-
-        def note(self, message):
-            self.notes += 1
-
-    progress = Recorder()
+    progress, steps, begun = Progress(), [], []
+    progress.advance, progress.begin = steps.append, lambda *arguments: begun.append(arguments[:2])
     found = solve(positive_definite(N), ONE, right_sides(), tol=1e-6, progress=progress).run()
-    assert (progress.name, progress.notes) == ("conjugate gradient", 0)
-    assert progress.total == pytest.approx(-np.log(1e-6)) == pytest.approx(progress.way)
+    assert begun == [("conjugate gradient", pytest.approx(-np.log(1e-6)))]
+    assert min(steps) >= 0 and sum(steps) == pytest.approx(-np.log(1e-6))
     assert [h.iteration for h in found.history if not h.is_true] == list(range(1, found.iterations + 1))
     assert found.history[-1].is_true and found.history[-1].largest == found.residuals.max()
     seconds = [h.seconds for h in found.history]
@@ -502,14 +424,6 @@ def test_resumed_from_any_state_the_bits_are_the_same(mixed, deflated):
     assert len(iteration.operator.products) == deflated, "from the end nothing is done"
 
 
-def test_a_run_continues_beyond_its_largest_number_of_iterations():
-    ends = []
-    first = resumable(max_iter=5, on_end=ends.append).run()
-    second = resumable(max_iter=500).run(state=travelled(ends[0]))
-    assert (first.status, second.status) == (Status.MAX_ITERATIONS, Status.CONVERGED)
-    assert second.iterations > 5 and second.history[: len(first.history)] == first.history
-
-
 def test_quadrature_of_every_probe_is_that_of_the_logarithm():
     A, shift = positive_definite(37), np.full((1, 5), 0.7)
     root = np.sqrt(A.diagonal() + 0.7)
@@ -523,23 +437,3 @@ def test_quadrature_of_every_probe_is_that_of_the_logarithm():
     assert trace.values(column_sizes(probes)) == pytest.approx(expected, rel=1e-9)
     with pytest.raises(NotPositiveDefiniteError, match="an eigenvalue that is not positive"):
         log_quadrature(np.array([1.0, -0.2]), np.array([1.0, 1.0]))
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(lambda: RPCholesky(rank=0), "rank"), (lambda: RPCholesky(rank=True), "rank"),
-     (lambda: RPCholesky(rank=2.5), "rank"), (lambda: ConjugateGradient(preconditioner=RPCholesky), "preconditioner"),
-     (lambda: ConjugateGradient(precision="float32"), "precision"), (lambda: ConjugateGradient(max_iter=0), "max_iter"),
-     (lambda: ConjugateGradient(max_iter=1.5), "max_iter")],
-)  # fmt: skip
-def test_settings_name_the_argument_that_is_bad(make, name):
-    with pytest.raises(InputError, match=f"{name} is .*; expected"):
-        make()
-
-
-def test_settings_are_values_and_statuses_give_advice():
-    assert RPCholesky(rank=np.int64(7)).rank == 7
-    assert ConjugateGradient(RPCholesky(3)) == ConjugateGradient(RPCholesky(3)) != ConjugateGradient(RPCholesky(4))
-    assert hash(ConjugateGradient()) == hash(ConjugateGradient())
-    for status in (Status.STALLED, Status.MAX_ITERATIONS, Status.INACCURATE):
-        assert "alpha" in status.value

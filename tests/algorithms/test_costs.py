@@ -8,20 +8,12 @@ import pytest
 from dkrr.cost import Cost
 from dkrr.kernels import RBF
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg.cholesky import (
-    cholesky_cost,
-    cholesky_task_bytes,
-    cholesky_tasks,
-    cold_cholesky_bytes,
-    factor_bytes,
-    factor_tile,
-    partial_bytes,
-)
+from dkrr.linalg import cholesky
 from dkrr.linalg.inverse import LocalFactor, SharedFactor, apply_bytes, apply_cost
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_cost, memory_system
 from dkrr.linalg.normal import normal_cost
 from dkrr.linalg.pivoted_cholesky import LOW_OVERHEAD, factor_rows_bytes, pivoted_cost, small_matrix_cost
-from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles, MatrixTiles, gram_cost, gram_workspace_bytes
+from dkrr.linalg.sources import GramTiles, MatrixTiles
 from dkrr.linalg.substitution import substituted, substitution_cost, substitution_tasks
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.linalg.tiled_operator import KEPT_PASSES, TileGroup, multiply_bytes, multiply_group, pass_cost
@@ -31,22 +23,12 @@ from dkrr.rows import MemoryRows, as_rows
 from dkrr.runtime import Meter, SerialExecutor
 from dkrr.tiles import MemoryMatrix, RunStore, TileGrid
 from dkrr.tiles.shards import OVERHEAD_BYTES
-from tests.algorithms.test_substitution import make_job
-from tests.systems import (
-    MANY,
-    RAGGED,
-    factored,
-    files_of,
-    make_case,
-    one_blas_thread,  # noqa: F401
-    positive_definite,
-    run,
-    tiles_of,
-    traced_peak,
-)
+from tests import systems
+from tests.algorithms.test_cholesky import make_job
+from tests.systems import MANY, RAGGED, files_of, positive_definite, run, tiles_of
 
-WIDE = TileGrid(37, 20, 5)
-SMALL = TileGrid(5, 20, 10)  # a tile that is larger than the matrix
+one_blas_thread = systems.one_blas_thread
+
 itemsizes = {"float64": 8, "float32": 4}
 
 
@@ -54,21 +36,22 @@ def n_bytes(*arrays):
     return sum(len(raw) for array in arrays for raw in files_of(array).values())
 
 
-def factorisation(folder, grid, m, dtype, columns_per_task=0):
+def factorisation(columns_per_task):
     """Record, cost, and bytes that are read beside it: those of tiles that are formed."""
-    system = make_case(folder, grid, m=m, columns_per_task=columns_per_task, dtype=dtype).system
-    record, itemsize = run(cholesky_tasks(system)), itemsizes[dtype]
-    on_disk, sums = n_bytes(system.factor.array), n_bytes(*(p.matrix.array for p in system.partial))
-    assert factor_bytes(grid, itemsize) == on_disk or (grid is SMALL and factor_bytes(grid, itemsize) > on_disk)
-    rows = [raw for p in system.partial if m for raw in files_of(p.forward).values()]
-    assert partial_bytes(grid, m, columns_per_task, itemsize) == sums + sum(len(r) - OVERHEAD_BYTES for r in rows)
-    cost = cholesky_cost(grid, m, columns_per_task, itemsize)
-    assert cost.gemm_flops == pytest.approx((grid.n**3 / 3 + grid.n**2 * m) * itemsize / 8), "rates of float64"
-    return record, cost, 8 * sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
 
+    def measured(folder, grid, m, dtype):
+        system = systems.make_case(folder, grid, m=m, columns_per_task=columns_per_task, dtype=dtype).system
+        record, itemsize = run(cholesky.cholesky_tasks(system)), itemsizes[dtype]
+        assert cholesky.factor_bytes(grid, itemsize) == n_bytes(system.factor.array)
+        sums = n_bytes(*(p.matrix.array for p in system.partial))
+        rows = [raw for p in system.partial if m for raw in files_of(p.forward).values()]
+        sums += sum(len(r) - OVERHEAD_BYTES for r in rows)
+        assert cholesky.partial_bytes(grid, m, columns_per_task, itemsize) == sums
+        cost = cholesky.cholesky_cost(grid, m, columns_per_task, itemsize)
+        assert cost.gemm_flops == pytest.approx((grid.n**3 / 3 + grid.n**2 * m) * itemsize / 8), "rates of float64"
+        return record, cost, 8 * sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
 
-def in_parts(folder, grid, m, dtype):
-    return factorisation(folder, grid, m, dtype, columns_per_task=2)
+    return measured
 
 
 def substitution(folder, grid, m, dtype):
@@ -81,15 +64,18 @@ def substitution(folder, grid, m, dtype):
     return record, cost, 0
 
 
+def shared(factor, folder):
+    store = RunStore(str(folder / "run.zarr"))
+    store.open()
+    return SharedFactor(factor, SerialExecutor(), store, "system-0", 1)
+
+
 def application(slots):
     """In threads, or as tasks."""
 
     def measured(folder, grid, m, dtype):
         matrix = tiles_of(folder, grid, np.linalg.cholesky(positive_definite(grid.n)), dtype)
-        factor, store = LocalFactor(matrix, 3), RunStore(str(folder / "run.zarr"))
-        if slots:
-            store.open()
-            factor = SharedFactor(matrix, SerialExecutor(), store, "system-0", slots)
+        factor = shared(matrix, folder) if slots else LocalFactor(matrix, 3)
         factor.apply(np.ones((grid.n, m)))
         cost = apply_cost(grid, m, itemsizes[dtype], slots)
         assert (cost.element_seconds > 0) == (dtype == "float32")
@@ -99,21 +85,21 @@ def application(slots):
 
 
 EXACT = (0.0, 0.0, 0.0)
-MOVED = [  # with tolerances of bytes read and written, and of the number of tasks
-    *((factorisation, grid, 3, "float64", (0.0, 0.15, 0.0)) for grid in (RAGGED, TileGrid(61, 7, 7), WIDE)),
-    *((factorisation, grid, 0, dtype, EXACT) for grid in (RAGGED, MANY) for dtype in itemsizes),
-    (in_parts, MANY, 3, "float64", (0.08, 0.08, 0.0)),
-    *((in_parts, MANY, 0, dtype, EXACT) for dtype in itemsizes),
-    *((substitution, RAGGED, 3, dtype, (0.0, 0.31, 0.5)) for dtype in itemsizes),
-    *(
-        (application(slots), grid, 3, dtype, EXACT)
-        for slots in (None, 1)
-        for grid, dtype in ((RAGGED, "float32"), (MANY, "float32"), (TileGrid(15, 10, 5), "float32"), (MANY, "float64"))
-    ),
-]
 
 
-@pytest.mark.parametrize(("measured", "grid", "m", "dtype", "within"), MOVED)
+@pytest.mark.parametrize(
+    ("measured", "grid", "m", "dtype", "within"),  # bytes read and written, number of tasks
+    [
+        (factorisation(0), RAGGED, 3, "float64", (0.0, 0.15, 0.0)),
+        (factorisation(0), TileGrid(37, 20, 5), 3, "float64", (0.0, 0.15, 0.0)),
+        (factorisation(0), MANY, 0, "float32", EXACT),
+        (factorisation(2), MANY, 3, "float64", (0.08, 0.08, 0.0)),
+        (factorisation(2), MANY, 0, "float32", EXACT),
+        *((substitution, RAGGED, 3, dtype, (0.0, 0.31, 0.5)) for dtype in itemsizes),
+        *((application(slots), MANY, 3, dtype, EXACT) for slots in (None, 1) for dtype in itemsizes),
+        *((application(slots), TileGrid(15, 10, 5), 3, "float32", EXACT) for slots in (None, 1)),
+    ],
+)
 def test_bytes_and_tasks_are_those_of_the_formula(tmp_path, measured, grid, m, dtype, within):
     record, cost, formed = measured(tmp_path, grid, m, dtype)
     assert record.bytes_read - formed == pytest.approx(cost.read_bytes, rel=within[0])
@@ -124,9 +110,10 @@ def test_bytes_and_tasks_are_those_of_the_formula(tmp_path, measured, grid, m, d
 def factor_task(key, m, dtype):
     def prepare(folder):
         grid = TileGrid(900, 300, 60)
-        system = factored(folder, grid, m=m, columns_per_task=1, dtype=dtype).system
+        system = systems.factored(folder, grid, m=m, columns_per_task=1, dtype=dtype).system
         (step,) = (s for s in tile_steps(3, 1) if s.key == key)
-        return lambda: factor_tile(Meter(), system, step), cholesky_task_bytes(grid, m, 0, itemsizes[dtype])
+        bound = cholesky.cholesky_task_bytes(grid, m, 0, itemsizes[dtype])
+        return lambda: cholesky.factor_tile(Meter(), system, step), bound
 
     return prepare
 
@@ -135,9 +122,7 @@ def applied(n_threads, dtype):
     def prepare(folder):
         grid = TileGrid(1500, 300, 60)
         factor = tiles_of(folder, grid, np.tri(grid.n) / grid.n + np.eye(grid.n), dtype)
-        store = RunStore(str(folder / "run.zarr"))
-        store.open()
-        way = LocalFactor(factor, n_threads) if n_threads else SharedFactor(factor, SerialExecutor(), store, "s", 1)
+        way = LocalFactor(factor, n_threads) if n_threads else shared(factor, folder)
         return lambda: way.apply(np.ones((grid.n, 3))), apply_bytes(grid, 3, itemsizes[dtype], n_threads)
 
     return prepare
@@ -188,59 +173,31 @@ def test_memory_is_below_its_bound_and_the_bound_not_far_above(tmp_path, name):
     prepare, most, slack = HELD[name]
     work, bound = prepare(tmp_path)
     work()  # what is made once
-    peak = traced_peak(work)
+    peak = systems.traced_peak(work)
     assert peak <= bound + min(slack, 500_000)
     assert bound <= most * peak + slack, "a bound that is far too high wastes the user's memory"
 
 
 def test_formulas_with_distinct_primes():
-    grid, n, rank, m = TileGrid(10_000, 13 * 101, 101), 10_007, 101, 7
-    tile, panel = 8 * 1313**2, 8 * 1313 * 101
-    assert cholesky_task_bytes(grid, m, 0) == tile + 5 * panel + 4 * 8 * 1313 * m
-    assert cholesky_task_bytes(grid, m, 10**9) == tile + 10**9 + 4 * 8 * 1313 * m
-    assert cholesky_task_bytes(grid, 0, 0, 4) == (tile + 5 * panel) / 2
-
+    n, rank, m, grid = 10_007, 101, 7, TileGrid(1009, 101, 101)
     cost = pivoted_cost(n, rank, EntryCost(13.0, 3e-9))
     assert cost.gemm_flops == LOW_OVERHEAD * n * rank**2 + n * rank * 13
     assert cost.element_seconds == pytest.approx(n * rank * 3e-9)
     assert small_matrix_cost(n, rank, m).gemm_flops == pytest.approx(LOW_OVERHEAD * n * rank**2 / 14 + rank**3 / 3)
-    assert factor_rows_bytes(n, rank, 4, m) >= 4 * 1430 * rank
-    assert factor_rows_bytes(n, rank, 8, m) - factor_rows_bytes(n, rank, 4, m) == 4 * 1430 * rank
-
+    low, high = (factor_rows_bytes(n, rank, itemsize, m) for itemsize in (4, 8))
+    assert low >= high - low == 4 * 1430 * rank
     plain, centred = (normal_cost(n, 13, rank, 3, 5, 0.0, centred=centred) for centred in (False, True))
     assert (plain.n_tasks, plain.read_bytes) == (15, 16 * n * 13), "once a tile, and once for the residual"
-    assert centred.read_bytes - plain.read_bytes == n * 13
-    assert plain.gemm_flops >= n * rank**2
-
-    entry = RBF(gamma=1.0).entry_cost(13)
-    cost = gram_cost(entry, 1e6)
-    assert (cost.gemm_flops, cost.element_seconds) == (1e6 * entry.gemm_flops, 1e6 * entry.element_seconds)
-    for side in (101, 5 * KERNEL_BLOCK):
-        block = min(side, KERNEL_BLOCK)
-        expected = 2 * side * 7 + RBF().workspace_bytes(block, block, 13)
-        assert gram_workspace_bytes(RBF(), side, 7, 13) == expected
-
-
-def test_costs_of_a_factor_in_memory():
-    n, m, count = 1009, 7, 3
-    for tile in (101, n):
-        grid = TileGrid(n, tile, tile)
-        cost = memory_cost(grid, m, count, keeps=True)
-        assert cost.gemm_flops == pytest.approx(count * 4 * n**2 * m)
-        assert (cost.dense_flops, cost.dense_side) == (pytest.approx(count * n**3 / 3), n)
-        assert (cost.read_bytes, cost.written_bytes, cost.n_tasks) == (0, 0, 0)
-        assert memory_cost(grid, m, 2 * count, keeps=True).memory_bytes > cost.memory_bytes > 0
-        assert memory_cost(grid, m, count, keeps=False).memory_bytes < cost.memory_bytes
-        assert memory_bytes(grid, keeps=True) == 8 * n**2
-    assert memory_bytes(grid, keeps=False) == 8 * n**2
-    assert 4 * n**2 < memory_bytes(TileGrid(n, 101, 101), keeps=False) < 4.5 * n**2
+    assert centred.read_bytes - plain.read_bytes == n * 13 and plain.gemm_flops >= n * rank**2
+    cost, twice, dropped = (memory_cost(grid, m, k, keeps=keeps) for k, keeps in ((3, True), (6, True), (3, False)))
+    assert (cost.gemm_flops, cost.dense_flops, cost.dense_side) == pytest.approx((12 * 1009**2 * m, 1009**3, 1009))
+    assert twice.memory_bytes > cost.memory_bytes > max(dropped.memory_bytes, 0)
 
 
 def test_a_pass_is_cheaper_in_float32_and_with_kept_tiles():
-    d, n_entries, m = 13, 10_007.0, 3
-    entry = RBF(gamma=1.0).entry_cost(d)
-    cost = pass_cost(entry, n_entries, m, "float64", 0.0)
-    assert cost.gemm_flops >= n_entries * (entry.gemm_flops + 4 * (m - 1))
+    n_entries, entry = 10_007.0, RBF(gamma=1.0).entry_cost(13)
+    cost = pass_cost(entry, n_entries, 3, "float64", 0.0)
+    assert cost.gemm_flops >= n_entries * (entry.gemm_flops + 8)
     assert cost.element_seconds > n_entries * entry.element_seconds
     many = pass_cost(entry, n_entries, 10**5, "float64", 0.0)
     assert many.gemm_flops == pytest.approx(n_entries * (entry.gemm_flops + 4e5), rel=1e-3)
@@ -257,39 +214,35 @@ def test_a_pass_is_cheaper_in_float32_and_with_kept_tiles():
 def test_costs_add_up_and_take_the_time_of_their_rates():
     a, b = Cost(2.0, 3.0, 5.0, 7.0, 11, 31.0), Cost(13.0, 17.0, 19.0, 23.0, 29, 37.0)
     assert a + b == Cost(15.0, 20.0, 24.0, 30.0, 40, 68.0)
-    assert a.times(3) == Cost(6.0, 9.0, 15.0, 21.0, 33, 93.0)
-    assert a.times(0.5).n_tasks == 6 and a + Cost() == a
+    assert a.times(3) == Cost(6.0, 9.0, 15.0, 21.0, 33, 93.0) and a.times(0.5).n_tasks == 6
     dense = Cost(dense_flops=41.0, dense_side=43) + Cost(dense_flops=2.0, dense_side=5)
     assert (dense.dense_flops, dense.dense_side, dense.times(3).dense_side) == (43.0, 43, 43)
     rates = Rates(
         gemm_flops=2.0, read_bytes=5.0, write_bytes=7.0, task_seconds=0.5, memory_bytes=0.25, fresh_bytes=0.125
     )
-    assert (rates.seconds(Cost(gemm_flops=12.0)), rates.seconds(Cost(gemm_flops=12.0), threads=3)) == (6.0, 2.0)
     assert rates.seconds(Cost(12.0, 1.0, 10.0, 21.0, 4, 1.5, 0.5), threads=3) == 2.0 + 1.0 + 2.0 + 3.0 + 2.0 + 6.0 + 4.0
     rates = Rates(gemm_flops=100.0, dense_flops=50.0)
-    assert rates.seconds(Cost(dense_flops=100.0, dense_side=DENSE_SIDE)) == 2.0
     assert rates.seconds(Cost(dense_flops=100.0, dense_side=DENSE_SIDE), threads=2) == 1.0
-    seconds = [rates.seconds(Cost(dense_flops=100.0, dense_side=n)) for n in (10, 1000, 10**4, 10**9)]
+    seconds = [rates.seconds(Cost(dense_flops=100.0, dense_side=n)) for n in (10, 1000, DENSE_SIDE, 10**9)]
     assert seconds == sorted(seconds, reverse=True), "a small factorisation is slower by the flop"
-    assert seconds[-1] == pytest.approx(1.0, rel=1e-5), "a large one runs at the rate of GEMM"
+    assert seconds[2] == 2.0 and seconds[-1] == pytest.approx(1.0, rel=1e-5), "a large one runs at the rate of GEMM"
 
 
 @pytest.mark.parametrize("n_tiles", [1, 2, 7, 40])
 def test_what_a_factorisation_reads_from_the_disk_itself(n_tiles):
-    grid = TileGrid(n_tiles * 6, 6, 3)
+    grid, cold_bytes = TileGrid(n_tiles * 6, 6, 3), cholesky.cold_cholesky_bytes
     tile = 2 * (8 * 6 * 3 + OVERHEAD_BYTES)  # two panels with their checksums
-    whole, read = factor_bytes(grid), cholesky_cost(grid, 0).read_bytes
-    cold = [cold_cholesky_bytes(grid, part * whole) for part in (0.0, 0.1, 0.3, 0.5, 1.0)]
+    cold = [cold_bytes(grid, part * cholesky.factor_bytes(grid)) for part in (0.0, 0.1, 0.3, 0.5, 1.0)]
     # Without a cache every column reads all tiles on its left once; its own row is then at hand.
     lefts = sum(1 for j in range(n_tiles) for i in range(j, n_tiles) for _ in range(j))
-    assert cold[0] == lefts * tile <= read
+    assert cold[0] == lefts * tile <= cholesky.cholesky_cost(grid, 0).read_bytes
     assert cold == sorted(cold, reverse=True) and cold[-1] == 0
     # In a cache smaller than its working set a column reads the rest from the disk.
     some = 2.5 * tile
     expected = 0 if n_tiles < 3 else sum(max(0.0, j * (n_tiles - j) * tile - some) for j in range(n_tiles))
-    assert cold_cholesky_bytes(grid, some) == expected
+    assert cold_bytes(grid, some) == expected
     # A column's working set is j (n_tiles − j) tiles: never more than half the factor, and a little.
-    assert cold_cholesky_bytes(grid, tile * (n_tiles // 2) * -(-n_tiles // 2)) == 0
+    assert cold_bytes(grid, tile * (n_tiles // 2) * -(-n_tiles // 2)) == 0
     if n_tiles == 7:  # sums between parts come from the disk too
-        without, between = cold_cholesky_bytes(grid, 100.0), partial_bytes(grid, 0, 2)
-        assert cold_cholesky_bytes(grid, 100.0, 2) == without + between - 100.0 and between > 100.0
+        between = cholesky.partial_bytes(grid, 0, 2)
+        assert cold_bytes(grid, 100.0, 2) == cold_bytes(grid, 100.0) + between - 100.0 and between > 100.0

@@ -8,22 +8,9 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr import blas
+from dkrr import features
 from dkrr.errors import InputError
-from dkrr.features import (
-    ConcatenatedMap,
-    IdentityMap,
-    MapKernel,
-    Nystroem,
-    NystroemMap,
-    ScaledMap,
-    arrays_of,
-    feature_map,
-    feature_map_from_dict,
-    kernel_from_dict,
-    nystroem,
-    whitened,
-)
+from dkrr.features import MapKernel, Nystroem, arrays_of, feature_map_from_dict, nystroem, whitened
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
 
 KERNELS = [RBF(gamma=0.4), Laplacian(gamma=0.3), Matern(nu=2.5), 2 * RBF(gamma=1.0) + Linear(), Polynomial(degree=5)]
@@ -43,36 +30,21 @@ def test_a_nystroem_map_is_the_formula_of_its_centres(kernel):
     assert_allclose(approximation(C, Z), kernel(C, Z), rtol=1e-10, atol=1e-10)
 
 
-@every_kernel
-def test_all_rows_as_centres_give_the_kernel_itself(kernel):
-    X = rows(90, 4)
-    assert_allclose(MapKernel(whitened(kernel, X))(X), kernel(X), rtol=1e-11, atol=1e-11)
-
-
-def test_the_approximation_is_below_the_kernel():
-    X, kernel = rows(80, 3), RBF(gamma=0.5)
-    approximate = MapKernel(whitened(kernel, X[:30]))(X)
-    assert np.linalg.eigvalsh(approximate).min() > -1e-12
-    assert np.linalg.eigvalsh(kernel(X) - approximate).min() > -1e-12
-
-
 @pytest.mark.parametrize(
     ("kernel", "centres", "rank"),
     [
         (RBF(gamma=0.5), np.repeat(rows(20, 3), 3, axis=0), 20),
-        (Linear(), rows(40, 5), 5),
         (Polynomial(degree=2), rows(60, 3), 10),
         (RBF(gamma=0.5), np.zeros((4, 2)), 1),
     ],
-    ids=["duplicates", "linear", "polynomial", "one point"],
+    ids=["duplicates", "polynomial", "one point"],
 )
 def test_centres_that_repeat_others_are_left_out(kernel, centres, rank):
     phi = whitened(kernel, centres)
-    d = centres.shape[1]
-    assert phi.dimension(d) == rank == phi.centres.shape[0]
-    features = phi.transform(centres)
-    assert_allclose(features @ features.T, kernel(centres), rtol=1e-10, atol=1e-10)
-    assert np.linalg.matrix_rank(features) == rank  # so that λ = 0 has a solution
+    assert phi.dimension(centres.shape[1]) == rank == phi.centres.shape[0]
+    Phi = phi.transform(centres)
+    assert_allclose(Phi @ Phi.T, kernel(centres), rtol=1e-10, atol=1e-10)
+    assert np.linalg.matrix_rank(Phi) == rank  # so that λ = 0 has a solution
 
 
 def test_a_nearly_singular_matrix_of_centres():
@@ -83,7 +55,7 @@ def test_a_nearly_singular_matrix_of_centres():
     assert_allclose(phi.transform(X) @ phi.transform(X).T, kernel(X), rtol=0, atol=1e-9)
 
 
-@every_kernel
+@pytest.mark.parametrize("kernel", [RBF(gamma=0.4), 2 * Laplacian(gamma=1.0) + Linear()], ids=str)
 def test_nystroem_features_do_not_depend_on_ranges_containers_and_strips(kernel, monkeypatch):
     monkeypatch.setattr(nystroem, "STRIP_COLUMNS", 5)
     monkeypatch.setattr(nystroem, "STRIP_ENTRIES", 70)
@@ -91,9 +63,8 @@ def test_nystroem_features_do_not_depend_on_ranges_containers_and_strips(kernel,
     phi = whitened(kernel, C)
     whole = phi.transform(X)
     assert_allclose(whole, kernel(X, phi.centres) @ phi.whitening, rtol=1e-9, atol=1e-9)
-    for start in (0, 4, 5, 16):
-        for stop in (4, 5, 11, 17):
-            assert_allclose(phi.transform(X, slice(start, stop)), whole[:, start:stop], rtol=1e-9, atol=1e-9)
+    for start, stop in ((0, 4), (4, 5), (5, 11), (4, 17), (16, 17), (5, 4)):
+        assert_allclose(phi.transform(X, slice(start, stop)), whole[:, start:stop], rtol=1e-9, atol=1e-9)
     assert_allclose(phi.transform(sp.csr_array(X)), whole, rtol=1e-8, atol=1e-8)
     of_sparse = whitened(kernel, sp.csr_array(C))
     assert sp.issparse(of_sparse.centres)
@@ -111,42 +82,32 @@ def test_float32_centres_are_whitened_in_float64():
 def test_a_nystroem_map_comes_back_from_its_description_and_arrays(sparse):
     C = rows(9, 4)
     phi = whitened(RBF(), sp.csr_array(C) if sparse else C)
-    both = ScaledMap(ConcatenatedMap(IdentityMap(), phi), 2.0)
+    both = features.ScaledMap(features.ConcatenatedMap(features.IdentityMap(), phi), 2.0)
     for value in (phi, both):
-        description = json.loads(json.dumps(value.to_dict()))
-        again = feature_map_from_dict(description, arrays=arrays_of(value))
-        assert again == value and hash(again) == hash(value)
+        again = feature_map_from_dict(json.loads(json.dumps(value.to_dict())), arrays=arrays_of(value))
+        assert again == value == pickle.loads(pickle.dumps(value)) and hash(again) == hash(value)
         assert_array_equal(again.transform(rows(3, 4)), value.transform(rows(3, 4)))
-        assert pickle.loads(pickle.dumps(value)) == value
     kernel = both.kernel()
-    assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict())), arrays=arrays_of(kernel)) == kernel
-    assert feature_map(kernel, 4).dimension(4) == both.dimension(4) == 13
-    assert phi != whitened(RBF(), C + 1)
-    assert "9 centres" in repr(phi)
+    description = json.loads(json.dumps(kernel.to_dict()))
+    assert features.kernel_from_dict(description, arrays=arrays_of(kernel)) == kernel
+    assert features.feature_map(kernel, 4).dimension(4) == both.dimension(4) == 13
+    assert phi != whitened(RBF(), C + 1) and "9 centres" in repr(phi)
 
 
 def test_the_cost_of_a_nystroem_map_is_that_of_its_centres():
-    few, many = Nystroem(RBF(), 100), Nystroem(RBF(), 5000)
-    assert many.entry_seconds(10) > many.entry_seconds(10) - few.entry_seconds(10) == pytest.approx(4900 / 55e9)
-    assert many.held_bytes(10) > 8 * 5000 * 5000
-    phi = whitened(RBF(), rows(100, 10))
-    assert phi.entry_seconds(10) == few.entry_seconds(10)
-    assert phi.held_bytes(10) == few.held_bytes(10)
+    few, many, phi = Nystroem(RBF(), 100), Nystroem(RBF(), 5000), whitened(RBF(), rows(100, 10))
+    assert many.entry_seconds(10) - few.entry_seconds(10) == pytest.approx(4900 / 55e9) and many.held_bytes(10) > 2e8
+    assert (phi.entry_seconds(10), phi.held_bytes(10)) == (few.entry_seconds(10), few.held_bytes(10))
 
 
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Nystroem(RBF(), 0), "at least 1"),
-        (lambda: Nystroem(RBF(), 2.5), "whole number"),
-        (lambda: Nystroem(RBF(), 10, pivots="greedy"), "'rpcholesky' or 'uniform'"),
-        (lambda: Nystroem(RBF(), 10, random_state="a"), "whole number"),
         (lambda: Nystroem(Precomputed(), 10), "precomputed"),
-        (lambda: Nystroem(np.dot, 10), "expected a dkrr.kernels.Kernel"),
         (lambda: Nystroem(RBF(), 10).transform(rows(3, 2)), "no centres yet"),
         (lambda: whitened(Sigmoid(coef0=-1.0), rows(30, 3)), "not positive semidefinite"),
         (lambda: whitened(Linear(), np.zeros((3, 2))), "or zero there"),
-        (lambda: NystroemMap(RBF(), rows(3, 2), np.eye(4)), "for every centre"),
+        (lambda: features.NystroemMap(RBF(), rows(3, 2), np.eye(4)), "for every centre"),
         (lambda: whitened(RBF(), rows(9, 2)).transform(rows(3, 4)), "features"),
         (lambda: feature_map_from_dict(whitened(RBF(), rows(9, 2)).to_dict()), "is missing; expected"),
     ],
@@ -154,17 +115,3 @@ def test_the_cost_of_a_nystroem_map_is_that_of_its_centres():
 def test_wrong_centres_and_kernels_are_named(make, match):
     with pytest.raises(InputError, match=match):
         make()
-
-
-@pytest.mark.parametrize(("n", "rank"), [(1, 1), (37, 37), (150, 12), (40, 3)])
-def test_pivoted_cholesky_finds_the_rank_and_the_factor(n, rank):
-    F = rows(n, rank)
-    A = F @ F.T
-    L = A.copy()
-    order, found = blas.pivoted_cholesky_in_place(L)
-    assert found == rank
-    assert sorted(order) == list(range(n))
-    assert_array_equal(np.triu(L, 1), np.triu(A, 1))
-    factor = np.tril(L)[:, :rank]
-    assert_allclose(factor @ factor.T, A[np.ix_(order, order)], atol=1e-11 * np.abs(A).max())
-    assert (np.diff(np.diagonal(factor)) <= 1e-12).all()

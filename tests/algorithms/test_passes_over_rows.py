@@ -13,43 +13,21 @@ from dkrr.errors import InputError
 from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.linalg import segments
 from dkrr.linalg.likelihood import Bernoulli, Softmax
-from dkrr.linalg.likelihood_pass import Passes, curvature_product, likelihood_pass
-from dkrr.linalg.normal import (
-    NormalParts,
-    accumulate,
-    feature_sums,
-    normal_part,
-    normal_tasks,
-    primal_residual,
-)
-from dkrr.linalg.normal_product import (
-    normal_moments,
-    normal_product,
-    training_errors,
-    weighted_squares,
-    weighted_sums,
-)
+from dkrr.linalg.likelihood_pass import Passes, likelihood_pass
+from dkrr.linalg.normal import NormalParts, feature_sums, normal_part, normal_tasks, primal_residual
+from dkrr.linalg.normal_product import normal_moments, normal_product, training_errors, weighted_squares, weighted_sums
 from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles
 from dkrr.rows import MemoryRows, as_rows, write_rows
 from dkrr.runtime import Meter
 from dkrr.tiles import TileGrid
+from tests import systems
 from tests.oracles import naive_normal, naive_probabilities
 from tests.pairs import every_pair
 from tests.stores import place
-from tests.systems import (
-    RowsElsewhere,
-    empty_tiles,
-    empty_vectors,
-    files_of,
-    one_blas_thread,  # noqa: F401
-    random,
-    remove_chunks,
-    run,
-    traced_peak,
-    vectors,
-    whole,
-)
+from tests.systems import RowsElsewhere, random
+
+one_blas_thread = systems.one_blas_thread
 
 N, D = 29, 3
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-11}
@@ -76,7 +54,7 @@ class Case:
 
     def stored(self, folder, *arrays):
         grid = TileGrid(N, 6, 6)
-        return [vectors(folder, grid, a) if folder and a is not None else a for a in arrays]
+        return [systems.vectors(folder, grid, a) if folder and a is not None else a for a in arrays]
 
 
 @every_pair(
@@ -113,7 +91,7 @@ def test_sums_of_least_squares_are_those_of_single_samples(
         assert_allclose(feature_sums(Meter(), *common[:2]), weight @ raw, **TOLERANCE)
         for grid in (TileGrid(case.p, case.p, case.p), TileGrid(case.p, 2, 2)):
             tiles, found = normal_part(Meter(), *common, grid)
-            assert_allclose(whole(SummedTiles((tiles,)), grid), matrix, **TOLERANCE)
+            assert_allclose(systems.whole(SummedTiles((tiles,)), grid), matrix, **TOLERANCE)
             assert_allclose(found, moments, **TOLERANCE)
         # Errors of training, in memory: rows of other segments are left as they are.
         for means in (None, np.array([0.5, -2.0])):
@@ -132,24 +110,7 @@ def test_sums_of_least_squares_are_those_of_single_samples(
     assert_array_equal(case.X, Case(which, sparse, weighted).X, err_msg="and so are the rows")
 
 
-@given(rows=ranges, columns=ranges, on_diagonal=st.booleans(), sparse=st.booleans(), block=st.integers(1, N))
-def test_any_block_of_the_normal_matrix_is_added_to_what_is_there(rows, columns, on_diagonal, sparse, block):
-    case = Case("polynomial", sparse, True, slice(3, 25), block)
-    rows, columns = (slice(s.start % case.p, max(s.stop % case.p, s.start % case.p + 1)) for s in (rows, columns))
-    columns = rows if on_diagonal else slice(0, columns.stop)
-    centre = case.phi.mean(axis=0)
-    total, sums = naive_normal((case.phi - centre)[3:25], case.own_w[3:25], case.y[3:25])
-    matrix = np.full((rows.stop - rows.start, columns.stop - columns.start), 0.5)
-    moments = np.full((len(matrix), 2), 0.5)
-    blocks = [(matrix, slice(0, len(matrix)), slice(0, matrix.shape[1]))]
-    accumulate(Meter(), case.map, case.segment, centre, blocks, moments, rows, columns)
-    lower = np.tri(*matrix.shape, dtype=bool) | (rows != columns)
-    assert_allclose(matrix[lower], (total[rows, columns] + 0.5)[lower], **TOLERANCE)
-    assert (matrix[~lower] == 0.5).all()
-    assert_allclose(moments, sums[rows] + 0.5, **TOLERANCE)
-
-
-@pytest.mark.parametrize(("strip", "block"), [(1, 5), (4, 1), (4, 5), (4, 8), (50, 5), (50, 50)])
+@pytest.mark.parametrize(("strip", "block"), [(1, 5), (4, 1), (4, 8), (50, 50)])
 def test_residuals_are_written_in_chunks_that_neither_strips_nor_rows_begin_or_end_with(
     tmp_path, monkeypatch, strip, block
 ):
@@ -157,8 +118,8 @@ def test_residuals_are_written_in_chunks_that_neither_strips_nor_rows_begin_or_e
     monkeypatch.setattr(segments, "STRIP_BYTES", 0)
     case, by_rows = Case("polynomial", False, True, folder=tmp_path), TileGrid(N, block, block)
     coef, means, gradient = random(case.p, 3), np.array([0.5, -2.0]), 0.0
-    targets, weights = vectors(tmp_path, by_rows, case.y), vectors(tmp_path, by_rows, case.w)
-    found, middle = empty_vectors(tmp_path, by_rows, 2), N // 2 // block * block
+    targets, weights = systems.vectors(tmp_path, by_rows, case.y), systems.vectors(tmp_path, by_rows, case.w)
+    found, middle = systems.empty_vectors(tmp_path, by_rows, 2), N // 2 // block * block
     for a, b in ((0, middle), (middle, N)):
         if a < b:
             segment = Segment(case.segment.rows, a, b, block, targets, weights, means)
@@ -168,23 +129,20 @@ def test_residuals_are_written_in_chunks_that_neither_strips_nor_rows_begin_or_e
     assert_allclose(gradient, case.phi.T @ (case.w * (y - case.phi @ coef)), **TOLERANCE)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "float32", "bool"])
-@pytest.mark.parametrize("sparse", [False, True])
+@every_pair(dtype=["int8", "uint8", "float32", "bool"], sparse=[False, True])
 def test_numbers_of_other_types_are_summed_in_float64(sparse, dtype):
     """Counts in small integers: their squares do not fit in the type."""
     X = (np.abs(60 * random(N, D)) % 120).astype(dtype)
-    segment = Segment(as_rows(sp.csr_array(X) if sparse else X), 0, N, 6, np.ones((N, 1)))
-    exact, V, coef = X.astype(float), random(D, 2), 0.01 * random(D, 3)
-    assert_allclose(weighted_squares(Meter(), IdentityMap(), segment, None)[:, 0], (exact**2).sum(axis=0), rtol=1e-13)
-    assert_allclose(weighted_sums(Meter(), IdentityMap(), segment, None)[:, 0], exact.sum(axis=0), rtol=1e-13)
-    assert_allclose(normal_product(Meter(), IdentityMap(), segment, None, V), exact.T @ (exact @ V), rtol=1e-9)
-    for curvature in ("matrix", "diagonal"):
-        passes = Passes(IdentityMap(), Softmax(3), D, False, curvature)
-        found, expected = (
-            likelihood_pass(Meter(), passes, Segment(as_rows(rows), 0, N, 6, np.ones((N, 1))), coef)
-            for rows in (sp.csr_array(X) if sparse else X, exact)
-        )
-        assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    V, coef, map_ = random(D, 2), 0.01 * random(D, 3), IdentityMap()
+    found, expected = [], []
+    for rows, sums in ((sp.csr_array(X) if sparse else X, found), (X.astype(float), expected)):
+        segment = Segment(as_rows(rows), 0, N, 6, np.ones((N, 1)))
+        sums += [f(Meter(), map_, segment, None) for f in (weighted_squares, weighted_sums)]
+        sums.append(normal_product(Meter(), map_, segment, None, V))
+        for curvature in ("matrix", "diagonal"):
+            sums.append(likelihood_pass(Meter(), Passes(map_, Softmax(3), D, False, curvature), segment, coef))
+    for one, other in zip(found, expected, strict=True):
+        assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_rows_with_many_features_stay_sparse():
@@ -198,64 +156,40 @@ def test_rows_with_many_features_stay_sparse():
         weighted_sums(Meter(), IdentityMap(), segment, None)
         weighted_squares(Meter(), IdentityMap(), segment, None)
 
-    assert traced_peak(work) < 8 * 8 * d < 8 * n * d / 5
+    assert systems.traced_peak(work) < 8 * 8 * d < 8 * n * d / 5
 
 
 def test_the_first_bad_value_is_named_where_it_is_read():
     case = Case("polynomial", False, False)
     case.X[17, 2] = np.nan
-    passes = Passes(case.map, Bernoulli(1), D, True, "matrix")
-    for work in (
-        lambda: normal_part(Meter(), case.map, case.segment, None, TileGrid(case.p, case.p, case.p)),
-        lambda: feature_sums(Meter(), case.map, case.segment),
-        lambda: likelihood_pass(Meter(), passes, case.segment, np.zeros((passes.dimension, 1))),
-    ):
-        with pytest.raises(InputError, match=r"X contains NaN.*row 17, column 2"):
-            work()
+    with pytest.raises(InputError, match=r"X contains NaN.*row 17, column 2"):
+        feature_sums(Meter(), case.map, case.segment)
 
 
-def parts_of(folder, grid, *, weighted=True, centred=True):
-    """Tasks of the normal equations of two segments, and what they sum up to."""
-    case, by_rows = Case("polynomial", False, weighted), TileGrid(N, 4, 4)
-    centre = np.average(case.phi, axis=0, weights=case.own_w) if centred else None
-    expected = naive_normal(case.phi - (0.0 if centre is None else centre), case.own_w, case.y)
-    targets, weights = vectors(folder, by_rows, case.y), case.w if case.w is None else vectors(folder, by_rows, case.w)
-    return *expected, NormalParts(
-        segments=tuple(Segment(RowsElsewhere(case.X), a, b, 4, targets, weights) for a, b in ((0, 11), (11, N))),
-        matrices=tuple(empty_tiles(folder, grid) for _ in range(2)),
-        moments=tuple(empty_vectors(folder, grid, 2) for _ in range(2)),
-        centre=None if centre is None else vectors(folder, grid, centre[:, None]),
+@pytest.mark.parametrize(("tile", "panel"), [(4, 2), (10, 5)])
+def test_the_normal_equations_in_tiles_resume_from_what_exists(tmp_path, tile, panel):
+    case, grid = Case("polynomial", False, True), TileGrid(10, tile, panel)
+    centre = np.average(case.phi, axis=0, weights=case.own_w)
+    matrix, moments = naive_normal(case.phi - centre, case.own_w, case.y)
+    parts = NormalParts(
+        segments=tuple(Segment(RowsElsewhere(case.X), a, b, 4, case.y, case.w) for a, b in ((0, 11), (11, N))),
+        matrices=tuple(systems.empty_tiles(tmp_path, grid) for _ in range(2)),
+        moments=tuple(systems.empty_vectors(tmp_path, grid, 2) for _ in range(2)),
+        centre=systems.vectors(tmp_path, grid, centre[:, None]),
     )
-
-
-def files(parts):
-    return [files_of(m.array) for m in parts.matrices] + [files_of(m) for m in parts.moments]
-
-
-@pytest.mark.parametrize(
-    ("grid", "weighted", "centred"),
-    [(TileGrid(10, 4, 2), True, True), (TileGrid(10, 10, 5), False, True), (TileGrid(10, 3, 3), True, False),
-     (TileGrid(10, 20, 5), False, False)],
-    ids=str,
-)  # fmt: skip
-def test_the_normal_equations_in_tiles_resume_from_what_exists(tmp_path, grid, weighted, centred):
-    matrix, moments, parts = parts_of(tmp_path, grid, weighted=weighted, centred=centred)
-    tasks = normal_tasks(MAPS["polynomial"], parts)
-    record = run(tasks)
-    assert sum(t.flops for t in tasks) >= N * 10 * 10
-    assert_allclose(whole(SummedTiles(parts.matrices), grid), matrix, **TOLERANCE)
+    arrays, last = [*(m.array for m in parts.matrices), *parts.moments], grid.n_tiles - 1
+    record = systems.run(normal_tasks(case.map, parts))
+    assert_allclose(systems.whole(SummedTiles(parts.matrices), grid), matrix, **TOLERANCE)
     assert_allclose(sum(m.load() for m in parts.moments), moments, **TOLERANCE)
-    before = files(parts)
-    assert record.bytes_written == sum(len(raw) for part in before for raw in part.values())
     assert record.bytes_read == len(list(grid.lower())) * 8 * N * D, "X is read once for every tile"
-    assert normal_tasks(MAPS["polynomial"], parts) == []
-    last = grid.n_tiles - 1
-    remove_chunks(parts.matrices[0].array, [(last, 0)])
-    remove_chunks(parts.moments[1], [(last, 0)])
-    tasks = normal_tasks(MAPS["polynomial"], parts)
+    assert normal_tasks(case.map, parts) == []
+    before = [systems.files_of(array) for array in arrays]
+    systems.remove_chunks(parts.matrices[0].array, [(last, 0)])
+    systems.remove_chunks(parts.moments[1], [(last, 0)])
+    tasks = normal_tasks(case.map, parts)
     assert {t.key for t in tasks} == {f"normal-0-{last}-0", f"normal-1-{last}-{last}"}
-    run(tasks)
-    assert files(parts) == before
+    systems.run(tasks)
+    assert [systems.files_of(array) for array in arrays] == before
 
 
 def written_out(like, phi, coef, codes, weights):
@@ -291,8 +225,8 @@ def test_sums_of_a_likelihood_are_those_of_single_samples(
     (labels,) = case.stored(folder, codes[:, None].astype(float))
     segment = Segment(case.segment.rows, here.start, here.stop, block, labels, case.segment.weights)
     phi = np.column_stack([case.phi, np.ones(N)]) if intercept else case.phi
-    p, m, s = phi.shape[1], like.n_columns, like.n_systems
-    coef, V = 0.3 * random(p, m, seed=2), random(p, m, seed=3)
+    p, m = phi.shape[1], like.n_columns
+    coef = 0.3 * random(p, m, seed=2)
     before = coef.copy()
     values, gradient, matrices = written_out(like, phi[here], coef, codes[here], case.own_w[here])
     diagonal = np.concatenate([M.diagonal() for M in matrices]).reshape(m, p).T
@@ -309,19 +243,5 @@ def test_sums_of_a_likelihood_are_those_of_single_samples(
         expected = matrices if curvature == "matrix" else diagonal
         assert found.shape == expected.shape
         assert_allclose(found[..., lower], expected[..., lower], **TOLERANCE)
-    product = curvature_product(Meter(), passes, segment, (coef, V))
-    flat = [M @ v for M, v in zip(matrices, V.T.reshape(s, -1), strict=True)]
-    assert_allclose(product, np.concatenate(flat).reshape(m, p).T, **TOLERANCE)
     assert_array_equal(coef, before)
     assert (meter.bytes_read > 0) == stored
-
-
-@pytest.mark.parametrize("curvature", ["matrix", "diagonal"])
-@pytest.mark.parametrize("loss", LIKELIHOODS)
-def test_scores_of_any_size_have_finite_sums(curvature, loss):
-    case, like = Case("identity", False, True), LIKELIHOODS[loss]
-    codes = np.random.default_rng(1).integers(0, max(like.n_columns, 2), (N, 1)).astype(float)
-    segment, passes = replace(case.segment, targets=codes), Passes(case.map, like, D, True, curvature)
-    with np.errstate(over="raise", divide="raise", invalid="raise"):
-        found = likelihood_pass(Meter(), passes, segment, 1e3 * random(D + 1, like.n_columns))
-    assert np.isfinite(found).all()

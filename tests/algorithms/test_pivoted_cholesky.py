@@ -1,29 +1,30 @@
-"""Partial Cholesky with pivots against one column after the other, and what is kept of it in memory."""
+"""Partial Cholesky with pivots against one column after the other, what is kept of it, and what it preconditions."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
+from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.linalg import factor_rows, pivoted_cholesky
-from dkrr.linalg.pivoted_cholesky import (
-    MIN_BLOCK,
-    FactorRows,
-    LostRowsError,
-    choose_pivots,
-    extend_rows,
-    project_rows,
-)
+from dkrr.linalg.fold_preconditioner import FoldLowRank, shared
+from dkrr.linalg.low_rank import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_left
+from dkrr.linalg.pivoted_cholesky import MIN_BLOCK, LostRowsError, choose_pivots, expected_iterations, next_eigenvalue
+from dkrr.linalg.preconditioner import Deferred, Identity
 from dkrr.linalg.sources import GramColumns, MatrixColumns
+from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.rows import MemoryRows
-from dkrr.runtime import Meter, ThreadExecutor, resident
+from dkrr.runtime import Meter, resident
+from dkrr.solvers.conjugate_gradient import Iteration
+from tests import systems
 from tests.oracles import naive_partial_cholesky
-from tests.systems import one_blas_thread, partial_factor, positive_definite, random, rows_of  # noqa: F401
+from tests.systems import MatrixOperator, partial_factor, positive_definite, random, rows_of
+
+one_blas_thread = systems.one_blas_thread
 
 both_dtypes = pytest.mark.parametrize("dtype", [np.float64, np.float32])
 
@@ -78,16 +79,6 @@ def test_a_factor_grown_in_rounds_is_that_of_its_pivots(n, ranks, slots, strip, 
     assert found.run not in resident._kept
 
 
-@pytest.mark.parametrize("kernel", [RBF(gamma=0.3), Polynomial(degree=2), Laplacian() * Linear()], ids=str)
-@pytest.mark.parametrize("sparse", [False, True])
-def test_factors_of_kernels_are_those_of_their_pivots(kernel, sparse):
-    X = np.where(random(60, 5, seed=1) < 0.4, random(60, 5), 0.0)
-    found = of_kernel(kernel, sp.csr_array(X) if sparse else X, 4)
-    found.grow(9)
-    assert found.rank == 9
-    check(found, kernel(X), 1e-8)
-
-
 def test_a_factor_stops_at_its_capacity_or_where_it_is_enough():
     A, seen = positive_definite(4 * MIN_BLOCK), []
     assert partial_factor(A, 30, capacity=7).rank == 7
@@ -95,16 +86,6 @@ def test_a_factor_stops_at_its_capacity_or_where_it_is_enough():
     found.grow(4 * MIN_BLOCK, lambda factor: seen.append(factor.rank) or len(seen) == 2)
     assert len(seen) == 2 and 0 < seen[0] <= MIN_BLOCK < seen[1] <= 2 * MIN_BLOCK, "asked after every round"
     check(found, A)
-
-
-def test_parts_and_threads_do_not_change_a_factor():
-    X = random(47, 3)
-    first = of_kernel(RBF(), X, 12, slots=1, seed=3)
-    with ThreadExecutor(3) as threads:
-        for executor in (None, threads):
-            other = of_kernel(RBF(), X, 12, slots=4, executor=executor, seed=3)
-            assert_array_equal(other.index, first.index)
-            assert_allclose(rows_of(other), rows_of(first), atol=1e-12)
 
 
 @both_dtypes
@@ -118,31 +99,23 @@ def test_products_in_float32_take_vectors_outside_its_range(monkeypatch, dtype):
     F = rows_of(found)
     for size in (1e-60, 1.0, 1e60):
         V, U = random(150, 2, seed=5) * [1.0, size], random(8, 3, seed=6) * size
-        for product, exact, bound in (
-            (found.project(V, "float32"), F.T @ V, np.abs(F.T) @ np.abs(V)),
-            (found.expand(U, "float32"), F @ U, np.abs(F) @ np.abs(U)),
-            (
-                np.tril(found.gram(size * v, "float32")),
-                np.tril((F.T * v * size) @ F),
-                size * (np.abs(F.T) * v) @ abs(F),
-            ),
+        for product, left, right in (
+            (found.project(V, "float32"), F.T, V),
+            (found.expand(U, "float32"), F, U),
+            (found.gram(size * v, "float32"), F.T * v * size, F),
         ):
+            lower = np.tri(*product.shape, dtype=bool) | (right is not F)
+            exact, bound = left @ right, np.abs(left) @ np.abs(right)
             assert product.dtype == np.float64
-            error = (np.abs(product - exact) / bound).max()
+            error = (np.abs(product - exact) / bound)[lower].max()
             assert error < 3e-15 if dtype == np.float64 else 1e-9 < error < 1e-6
 
 
-def test_columns_are_added_in_float32_while_much_is_left(monkeypatch):
-    A, precisions = positive_definite(150), []
-    monkeypatch.setattr(
-        pivoted_cholesky, "NewColumns", lambda *a: precisions.append(a[-1]) or factor_rows.NewColumns(*a)
-    )
-    for fraction, dtype, expected in ((0.0, np.float32, {"float32"}), (1.0, np.float32, {"float64"}),
-                                      (0.0, np.float64, {"float64"})):  # fmt: skip
-        monkeypatch.setattr(pivoted_cholesky, "LOW_PRECISION_LEFT", fraction)
-        precisions.clear()
-        check(partial_factor(A, 40, dtype=dtype), A, 1e-10 if dtype == np.float64 else 1e-5)
-        assert set(precisions) == expected and len(precisions) > 1
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_columns_may_be_added_in_float32_from_the_first_or_the_last_on(monkeypatch, fraction):
+    monkeypatch.setattr(pivoted_cholesky, "LOW_PRECISION_LEFT", fraction)
+    A = positive_definite(150)
+    check(partial_factor(A, 40, dtype=np.float32), A, 1e-5)
 
 
 @both_dtypes
@@ -155,20 +128,21 @@ def test_a_power_of_two_changes_no_digit(dtype, power):
         of_kernel(Linear(), np.ldexp(X, p), 4, dtype=dtype, importance=np.ldexp(importance, 2 * p)) for p in (0, power)
     )
     assert_array_equal(scaled.index, plain.index)
-    assert_array_equal(scaled.project(V), np.ldexp(plain.project(V), power))
-    assert_array_equal(scaled.expand(V[:4]), np.ldexp(plain.expand(V[:4]), power))
-    assert_array_equal(scaled.gram(importance), np.ldexp(plain.gram(importance), 2 * power))
-    assert_array_equal(scaled.left, np.ldexp(plain.left, 2 * power))
-    assert_array_equal(scaled.diagonal, np.ldexp(plain.diagonal, 2 * power))
+    for found, expected, p in (
+        (scaled.project(V), plain.project(V), power),
+        (scaled.expand(V[:4]), plain.expand(V[:4]), power),
+        (scaled.gram(importance), plain.gram(importance), 2 * power),
+        (scaled.left, plain.left, 2 * power),
+        (scaled.diagonal, plain.diagonal, 2 * power),
+    ):
+        assert_array_equal(found, np.ldexp(expected, p))
 
 
 def test_what_float32_cannot_tell_from_nothing_is_not_taken():
     A = RBF(gamma=0.1)(random(90, 2))
     found = partial_factor(A, 90, dtype=np.float32)
     assert found.rank < 90
-    F = rows_of(found)
-    assert_array_equal(F.astype(np.float32), F, err_msg="stored in float32, read in float64")
-    assert_allclose(F @ F.T, A, atol=3e-5)
+    assert_allclose(rows_of(found) @ rows_of(found).T, A, atol=3e-5)
     assert found.traces[-1][1] < 1e-3
 
 
@@ -235,71 +209,65 @@ def test_of_duplicate_rows_one_is_taken_and_rows_of_zeros_are_not():
     assert_allclose(rows_of(found) @ rows_of(found).T, kernel(twins), atol=1e-13)
     X[[0, 5, 29]] = 0.0
     found = of_kernel(Polynomial(degree=2, gamma=1.0, coef0=0.0), X, 30)
-    assert 10 <= found.rank <= 14
-    assert not {0, 5, 29} & set(found.index.tolist())
-    K = (X @ X.T) ** 2
-    assert_allclose(rows_of(found) @ rows_of(found).T, K, atol=1e-12 * K.max())
+    assert 10 <= found.rank <= 14 and not {0, 5, 29} & set(found.index.tolist())
 
 
-@pytest.mark.parametrize("lost", ["all", "one part"])
+def everything(found):
+    resident.forget(found.run)
+
+
+def one_part(found):
+    resident._kept[found.run].pop(("factor", 1))
+
+
+def between_the_rounds(found):
+    """A part is lost, another has its new columns already when the round is begun again."""
+    map_, lost = found.executor.map, []
+
+    def losing(tasks, shared):
+        if tasks[0].function is pivoted_cholesky.extend_rows and not lost:
+            map_(tasks[:1], shared)
+            lost.append(resident._kept[found.run].pop(("factor", 2)))
+        return map_(tasks, shared)
+
+    found.executor.map = losing
+
+
+def nothing_but_rounds_run_twice(found):
+    map_ = found.executor.map
+    found.executor.map = lambda tasks, shared: (map_(tasks, shared), map_(tasks, shared))[1]
+
+
+def everything_again_and_again(found, times=2):
+    total, left = found.executor.total, [True] * times
+    found.executor.total = lambda tasks, shared: (left and left.pop() and everything(found), total(tasks, shared))[1]
+
+
 @pytest.mark.parametrize("use", ["project", "expand", "gram", "grow"])
-def test_lost_rows_are_computed_again(lost, use):
+@pytest.mark.parametrize(
+    "lose", [everything, one_part, between_the_rounds, nothing_but_rounds_run_twice, everything_again_and_again]
+)
+def test_rows_that_are_lost_are_computed_again(lose, use):
     A = positive_definite(47)
     found = partial_factor(A, 9, 3)
     before = rows_of(found)
-    if lost == "all":
-        resident.forget(found.run)
-    else:
-        resident._kept[found.run].pop(("factor", 1))
-    if use == "grow":
-        found.grow(20)
-        assert found.rank == 20
-    else:
-        getattr(found, use)({"project": np.ones((47, 2)), "expand": np.ones((9, 2)), "gram": np.ones(47)}[use])
+    lose(found)
+    argument = {"project": np.ones((47, 2)), "expand": np.ones((9, 2)), "gram": np.ones(47), "grow": 20}[use]
+    getattr(found, use)(argument)
+    assert found.rank == (20 if use == "grow" else 9)
     assert_allclose(rows_of(found)[:, :9], before, atol=1e-12)
     check(found, A)
 
 
-def test_rows_may_be_lost_while_a_factor_grows_or_a_round_be_run_twice():
-    """A part is lost between the rounds, another has its new columns already when the round is begun again."""
-    A = positive_definite(47)
-    for fault in ("lost", "twice"):
-        found = partial_factor(A, 9, 3)
-        map_, forgotten = found.executor.map, []
-
-        def faulty(tasks, shared, fault=fault, found=found, map_=map_, forgotten=forgotten):
-            if fault == "twice":
-                map_(tasks, shared)
-            elif tasks[0].function is extend_rows and not forgotten:
-                map_(tasks[:1], shared)
-                forgotten.append(resident._kept[found.run].pop(("factor", 2)))
-            return map_(tasks, shared)
-
-        found.executor.map = faulty
-        found.grow(25)
-        assert forgotten or fault == "twice"
-        check(found, A)
-
-
-def test_rows_that_are_lost_twice_are_computed_again_and_those_always_lost_are_an_error():
+def test_rows_that_are_always_lost_are_an_error():
     found = partial_factor(positive_definite(47), 9, 3)
-    total, times = found.executor.total, []
-
-    def losing(tasks, shared):
-        if len(times) < most:
-            times.append(1)
-            resident.forget(found.run)
-        return total(tasks, shared)
-
-    found.executor.total, most = losing, 2
-    assert_allclose(found.project(np.ones((47, 1))), rows_of(found).T @ np.ones((47, 1)), atol=1e-12)
-    check(found, positive_definite(47))
-    most = 10**6
+    everything_again_and_again(found, 10**6)
     with pytest.raises(LostRowsError):
         found.project(np.ones((47, 1)))
-    part = FactorRows(MatrixColumns(MemoryRows(np.eye(5))), 0, 5, "another run", 0, 3, np.float64)
+    columns = MatrixColumns(MemoryRows(np.eye(5)))
+    part = pivoted_cholesky.FactorRows(columns, 0, 5, "another run", 0, 3, np.float64)
     with pytest.raises(LostRowsError):
-        project_rows(Meter(), part, np.ones((5, 1)))
+        pivoted_cholesky.project_rows(Meter(), part, np.ones((5, 1)))
     assert "another run" not in resident._kept
 
 
@@ -311,6 +279,7 @@ def test_a_factor_is_restored_from_its_pivots(dtype, weighted):
     first, second = (of_kernel(RBF(gamma=0.4), X, rank, slots=3 - bool(rank), **settings) for rank in (15, 0))
     second.restore(first.index)
     assert_array_equal(second.index, first.index)
+    assert not second.left[second.index].any()
     assert_allclose(rows_of(second), rows_of(first), atol=1e-9 if dtype == np.float64 else 1e-4)
     assert second.traces[-1] == (15, pytest.approx(first.traces[-1][1], rel=1e-6 if dtype == np.float64 else 1e-2))
     second.grow(25)
@@ -329,20 +298,238 @@ def test_pivots_that_rounding_made_dependent_leave_no_factor_and_it_can_grow():
     check(found, X @ X.T)
 
 
-def test_rows_chosen_as_pivots_are_those_of_the_factor_and_nothing_stays_in_memory():
-    before, X = dict(resident._kept), random(50, 3)
-    chosen = choose_pivots(RBF(), MemoryRows(X), 8, "rpcholesky", 6)
-    assert resident._kept == before
-    assert_array_equal(chosen, of_kernel(RBF(gamma=1 / 3), X, 8, seed=6).index)
+def test_rows_chosen_as_pivots_are_those_of_the_factor_and_nothing_stays_in_memory(monkeypatch):
+    X, large = random(50, 3), MemoryRows(random(500, 3))
+    expected = of_kernel(RBF(1 / 3), X, 8, seed=6).index
+    before = dict(resident._kept)
+    assert_array_equal(choose_pivots(RBF(), MemoryRows(X), 8, "rpcholesky", 6), expected)
     assert len(choose_pivots(Linear(), MemoryRows(X), 9, "rpcholesky", 0)) == 3
-
-
-def test_rows_chosen_uniformly_or_from_a_sample_are_different_ones(monkeypatch):
-    found = choose_pivots(RBF(), MemoryRows(random(30, 3)), 7, "uniform", 0)
+    found = choose_pivots(RBF(), MemoryRows(X), 7, "uniform", 0)
     assert found.tolist() == sorted(set(found.tolist())) and len(found) == 7
-    assert choose_pivots(RBF(), MemoryRows(random(30, 3)), 99, "uniform", 0).tolist() == list(range(30))
+    assert choose_pivots(RBF(), MemoryRows(X), 99, "uniform", 0).tolist() == list(range(50))
     monkeypatch.setattr(pivoted_cholesky, "MIN_CANDIDATES", 20)
     monkeypatch.setattr(pivoted_cholesky, "CANDIDATES_TO_RANK", 2)
-    found, again = (choose_pivots(RBF(), MemoryRows(random(500, 3)), 12, "rpcholesky", 1) for _ in range(2))
-    assert len(set(found.tolist())) == 12 and found.max() > 24
+    found, again = (choose_pivots(RBF(), large, 12, "rpcholesky", 1) for _ in range(2))
+    assert len(set(found.tolist())) == 12 and found.max() > 24, "of a sample of all rows"
     assert_array_equal(found, again)
+    assert resident._kept == before
+
+
+# Preconditioners -------------------------------------------------------------------------------------------------
+
+N, M = 29, 3
+all_columns = np.arange(M)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("shift", [0.0, 1e-30, 1e-1, 10.0])
+def test_eigenvalues_are_within_the_bounds_however_small_the_shift(shift, scaled):
+    A = positive_definite(N) + 0.1 * np.eye(N)
+    c = np.random.default_rng(3).uniform(0.5, 2.0, N) if scaled else np.ones(N)
+    F = partial_factor(A, 9)
+    M_inverse = LowRank(F, np.full((1, N), shift), c if scaled else None)
+    B = c[:, None] * A * c
+    E = B - c[:, None] * (rows_of(F) @ rows_of(F).T) * c
+    values = np.linalg.eigvals(M_inverse.apply(B + shift * np.eye(N), np.arange(N))).real
+    t, smallest = M_inverse.shifts(np.array([0])), np.linalg.eigvalsh(B)[0]
+    assert t.min() >= shift and t.max() <= max(shift, np.trace(E) / (N - 9)) * (1 + 1e-12)
+    assert values.max() <= 1.0 + np.linalg.eigvalsh(E)[-1] / t.min() + 1e-9
+    assert values.min() >= min(0.5, (shift + smallest / 2) / t.max()) - 1e-9
+
+
+def test_what_is_left_of_light_rows_does_not_hide_that_of_heavy_ones():
+    A, c = positive_definite(N), np.logspace(-5, 5, N)
+    M_inverse = LowRank(partial_factor(A, 9, importance=c**2), np.full((1, N), 1e-12), c)
+    B = c[:, None] * A * c + 1e-12 * np.eye(N)
+    values = np.linalg.eigvals(M_inverse.apply(B, np.arange(N))).real
+    assert values.max() / values.min() < 1e4 < 1e-10 * np.linalg.cond(B)
+
+
+def test_samples_and_log_determinant_are_those_of_the_matrix():
+    F, scale = partial_factor(positive_definite(N), 9), np.linspace(0.5, 2.0, N)
+    M_inverse = LowRank(F, np.full((1, 1), 0.3), scale)
+    matrix = np.linalg.inv(M_inverse.apply(np.eye(N), np.zeros(N, np.intp)))
+    assert M_inverse.log_determinant() == pytest.approx(np.linalg.slogdet(matrix)[1], rel=1e-10)
+    samples = M_inverse.sample(20_000, np.random.default_rng(0))
+    assert np.abs(samples @ samples.T / 20_000 - matrix).max() < 0.05 * np.abs(matrix).max()
+
+
+def test_the_shift_is_raised_where_rounding_takes_its_digits():
+    A, R = np.ones((N, N)) + np.diag(np.logspace(-12, -10, N)), random(N, M)
+    F = partial_factor(A, N)
+    inexact = LowRank(F, np.full((1, M), 1e-30), lift=1e-6)
+    assert inexact.raise_shift_if_inexact(R, all_columns), "t is below the rounding of the large eigenvalue"
+    assert not all(inexact.raise_shift_if_inexact(R, all_columns) for _ in range(4)), "until it is exact"
+    low, t = rows_of(F) @ rows_of(F).T, inexact.shifts(all_columns)
+    expected = np.column_stack([np.linalg.solve(low + t[0, k % t.shape[1]] * np.eye(N), R[:, k]) for k in range(M)])
+    assert np.abs(inexact.apply(R, all_columns) - expected).max() < 0.2 * np.abs(expected).max()
+    sound = LowRank(F, np.full((1, M), 0.1))
+    assert not sound.raise_shift_if_inexact(R, all_columns) and sound.lift == 1.0
+
+
+def test_products_are_in_float32_where_the_factor_is_and_the_shift_is_not_lost():
+    A, R = np.ones((N, N)) + np.diag(np.logspace(-9, -6, N)), random(N, M)
+    for dtype, shift, expected in ((np.float32, 1.0, "float32"), (np.float64, 1.0, "float64"),
+                                   (np.float32, N / LOW_PRECISION_RATIO / 3, "float64")):  # fmt: skip
+        F = partial_factor(A, 9, dtype=dtype)
+        assert LowRank(F, np.full((1, M), shift)).precision == "float64"
+        M_inverse = LowRank(F, np.full((1, M), shift), mixed=True)
+        assert M_inverse.precision == expected
+        found = M_inverse.apply(R, all_columns)
+        assert_allclose(rows_of(F) @ (rows_of(F).T @ found) + shift * found, R, atol=2e-5 * np.abs(R).max())
+    inexact = LowRank(F, np.full((1, M), 1e-9), mixed=True)
+    inexact.precision = "float32"  # it has lost its digits: float64 first, then a higher shift
+    assert inexact.raise_shift_if_inexact(R, all_columns)
+    assert (inexact.precision, inexact.lift) == ("float64", 1.0)
+    assert not inexact.raise_shift_if_inexact(R, all_columns)
+
+
+def test_a_factor_grows_to_its_capacity_so_many_times():
+    A, R = positive_definite(200), random(200, M)
+    M_inverse = LowRank(partial_factor(A, 20, capacity=40), np.full((1, M), 0.5))
+    assert M_inverse.grow() and M_inverse.rank == int(GROWTH * 20) + 1
+    grown = LowRank(M_inverse.factor, np.full((1, M), 0.5))
+    assert_allclose(M_inverse.apply(R, all_columns), grown.apply(R, all_columns), rtol=1e-10)
+    assert M_inverse.grow() and M_inverse.rank == 40 and not M_inverse.can_grow
+    empty = LowRank(partial_factor(A, 0), np.full((1, M), 0.5))
+    assert empty.grow() and empty.rank == 1
+    X = np.random.default_rng(0).integers(-3, 4, (N, 2)).astype(float)
+    full = LowRank(partial_factor(X @ X.T, 9), np.full((1, M), 0.5))
+    assert [full.grow() for _ in range(MAX_GROWTHS)] == [False] * MAX_GROWTHS
+    assert full.rank == 2 and not full.can_grow, "or conjugate gradient would ask for ever"
+    small = LowRank(partial_factor(A, 1), np.full((1, M), 0.5))
+    assert all(small.grow() for _ in range(MAX_GROWTHS)) and not small.can_grow
+
+
+def traces(*values, n=10**6):
+    """A factor of which only the traces are known."""
+    return SimpleNamespace(traces=list(values), trace_unit=1.0, rank=values[-1][0], columns=SimpleNamespace(n=n))
+
+
+def test_expected_iterations_are_those_of_the_bound():
+    assert expected_iterations(1.0, 0.0, 1e-8) == np.inf
+    assert expected_iterations(100.0, 1.0, 1e-8) == pytest.approx(10 * expected_iterations(0.01, 1.0, 1e-8), rel=0.01)
+    n = 400  # of a matrix with the eigenvalues that the bound is made for
+    eigenvalues = 50 * (1 - np.cos(np.pi * (np.arange(n) + 0.5) / n))  # Chebyshev's points of 0 ... 100
+    for tol in (1e-2, 1e-8):
+        found = Iteration(MatrixOperator(np.diag(eigenvalues)), np.ones((1, 1)), np.ones((n, 1)), tol=tol).run()
+        assert 0.5 < found.iterations / expected_iterations(100.0, 1.0, tol) < 2.0
+
+
+def test_the_next_eigenvalue_and_the_mean_are_what_a_factor_leaves():
+    assert next_eigenvalue(traces((0, 10.0), (4, 2.0))) == 2.0
+    assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (6, 1.5))) == 0.25
+    assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (4, 2.0))) == 0.0
+    assert next_eigenvalue(traces((0, 10.0), (4, 2.0), (5, 2.5))) == 0.0, "rounding is not an eigenvalue"
+    assert mean_left(np.array([0.0, 2.0, 0.0, 3.0]), 2) == 2.5
+    assert mean_left(np.full(3, 1e308), 1) == pytest.approx(1.5e308), "although the sum of the diagonal overflows"
+    assert mean_left(np.zeros(3), 3) == 0.0
+
+
+def first_rank(shift=1e-4, iteration=1.0, pivot=lambda rank: 1.0):
+    """Rank at which it is enough, of eigenvalues that fall like the square of their number."""
+    enough = pivoted_cholesky.pivot_stopping_rule(shift, 1e-8, iteration, pivot)
+    left = [(r, 1e4 / max(r, 1)) for r in range(0, 100_000, 10)]
+    return next(rank for rank in range(20, 100_000, 10) if enough(traces(*left[: rank // 10 + 1])))
+
+
+def test_dear_iterations_and_cheap_pivots_make_a_large_factor():
+    assert first_rank(iteration=0.1) < first_rank() < first_rank(iteration=10.0)
+    assert first_rank(pivot=lambda rank: 10.0) < first_rank() < first_rank(pivot=lambda rank: 0.1)
+    assert first_rank(shift=1.0) < first_rank() < first_rank(shift=1e-6)
+    assert 20 < first_rank(pivot=lambda rank: rank / 100) < first_rank(pivot=lambda rank: 0.1)
+
+
+@pytest.mark.parametrize(
+    ("shift", "iteration", "pivot", "left", "is_enough"),
+    [
+        (1.0, 0.0, 1.0, [(0, 1e6), (32, 1e5)], False),  # nothing is known yet
+        (1.0, 1e9, 0.0, [(0, 1e6), (32, 1e5), (64, 0.5)], True),  # less than the shift is left
+        (1.0, 1e9, 0.0, [(0, 1e6), (32, 1e5), (64, 2.0)], False),
+        (1e-3, 1.0, 1.0, [(0, 1e6), (32, 5.0), (32, 4.9)], False),  # a round that added nothing
+        (0.0, 1.0, 1.0, [(0, 1e6), (32, 5.0), (64, 4.0)], False),  # nothing is small beside λ = 0
+        (0.0, 1.0, 1.0, [(0, 1e6), (32, 5.0), (64, 0.0)], True),
+    ],
+)
+def test_pivots_are_enough_where_more_would_not_pay(shift, iteration, pivot, left, is_enough):
+    assert pivoted_cholesky.pivot_stopping_rule(shift, 1e-8, iteration, lambda rank: pivot)(traces(*left)) == is_enough
+
+
+def test_a_deferred_preconditioner_is_made_once_when_it_is_applied():
+    made = []
+    deferred = Deferred(lambda: made.append(Identity()) or made[0], captures_constant=True)
+    assert deferred.rank == 0 and deferred.record.tasks == [] and deferred.captures_constant and not made
+    for _ in range(2):
+        deferred.apply(np.ones((3, 1)), np.arange(1))
+    assert len(made) == 1
+
+
+def sets_of(n=41):
+    masks = np.stack([np.arange(n) % 3 != 0, np.arange(n) > 9, np.ones(n, bool), np.arange(n) < 4], axis=1)
+    return TrainingSets(masks.astype(float), np.array([0, 1, 2, 3, 0, 1]))
+
+
+def test_the_first_pivots_of_a_set_suffice_for_large_shifts():
+    A, sets = positive_definite(41), sets_of()
+    factor, shift, c = partial_factor(A, 35), np.array([1e-3, 1e2, 1e4]), sets.scales[:, 0]
+    R = random(41, 3) * c[:, None]
+    found = FoldLowRank(factor, TrainingSets(sets.scales, np.zeros(3, int)), shift).apply(R, np.arange(3))
+    ranks = []
+    for j, t in enumerate(np.maximum(shift, (c**2 * factor.left).sum() / (41 - np.count_nonzero(c[factor.index])))):
+        for rank in range(36):
+            pivots = factor.index[:rank][c[factor.index[:rank]] > 0]
+            low = A[:, pivots] @ np.linalg.solve(A[np.ix_(pivots, pivots)], A[pivots])
+            expected = np.linalg.solve(c[:, None] * low * c + t * np.eye(41), R[:, j])
+            if np.allclose(expected, found[:, j], rtol=1e-8, atol=1e-14):
+                ranks.append(rank)
+                break
+    assert len(ranks) == 3 and ranks[0] == 35 > ranks[2], "each t has the factor of its first pivots"
+
+
+def test_close_shifts_share_the_smallest_and_columns_keep_their_own():
+    assert_allclose(shared(np.array([3.0, 1.0, 100.0, 4.0, 4.1, 20.0, 0.0])), [1.0, 1.0, 100.0, 1.0, 4.1, 20.0, 0.0])
+    sets, shift, R = sets_of(), np.array([0.5, 50.0, 80.0, 90.0, 700.0, 600.0]), random(41, 6)
+    whole = FoldLowRank(partial_factor(positive_definite(41), 25), sets, shift)
+    again = whole.for_columns(TrainingSets(sets.scales, sets.of_column[:2]), shift[:2])
+    assert_allclose(again.apply(R[:, :2], np.arange(2)), whole.apply(R, np.arange(6))[:, :2])
+
+
+def test_products_of_sets_in_float32_raise_small_shifts_or_are_given_up():
+    """A shift may be lost beside the largest eigenvalue: up to twice as large a one is taken, else float64."""
+    A, sets, shift = positive_definite(41), sets_of(), np.full(6, 3.0)
+    low = FoldLowRank(partial_factor(A, 20, dtype=np.float32), sets, shift, mixed=True)
+    high = FoldLowRank(partial_factor(A, 20), sets, shift)
+    R = random(41, 6) * (sets.scale() > 0)
+    assert low.precision == "float32" and high.precision == "float64"
+    assert_allclose(low.apply(R, np.arange(6)), high.apply(R, np.arange(6)), rtol=1e-3, atol=1e-4)
+    assert low.raise_shift_if_inexact(R, np.arange(6)) and low.precision == "float64"
+    assert not low.raise_shift_if_inexact(R, np.arange(6))
+    factor, largest = partial_factor(A, 41, dtype=np.float32), float(np.linalg.eigvalsh(A).max())
+    for part, precision in ((0.7, "float32"), (0.3, "float64")):
+        shift = np.full(6, part * largest / LOW_PRECISION_RATIO)
+        assert FoldLowRank(factor, sets, shift, mixed=True).precision == precision
+
+
+def test_sets_with_pivots_of_their_own_need_few_iterations():
+    """Pivots that are left out would cost more iterations than there are eigenvalues left."""
+    X = random(300, 4)
+    A = np.exp(-0.3 * np.abs(X[:, None] - X).sum(axis=2))
+    masks = np.stack([np.arange(300) % 5 != k for k in range(5)], axis=1).astype(float)
+    sets = TrainingSets(masks, np.arange(5))
+    own, operator = FoldLowRank(partial_factor(A, 100), sets, np.full(5, 1e-3)), MatrixOperator(A)
+    B = random(300, 1, seed=1) * masks
+    found = Iteration(TrainingSetOperator(operator, sets), np.full((1, 5), 1e-3), B, own, tol=1e-3, max_iter=999).run()
+    assert found.iterations < 60
+
+
+def test_predictions_of_rows_left_out_come_from_the_last_product():
+    A, sets, X = positive_definite(41), sets_of(), random(41, 6, seed=2)
+    operator = TrainingSetOperator(counted := MatrixOperator(A), sets)
+    operator.multiply(X)
+    assert_allclose(operator.unmasked(X), A @ (sets.scale() * X))
+    assert len(counted.products) == 1
+    X[:, 3] += 1.0
+    assert_allclose(operator.unmasked(X), A @ (sets.scale() * X))
+    operator.multiply(X[:, :2], "float32", np.arange(2))
+    assert_allclose(operator.unmasked(X), A @ (sets.scale() * X))
+    assert [m for _, m in counted.products] == [6, 1, 2]

@@ -1,65 +1,39 @@
-"""The true residual, the condition number beside it, and refinement down to the level of rounding."""
+"""The true residual and the condition number beside it, refinement to the level of rounding, what float32 holds."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.linalg.preconditioner import Identity, Preconditioner
-from dkrr.linalg.residual import (
-    Moments,
-    Solved,
-    check_tiled,
-    condition_number,
-    multiplied_probe,
-    relative,
-    residual_tasks,
-    scaling_of,
-    uses_symmetry,
-    with_probe,
-    worst,
-)
+from dkrr.linalg import residual, rounding
+from dkrr.linalg.operator import column_sizes
+from dkrr.linalg.preconditioner import Preconditioner
+from dkrr.linalg.residual import Moments, Solved, condition_number, relative, scaling_of, uses_symmetry, with_probe
 from dkrr.runtime import Progress, SerialExecutor
 from dkrr.solvers import Status
-from dkrr.solvers.direct import MAX_REFINEMENTS, Refinement, rounding_level
+from dkrr.solvers.direct import Refinement, rounding_level
 from dkrr.tiles import TileGrid
-from tests.systems import MatrixOperator, grids, make_case, one_blas_thread, random, run, vectors  # noqa: F401
+from tests import systems
+from tests.systems import MatrixOperator, grids, random, vectors
+
+one_blas_thread = systems.one_blas_thread
+
+WHOLE = TileGrid(n=47, tile=12, panel=12)
+"""Four tiles of one panel."""
 
 
-@given(grid=grids(), m=st.integers(1, 3))
-def test_residuals_by_rows_of_tiles_are_those_of_the_whole_matrix(tmp_path_factory, grid, m):
-    folder = tmp_path_factory.mktemp("r")
-    case = make_case(folder, grid, m + 1, seed=1)  # the last column is the probe
-    X = random(grid.n, m + 1, seed=2)
-    B, G = case.B[:, :-1], X[:, :-1]
-    R, squares = B - case.shifted @ G, np.einsum("ij,ij->j", G, case.A @ G)
-    exact = np.linalg.solve(case.shifted, case.B)
-    case.A[np.triu_indices(grid.n, 1)] = np.nan  # only tiles on or below the diagonal are asked for
-    system, found = case.system, []
-    for x in (X, exact):
-        tasks = residual_tasks(Solved(system.source, grid, system.shift, system.right_sides, vectors(folder, grid, x)))
-        found.append([part for part, _ in run(tasks).values().values()])
-        assert len(found[-1]) == grid.n_tiles
-    parts, at_solution = found
-    assert_allclose(np.linalg.norm([p.norms[0] for p in parts], axis=0), np.linalg.norm(R, axis=0), rtol=1e-10)
-    assert_allclose(np.linalg.norm([p.norms[1] for p in parts], axis=0), np.linalg.norm(B, axis=0), rtol=1e-12)
-    assert_allclose(np.sum([p.squares for p in parts], axis=0), squares, rtol=1e-9, atol=1e-12)
-    expected = np.max(np.linalg.norm(R, axis=0) / np.linalg.norm(B, axis=0))
-    assert_allclose(relative([p.norms for p in parts]), expected, rtol=1e-10)
-    assert relative([p.norms for p in at_solution]) < 1e-13
-
-
-@pytest.mark.parametrize(("m", "symmetric"), [(2, True), (9, False)])
-@pytest.mark.parametrize(("slots", "centred", "scaled"), [(1, False, True), (1, True, False), (3, True, True)])
-def test_residuals_of_few_columns_use_the_symmetry_and_those_of_many_do_not(
-    tmp_path, m, symmetric, slots, centred, scaled
+@given(grid=grids(), m=st.sampled_from([2, 9]), slots=st.integers(1, 3), centred=st.booleans(), scaled=st.booleans())
+@example(grid=WHOLE, m=2, slots=3, centred=True, scaled=True)  # by the symmetry
+@example(grid=WHOLE, m=9, slots=3, centred=True, scaled=True)  # without
+def test_residuals_condition_and_squares_by_tiles_are_those_of_the_whole_matrix(
+    tmp_path_factory, grid, m, slots, centred, scaled
 ):
-    grid = TileGrid(n=47, tile=12, panel=12)
-    assert uses_symmetry(grid, m + 1) == symmetric
-    case = make_case(tmp_path, grid, m + 1, seed=3)
+    assert uses_symmetry(WHOLE, 3) and not uses_symmetry(WHOLE, 10)
+    folder = tmp_path_factory.mktemp("r")
+    case = systems.make_case(folder, grid, m + 1, seed=3)  # the last column is the probe
     X = random(grid.n, m, seed=4)
     B, probe = case.B[:, :-1], case.B[:, -1]
     constants = np.array([np.linspace(-1.0, 2.0, m - 1), np.linspace(0.0, 1e-3, m - 1)]) if centred else None
@@ -72,17 +46,17 @@ def test_residuals_of_few_columns_use_the_symmetry_and_those_of_many_do_not(
     largest = (w**2 / d).sum() / (v @ w)
     smallest = (probe @ solved) / (d * solved**2).sum()
     case.A[np.triu_indices(grid.n, 1)] = np.nan
-    solution = vectors(tmp_path, grid, np.column_stack([X, solved]))
-    scaling = vectors(tmp_path, grid, np.sqrt(d)[:, None]) if scaled else None
+    solution = vectors(folder, grid, np.column_stack([X, solved]))
+    scaling = vectors(folder, grid, np.sqrt(d)[:, None]) if scaled else None
     system = case.system
     solved = Solved(system.source, grid, system.shift, system.right_sides, solution, scaling)
-    found, record = check_tiled(solved, constants, SerialExecutor(), Progress(), slots)
-    assert_allclose(found.residual, expected.max(), rtol=1e-12)
-    assert_allclose(found.squares, squares, rtol=1e-11)
-    assert_allclose(found.condition, largest / smallest, rtol=1e-11)
+    found, record = residual.check_tiled(solved, constants, SerialExecutor(), Progress(), slots)
+    assert_allclose(found.residual, expected.max(), rtol=1e-10)
+    assert_allclose(found.squares, squares, rtol=1e-9, atol=1e-11)
+    assert_allclose(found.condition, largest / smallest, rtol=1e-9)
     entries = sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
     twice = entries - sum(grid.height(i) ** 2 for i in range(grid.n_tiles))
-    assert record.bytes_read == 8 * (entries if symmetric else entries + twice)
+    assert record.bytes_read == 8 * (entries if uses_symmetry(grid, m + 1) else entries + twice)
 
 
 def test_the_relative_residual_is_the_worst_over_columns():
@@ -100,7 +74,7 @@ def test_the_relative_residual_is_the_worst_over_columns():
 def estimate(A, diagonal=None):
     n, scaling = len(A), None if diagonal is None else scaling_of(diagonal)
     probe = with_probe(np.zeros((n, 1)), scaling)[:, -1]
-    v = multiplied_probe(probe, scaling)
+    v = residual.multiplied_probe(probe, scaling)
     solved = Moments.of_solved(probe, np.linalg.solve(A, probe), scaling)
     return condition_number(Moments.of_multiplied(v, A @ v, scaling), solved)
 
@@ -118,49 +92,25 @@ def test_the_condition_number_is_never_above_and_seldom_far_below(n, digits, ben
     assert found >= exact / 1000
 
 
-def test_the_condition_number_of_spectra_of_kernel_matrices_is_near():
-    for values in (np.r_[np.ones(79), 1e-9], np.r_[1e9, np.ones(79)], np.maximum(2.0 ** -np.arange(80), 1e-9)):
-        for seed in range(3):
-            assert estimate(with_eigenvalues(values, seed)) == pytest.approx(1e9, rel=0.75)
-
-
-@pytest.mark.parametrize("size", [1e-150, 1e150])
-def test_sizes_of_rows_count_for_nothing_in_the_condition_number(size):
-    A = with_eigenvalues(np.logspace(0, -6, 40))
-    A /= np.sqrt(np.outer(A.diagonal(), A.diagonal()))
-    d = np.logspace(0, 10, 40)
-    scaled = size * A * d[:, None] * d
-    plain = estimate(A, np.ones(40))
-    assert 1e4 < plain <= 1.001 * np.linalg.cond(A)
-    assert_allclose(estimate(scaled, scaled.diagonal()), plain, rtol=1e-6)
-    assert_array_equal(scaling_of(np.array([4.0, 0.0, -1.0])), [2.0, 1.0, 1.0])
-
-
-def test_moments_of_parts_of_the_rows_add_up():
-    z, v = random(2, 30)
-    cuts = [slice(0, 7), slice(7, 8), slice(8, 30)]
-    for kind in (Moments.of_solved, Moments.of_multiplied):
-        assert_allclose(Moments.total([kind(z[c], v[c], v[c] ** 2) for c in cuts]), kind(z, v, v**2), rtol=1e-13)
-
-
 def test_a_condition_number_that_cannot_be_known_is_nan_or_infinite():
     good = Moments(1.0, 1.0)
     assert condition_number(good, good) == 1.0
     assert condition_number(good, Moments(-1e-20, 1e10)) == math.inf
     assert math.isnan(condition_number(Moments(math.nan, 1.0), good))
     assert math.isnan(condition_number(good, Moments(math.inf, math.inf)))
-    assert worst([math.nan, 3.0, 2.0]) == 3.0
-    assert math.isnan(worst([math.nan])) and math.isnan(worst([]))
+    assert_array_equal(scaling_of(np.array([4.0, 0.0, -1.0])), [2.0, 1.0, 1.0])
+    assert residual.worst([math.nan, 3.0, 2.0]) == 3.0
+    assert math.isnan(residual.worst([math.nan])) and math.isnan(residual.worst([]))
 
 
 def test_the_probe_is_always_the_same():
     B = np.ones((9, 2))
     first = with_probe(B)
-    assert_array_equal(first[:, :2], B)
-    assert_allclose(with_probe(B, np.full(9, 2.0))[:, 2], 2 * first[:, 2])
     kept = first.copy()
+    assert_array_equal(first[:, :2], B)
     first[:, 2] = np.nan  # a caller overwrites its own copy
     assert_array_equal(with_probe(B), kept)
+    assert_allclose(with_probe(B, np.full(9, 2.0))[:, 2], 2 * kept[:, 2])
 
 
 class Float32Inverse(Preconditioner):
@@ -200,23 +150,6 @@ def test_refinement_ends_at_the_residual_of_a_factorisation_in_float64(alpha):
     assert begun.condition <= 1.01 * np.linalg.cond(A)
 
 
-def test_refinement_takes_right_hand_sides_of_zeros_and_of_any_size():
-    K, B = gram()
-    B[:, 1] = 0.0
-    _, expected = refine(K, 0.1, B)
-    assert expected.status is Status.CONVERGED and not expected.x[:, 1].any()
-    for size in (1e-200, 1e200):
-        _, outcome = refine(K, 0.1, B * size)
-        assert outcome.status is Status.CONVERGED
-        assert_allclose(outcome.x / size, expected.x, rtol=1e-9)
-
-
-def test_refinement_that_does_not_contract_is_given_up():
-    K, B = gram()
-    _, outcome = refine(K, 1e-9, B, Identity())
-    assert outcome.status is not Status.CONVERGED and outcome.iterations <= MAX_REFINEMENTS
-
-
 def test_each_right_hand_side_has_its_own_level_of_rounding():
     B = np.ones((4, 2))
     assert_allclose(rounding_level(4, 1.0, 10 * B, B), 10 * rounding_level(4, 1.0, B, B))
@@ -225,3 +158,50 @@ def test_each_right_hand_side_has_its_own_level_of_rounding():
     K, B = gram(600)
     _, outcome = refine(K + 5.0, 1e-2, np.column_stack([B[:, 0], np.ones(len(K))]))
     assert outcome.status is Status.CONVERGED
+
+
+# What float32 holds of a matrix ------------------------------------------------------------------------------
+
+TINY, LARGEST = 5e-324, np.finfo(float).max
+
+
+@given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=9))
+def test_a_scale_brings_the_diagonal_near_one_and_changes_no_digit(diagonal):
+    scale = rounding.rounding_scale(np.array(diagonal))
+    scaled = np.array(diagonal) if scale is None else np.array(diagonal) * scale[:, 0] * scale[:, 0]
+    assert ((scaled >= 0.5) & (scaled < 2.0)).all()
+    assert scale is None or (np.frexp(scale)[0] == 0.5).all(), "powers of two"
+
+
+def test_a_scale_of_ones_is_none():
+    assert rounding.rounding_scale(np.array([0.5, 1.0, 1.01, 1.99])) is None
+    assert_array_equal(rounding.rounding_scale(np.array([4.0, 16.0, 1.0])), [[0.5], [0.25], [1.0]])
+
+
+@given(st.integers(1, 10**7), st.floats(1e-15, 1.0))
+def test_what_rounding_leaves_and_refinement_takes_grow_with_the_rows_and_fall_with_the_shift(n, shift):
+    ratio = rounding.rounding_ratio
+    assert ratio(n, shift) < min(ratio(n + 1, shift), ratio(n, 0.9 * shift)) < ratio(n, 0.0) == np.inf
+    assert ratio(1, 1.0) == rounding.FLOAT32_ROUNDING
+    counts = [rounding.refining_iterations(r, 1e-13) for r in (1e-8, 1e-5, 1e-3, rounding.MAX_ROUNDING_RATIO, 1.0)]
+    assert counts[0] == 3 and counts == sorted(counts) and counts[-1] < 50
+    assert rounding.refining_iterations(1e-4, 1e-6) < rounding.refining_iterations(1e-4, 1e-13)
+
+
+def test_a_shift_is_relative_to_each_diagonal_entry():
+    assert rounding.least_relative_shift(np.array([1.0, 99.0, 0.0]), np.array([1.0, 1.0, 1.0])) == 0.01
+    assert rounding.least_relative_shift(np.array([0.0]), np.array([0.0])) == 0.0
+    assert rounding.least_relative_shift(np.array([np.inf]), np.array([1.0])) == 0.0
+
+
+@pytest.mark.parametrize("largest", [1.0, -3.0, 1e-310, TINY, 1e-160, 2.0**1023, -LARGEST])
+def test_sizes_of_vectors_are_powers_of_two_that_change_no_digit(largest):
+    vectors = np.array([[largest, 1.0], [largest / 4, 0.0]])
+    sizes = column_sizes(vectors)
+    assert_array_equal(np.frexp(sizes)[0], 0.5)
+    scaled = vectors / sizes
+    assert_array_equal(scaled * sizes, vectors)
+    assert np.abs(scaled).max() < 2.0
+    if abs(largest) > np.finfo(float).tiny:
+        assert np.abs(scaled[:, 0]).max() > 0.5
+    assert_array_equal(np.zeros((3, 2)) / column_sizes(np.zeros((3, 2))), 0.0)

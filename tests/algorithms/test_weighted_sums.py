@@ -26,10 +26,14 @@ def test_candidates_are_sums_with_the_weights_that_are_read():
 
 
 def test_concentration_decides_how_even_the_weights_are():
-    few = np.array([weights_of(k, BANDS) for k in weighted_sums(BANDS, 60, concentration=0.1)[4:]])
-    even = np.array([weights_of(k, BANDS) for k in weighted_sums(BANDS, 60, concentration=20.0)[4:]])
-    assert few.max(axis=1).mean() > 0.75 and even.max(axis=1).mean() < 0.5
+    few, even = (
+        np.array([weights_of(k, BANDS) for k in weighted_sums(BANDS, 60, concentration=c)[4:]]).max(axis=1).mean()
+        for c in (0.1, 20.0)
+    )
+    assert few > 0.75 and even < 0.5
     assert weighted_sums(BANDS, 9) == weighted_sums(BANDS, 9) != weighted_sums(BANDS, 9, random_state=1)
+    with pytest.raises(InputError, match="kernel has the term Linear.*, which is not one of kernels"):
+        weights_of(BANDS[0] + Linear(), BANDS)
 
 
 def test_a_search_finds_the_columns_that_matter():
@@ -40,8 +44,3 @@ def test_a_search_finds_the_columns_that_matter():
     search = KernelRidgeCV(np.geomspace(1e-3, 1, 4), kernel=weighted_sums(bands, 6), cv=4).fit(X, y)
     assert weights_of(search.best_params_["kernel"], bands)[0] > 0.9
     assert_allclose(search.predict(X), y, atol=0.5)
-
-
-def test_weights_of_something_else():
-    with pytest.raises(InputError, match="kernel has the term Linear.*, which is not one of kernels"):
-        weights_of(BANDS[0] + Linear(), BANDS)

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.kernels import RBF, Laplacian, Polynomial
+from dkrr.linalg import memory, sources
 from dkrr.linalg.curvature import Curvature, CurvatureOperator
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes
@@ -23,17 +24,12 @@ from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.rows import MemoryRows, as_rows, write_rows
 from dkrr.runtime import SerialExecutor, ThreadExecutor
 from dkrr.tiles import TileGrid
+from tests import systems
 from tests.oracles import naive_gram, naive_normal
 from tests.stores import place
-from tests.systems import (
-    RAGGED,
-    MatrixOperator,
-    one_blas_thread,  # noqa: F401
-    positive_definite,
-    random,
-    tiles_of,
-    vectors,
-)
+from tests.systems import RAGGED, MatrixOperator, positive_definite, random
+
+one_blas_thread = systems.one_blas_thread
 
 N, M = 47, 3
 A = positive_definite(N)
@@ -57,12 +53,12 @@ def gram(kernel, **settings):
 
 def sparse_gram(folder, executor):
     rows = write_rows(as_rows(sp.csr_array(X)), place(folder / "rows"), 10)
-    source = GramTiles(RBF(gamma=0.2), rows, vectors(folder, RAGGED, C[:, None]))
+    source = GramTiles(RBF(gamma=0.2), rows, systems.vectors(folder, RAGGED, C[:, None]))
     return tiled(source, RAGGED, executor, kept_tiles=1), same(np.outer(C, C) * naive_gram(RBF(gamma=0.2), X))
 
 
 def stored_sum(folder, executor):
-    source = SummedTiles(tuple(tiles_of(folder, RAGGED, k * A) for k in (1, 2)))
+    source = SummedTiles(tuple(systems.tiles_of(folder, RAGGED, k * A) for k in (1, 2)))
     found = tiled(source, RAGGED, executor, kept_tiles=2, keeps="float32", scale=C)
     return found, same(3 * np.outer(C, C) * A)
 
@@ -71,10 +67,14 @@ def one_row(folder, executor):
     return tiled(MatrixTiles(MemoryRows(np.array([[3.0]]))), TileGrid(1, 4, 2), executor), same(np.array([[3.0]]))
 
 
-def in_memory(tile):
-    return lambda folder, executor: (
-        KeptTiles.of_source(MatrixTiles(as_rows(A)), TileGrid(N, tile, tile), executor), same(A)
-    )  # fmt: skip
+def in_memory(tile, scaled=False):
+    def make(folder, executor):
+        rows = as_rows(X if scaled else A)
+        source = GramTiles(RBF(gamma=0.2), rows, C[:, None]) if scaled else MatrixTiles(rows)
+        matrix = np.outer(C, C) * naive_gram(RBF(gamma=0.2), X) if scaled else A
+        return KeptTiles.of_source(source, TileGrid(N, tile, tile), executor), same(matrix)
+
+    return make
 
 
 def last_product(folder, executor):
@@ -127,20 +127,12 @@ def newton(like, centred):
     """Π Cᵀ K C Π of the dual form."""
 
     def make(folder, executor):
-        m = like.n_columns
-        root = like.root(2 * random(N, m), np.where(np.arange(N) % 9 == 0, 0.0, C))
+        root = like.root(2 * random(N, like.n_columns), np.where(np.arange(N) % 9 == 0, 0.0, C))
         coupled = isinstance(like, Softmax)
-        ones, K = (np.tile(np.eye(m), (N, 1)), np.kron(A, np.eye(m))) if coupled else (np.ones((N, 1)), A)
-        weigh = [np.diag(root.scale[:, k]) for k in range(m)]
-        if coupled:
-            weigh = [np.zeros((N * m, N * m))]
-            for i in range(N):
-                here, u = slice(i * m, (i + 1) * m), root.unit[i]
-                weigh[0][here, here] = np.diag(root.scale[i]) @ (np.eye(m) - np.outer(u, u))
-        dense = []
-        for W in weigh:
-            H = W.T @ ones
-            P = np.eye(len(K)) - H @ np.linalg.pinv(H.T @ H, rcond=1e-12, hermitian=True) @ H.T * centred
+        roots, ones = systems.dense_roots(root.scale, root.unit if coupled else None)
+        K, dense = np.kron(A, np.eye(like.n_columns)) if coupled else A, []
+        for W in roots:
+            P = systems.orthogonal_to(W.T @ ones) if centred else np.eye(len(K))
             dense.append(P @ W.T @ K @ W @ P)
         return CurvatureOperator(MatrixOperator(A), Curvature.of_root(root, centred=centred)), dense
 
@@ -156,6 +148,8 @@ MAKERS = {
     "one row": one_row,
     "in memory, one tile": in_memory(N),
     "in memory, several tiles": in_memory(7),
+    "in memory, one tile of a scaled Gram matrix": in_memory(N, scaled=True),
+    "in memory, several tiles of a scaled Gram matrix": in_memory(7, scaled=True),
     "last product": last_product,
     "training sets": training_sets,
     "normal, dense": normal(PolynomialMap(degree=2, gamma=0.7, coef0=1.0), False, True, True),
@@ -173,7 +167,9 @@ MAKERS = {
 
 
 @pytest.fixture(params=MAKERS)
-def make(request, tmp_path):
+def make(request, tmp_path, monkeypatch):
+    for module in (sources, memory):
+        monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
     return lambda executor: MAKERS[request.param](tmp_path, executor)
 
 
@@ -195,7 +191,7 @@ def test_it_multiplies_any_columns_by_the_dense_matrix(make):
         for V in (wide[:, :m].copy(), wide[:, ::2], np.asfortranarray(wide[:, m:])):
             before = V.copy()
             assert_product(operator.multiply(V, precision), matrices, V, everything, accuracy)
-            assert_array_equal(V, before, err_msg="the vectors are the caller's")
+            assert_array_equal(V, before, err_msg="the systems.vectors are the caller's")
             inner = getattr(operator, "gram", getattr(operator, "operator", None))
             assert inner is None or inner.products[-1] == (precision, V.size * (n // N) // n), "it is passed on"
         for columns in ([0], [m - 1], [0, m - 1][: 1 + (m > 1)], everything):

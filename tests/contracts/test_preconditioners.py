@@ -15,7 +15,10 @@ from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.preconditioner import Deferred, Diagonal, Fixed, Identity
 from dkrr.linalg.roots import Classwise
 from dkrr.linalg.training_sets import TrainingSets
-from tests.systems import one_blas_thread, partial_factor, positive_definite, random, rows_of  # noqa: F401
+from tests import systems
+from tests.systems import partial_factor, positive_definite, random, rows_of
+
+one_blas_thread = systems.one_blas_thread
 
 N, M, SHIFT = 29, 3, 0.3
 A = positive_definite(N)
@@ -97,17 +100,13 @@ def newton(likelihood, state, by, centred):
         t = [np.broadcast_to(base.shifts(np.array([k]))[:, 0], N) for k in range(m)]
         low = rows_of(F) @ rows_of(F).T
         parts = [np.linalg.inv(c[:, k, None] * low * c[:, k] + np.diag(t[k])) for k in range(m)]
-    ones, weigh = np.ones((N, 1)), [np.diag(root.scale[:, k]) for k in range(m)]
+    weigh, ones = systems.dense_roots(root.scale, root.unit if coupled else None)
     if coupled:
-        whole, P, C = np.zeros((3, N * m, N * m))
+        (P,), _ = systems.dense_roots(np.ones_like(root.scale), root.unit)
+        whole = np.zeros((N * m, N * m))
         for k in range(m):
             whole[k::m, k::m] = parts[k]
-        for i in range(N):
-            here, u = slice(i * m, (i + 1) * m), root.unit[i]
-            P[here, here] = np.eye(m) - np.outer(u, u)
-            C[here, here] = np.diag(root.scale[i]) @ P[here, here]
-        parts, weigh, ones = [P @ whole @ P], [C], np.tile(np.eye(m), (N, 1))
-        base = Classwise(base, root)
+        parts, base = [P @ whole @ P], Classwise(base, root)
     if centred:
         base = Constrained(base, Curvature.of_root(root, centred=True))
 
@@ -116,7 +115,7 @@ def newton(likelihood, state, by, centred):
         if not centred:
             return B
         B = B - B @ H @ np.linalg.pinv(H.T @ B @ H, rcond=1e-12, hermitian=True) @ H.T @ B
-        P = np.eye(len(H)) - H @ np.linalg.pinv(H.T @ H, rcond=1e-12, hermitian=True) @ H.T
+        P = systems.orthogonal_to(H)
         return P @ B @ P
 
     return base, inverse
