@@ -63,119 +63,98 @@ def unwritable(meter, shared):
     return value
 
 
-def tasks_of(n):
-    return [Task(f"t{k}", scaled, (k,), place=k) for k in range(n)]
-
-
 def kept_runs(run):
     return run in resident._kept
 
 
-def end(pid):
-    os.kill(pid, signal.SIGKILL)
+def test_values_that_may_not_be_written_are_summed_in_other_memory(executor):
+    """What a task returned may be needed again: a sum must not be made in it."""
+    tasks = [Task(f"t{k}", unwritable) for k in range(3)]
+    assert_array_equal(executor.total(tasks, VECTORS)[0], 3 * VECTORS)
 
 
-class TestPasses:
-    def test_values_that_may_not_be_written(self, executor):
-        """What a task returned may be needed again: a sum must not be made in it."""
-        tasks = [Task(f"t{k}", unwritable) for k in range(3)]
-        assert_array_equal(executor.total(tasks, VECTORS)[0], 3 * VECTORS)
+def values_of(executor, tasks, vectors=None):
+    return [task.value for task in executor.map(tasks, vectors).tasks]
 
 
-class TestPlaces:
-    def test_a_place_is_one_process(self, executor):
-        tasks = [Task(f"t{k}", process, place=k) for k in range(4)]
-        passes = [[t.value for t in executor.map(tasks, VECTORS).tasks] for _ in range(5)]
-        assert all(p == passes[0] for p in passes)
-        assert len(set(passes[0])) == 2, "both workers have places"
-        assert passes[0][:2] == passes[0][2:], "there are two places, which are taken in turn"
+def processes(n):
+    return [Task(f"t{k}", process, place=k) for k in range(n)]
 
-    def test_what_is_kept_is_found_again_and_forgotten_everywhere(self, executor, client, run):
-        tasks = [Task(f"t{k}", keep, (run, k), place=k) for k in range(2)]
-        first = [t.value for t in executor.map(tasks, None).tasks]
-        assert [t.value for t in executor.map(tasks, None).tasks] == first
-        assert all(client.run(kept_runs, run).values())
-        executor.forget(run)
-        assert not any(client.run(kept_runs, run).values())
 
-    def test_without_a_place_anybody_does_it(self, executor):
-        tasks = [Task(f"t{k}", process) for k in range(6)]
-        assert len(executor.map(tasks, VECTORS).tasks) == 6
+def test_a_place_is_one_process(executor):
+    passes = [values_of(executor, processes(4), VECTORS) for _ in range(5)]
+    assert all(p == passes[0] for p in passes)
+    assert len(set(passes[0])) == 2, "both workers have places"
+    assert passes[0][:2] == passes[0][2:], "there are two places, which are taken in turn"
+
+
+def test_what_is_kept_is_found_again_and_forgotten_everywhere(executor, client, run):
+    tasks = [Task(f"t{k}", keep, (run, k), place=k) for k in range(2)]
+    assert values_of(executor, tasks) == values_of(executor, tasks)
+    assert all(client.run(kept_runs, run).values())
+    executor.forget(run)
+    assert not any(client.run(kept_runs, run).values())
+
+
+def lose_a_worker(executor, place):
+    os.kill(values_of(executor, [Task("who", process, place=place)])[0], signal.SIGKILL)
 
 
 @pytest.mark.nightly
 @pytest.mark.guard
-class TestLostWorker:
-    def test_a_worker_lost_between_two_passes_changes_no_bits(self, executor, client):
-        expected = executor.total(tasks_of(5), VECTORS)[0]
-        end(executor.map([Task("who", process, place=0)], None).tasks[0].value)
+def test_a_worker_lost_between_two_passes_changes_no_bits(executor, client):
+    tasks = [Task(f"t{k}", scaled, (k,), place=k) for k in range(5)]
+    expected = executor.total(tasks, VECTORS)[0]
+    for place in (0, 1):  # two in a row
+        lose_a_worker(executor, place)
         for _ in range(4):
-            assert_array_equal(executor.total(tasks_of(5), VECTORS)[0], expected)
-        client.wait_for_workers(2, timeout=60)
-        places = [Task(f"t{k}", process, place=k) for k in range(2)]
-        passes = [[t.value for t in executor.map(places, None).tasks] for _ in range(3)]
-        assert all(len(set(p)) == 2 for p in passes), "the new worker has taken the place of the lost one"
-        assert all(p == passes[0] for p in passes)
-
-    def test_two_in_per_row(self, executor, client):
-        for k in range(2):
-            pid = executor.map([Task("who", process, place=k)], None).tasks[0].value
-            end(pid)
-            total, _ = executor.total(tasks_of(5), VECTORS)
-            assert_allclose(total, 15 * VECTORS, rtol=1e-14)
-        client.wait_for_workers(2, timeout=60)
+            assert_array_equal(executor.total(tasks, VECTORS)[0], expected)
+    client.wait_for_workers(2, timeout=60)
+    passes = [values_of(executor, processes(2)) for _ in range(3)]
+    assert all(len(set(p)) == 2 for p in passes), "new workers have taken the places of the lost ones"
+    assert all(p == passes[0] for p in passes)
 
 
-class TestIteration:
+def iterated(folder, executor, run, on_iteration=None):
     """All of it together: rows in a store, kept tiles, a factor, conjugate gradient."""
+    n, rng = 150, np.random.default_rng(0)
+    array = create_array(str(folder / f"{uuid.uuid4().hex}"), (n, 3), np.float64)
+    array[...] = X = rng.standard_normal((n, 3))
+    rows, grid = ResidentRows(as_rows(array), run), TileGrid(n, 32, 32)
+    tiles = GramTiles(RBF(gamma=0.3), rows)
+    operator = TiledOperator(tiles, grid, executor, run, slots=2, kept_tiles=3, keeps="float32")
+    factor = PivotedCholesky(GramColumns(RBF(gamma=0.3), rows), executor, run, 2, 40, dtype=np.float32)
+    factor.grow(20)
+    B, shift, K = rng.standard_normal((n, 2)), np.full((1, 2), 0.3), RBF(gamma=0.3)(X)
+    preconditioner = LowRank(factor, shift)
+    found = Iteration(operator, shift, B, preconditioner, tol=1e-6, mixed=True, on_iteration=on_iteration).run()
+    assert found.status is Status.CONVERGED
+    residual = np.linalg.norm(B - K @ found.x - shift * found.x, axis=0)
+    assert (residual <= 1.01e-6 * np.linalg.norm(B, axis=0)).all()
+    assert len(pickle.dumps(operator._groups[0])) < 3000, "rows do not travel"
+    return found.x, factor, K
 
-    def problem(self, folder, executor, run, n=150):
-        X = np.random.default_rng(0).standard_normal((n, 3))
-        array = create_array(str(folder / f"{uuid.uuid4().hex}"), X.shape, X.dtype)
-        array[...] = X
-        rows = ResidentRows(as_rows(array), run)
-        operator = TiledOperator(
-            GramTiles(RBF(gamma=0.3), rows), TileGrid(n, 32, 32), executor, run, slots=2, kept_tiles=3, keeps="float32"
-        )
-        factor = PivotedCholesky(GramColumns(RBF(gamma=0.3), rows), executor, run, 2, 40, dtype=np.float32)
-        B, shift = np.random.default_rng(1).standard_normal((n, 2)), np.full((1, 2), 0.3)
-        return RBF(gamma=0.3)(X), operator, factor, B, shift
 
-    def test_as_serial(self, tmp_path, executor, run):
-        results = []
-        for who in (SerialExecutor(), executor):
-            K, operator, factor, B, shift = self.problem(tmp_path, who, run)
-            factor.grow(20)
-            found = Iteration(operator, shift, B, LowRank(factor, shift), tol=1e-6, mixed=True).run()
-            assert found.status is Status.CONVERGED
-            assert (
-                np.linalg.norm(B - K @ found.x - shift * found.x, axis=0) <= 1.01e-6 * np.linalg.norm(B, axis=0)
-            ).all()
-            results.append((factor.index.tolist(), found.x))
-            who.forget(run)
-            assert len(pickle.dumps(operator._groups[0])) < 3000, "rows do not travel"
-        assert results[0][0] == results[1][0]
-        assert_allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-4)
+def test_conjugate_gradient_on_workers_is_that_of_this_process(tmp_path, executor, run):
+    (x, factor, _), (expected, of_serial, _) = (iterated(tmp_path, who, run) for who in (executor, SerialExecutor()))
+    assert factor.index.tolist() == of_serial.index.tolist()
+    assert_allclose(x, expected, rtol=1e-4, atol=1e-4)
+    resident.forget(run)
 
-    @pytest.mark.nightly
-    @pytest.mark.guard
-    def test_a_worker_dies_on_the_way(self, tmp_path, executor, client, run):
-        K, operator, factor, B, shift = self.problem(tmp_path, executor, run)
-        factor.grow(20)
-        before = rows_of(factor)
-        killed = []
 
-        def kill(state):
-            if state.iteration == 2:
-                killed.append(executor.map([Task("who", process, place=1)], None).tasks[0].value)
-                end(killed[0])
+@pytest.mark.nightly
+@pytest.mark.guard
+def test_a_worker_that_dies_during_conjugate_gradient_changes_no_answer(tmp_path, executor, client, run):
+    killed = []
 
-        found = Iteration(operator, shift, B, LowRank(factor, shift), tol=1e-6, mixed=True, on_iteration=kill).run()
-        assert killed and found.status is Status.CONVERGED
-        assert (np.linalg.norm(B - K @ found.x - shift * found.x, axis=0) <= 1.01e-6 * np.linalg.norm(B, axis=0)).all()
-        assert_allclose(rows_of(factor), before, atol=1e-5)
-        factor.grow(35)
-        assert factor.rank == 35
-        F = rows_of(factor)
-        assert_allclose((F @ F.T)[:, factor.index], K[:, factor.index], atol=1e-4)
-        client.wait_for_workers(2, timeout=60)
+    def kill(state):
+        if state.iteration == 2:
+            killed.append(lose_a_worker(executor, 1))
+
+    _, factor, K = iterated(tmp_path, executor, run, kill)
+    assert killed
+    factor.grow(35)
+    F = rows_of(factor)
+    assert factor.rank == 35
+    assert_allclose((F @ F.T)[:, factor.index], K[:, factor.index], atol=1e-4)
+    client.wait_for_workers(2, timeout=60)
