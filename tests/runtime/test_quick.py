@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from threading import Barrier
+from unittest.mock import Mock
 
 import dask
 import numpy as np
@@ -16,7 +18,6 @@ from dkrr.planning.plan import RATES
 from tests.planning.problems import GIB, MIB, cluster, direct, machine
 
 LONG = direct(20_000, 9)
-SHORT = direct(2000, 9)
 
 
 @pytest.fixture(autouse=True)
@@ -64,12 +65,6 @@ def test_memory_that_the_measurement_leaves_to_the_process_is_counted(measured, 
     assert measured_plan(LONG, machine()).resources.local_baseline_bytes == 777 * MIB
 
 
-def test_a_short_fit_does_not_pay(measured):
-    plan = measured_plan(SHORT, machine())
-    assert plan.resources.rates == Rates() and measured["processor"] == 0
-    assert RATES["defaults"] in str(plan)
-
-
 def test_the_store_is_measured_for_a_plan_that_uses_it(measured):
     tiles = replace(LONG, tile=2048)
     measured_plan(LONG, machine())
@@ -91,36 +86,28 @@ def test_the_store_is_not_measured_beside_other_programs(measured, monkeypatch):
 
 
 def test_a_full_disk_leaves_the_defaults(measured, monkeypatch):
-    def full(*_):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(quick, "measure_store", full)
+    monkeypatch.setattr(quick, "measure_store", Mock(side_effect=OSError("no space left")))
     plan = measured_plan(replace(LONG, tile=2048), machine(4 * GIB))
     assert plan.resources.rates.write_bytes == Rates().write_bytes and plan.resources.rates.gemm_flops == 70e9
 
 
-@pytest.mark.parametrize(
-    "resources",
-    [
-        machine(rates_from="calibration"),
-        machine(rates_from="configuration"),
-        machine(confined="in the calling process, since it is a test"),
-    ],
-    ids=["calibration", "configuration", "confined"],
-)
-def test_what_is_known_or_cannot_be_measured(measured, resources):
-    assert measured_plan(LONG, resources).resources is resources and measured["processor"] == 0
+NOT_MEASURED = {
+    "short": (direct(2000, 9), {}, True),
+    "calibration": (LONG, {"rates_from": "calibration"}, True),
+    "configuration": (LONG, {"rates_from": "configuration"}, True),
+    "confined": (LONG, {"confined": "in the calling process, since it is a test"}, True),
+    "too little memory": (LONG, {"local_limit_bytes": 200 * MIB}, True),
+    "turned off": (LONG, {}, False),
+}
 
 
-def test_too_little_memory_for_it(measured):
-    held = machine(local_limit_bytes=200 * MIB)
-    assert measured_plan(LONG, held).resources.rates == Rates() and measured["processor"] == 0
-
-
-def test_it_can_be_turned_off(measured):
-    with dask.config.set({"dkrr.quick-measurement": False}):
-        assert measured_plan(LONG, machine()).resources.rates_from == "defaults"
-    assert measured["processor"] == 0
+@pytest.mark.parametrize(("problem", "settings", "is_on"), NOT_MEASURED.values(), ids=NOT_MEASURED)
+def test_what_is_known_or_does_not_pay_or_cannot_be_measured_is_not(measured, problem, settings, is_on):
+    resources = machine(**settings)
+    with dask.config.set({"dkrr.quick-measurement": is_on}):
+        plan = measured_plan(problem, resources)
+    assert plan.resources.rates == resources.rates and plan.resources.rates_from == resources.rates_from
+    assert measured["processor"] == 0 and RATES[resources.rates_from] in str(plan)
 
 
 def test_a_folder_that_cannot_be_written(measured, tmp_path):
@@ -148,12 +135,10 @@ def test_a_cluster_that_does_not_exist_is_as_fast_as_this_machine(measured):
 
 
 def test_workers_of_a_client_elsewhere(measured, monkeypatch):
-    elsewhere = {"where": "cluster", "hosts": 3}
+    elsewhere, on_every_worker = {"where": "cluster", "hosts": 3}, "dkrr.runtime.dask_client.on_every_worker"
     monkeypatch.setattr(quick, "ambient_client", lambda: "client")
     monkeypatch.setattr(quick, "fingerprint_of", lambda client: elsewhere)
-    monkeypatch.setattr(
-        "dkrr.runtime.dask_client.on_every_worker", lambda client, function: [function() for _ in range(3)]
-    )
+    monkeypatch.setattr(on_every_worker, lambda client, function: [function() for _ in range(3)])
     plan = measured_plan(direct(100_000, 9), cluster())
     assert plan.resources.rates.gemm_flops == 70e9 and measured == {"processor": 3, "store": 0}
     assert load_profile(elsewhere).is_quick and load_profile(machine_fingerprint()) is None
@@ -166,10 +151,10 @@ def test_what_is_really_measured(tmp_path, folder, monkeypatch):
         plan = measured_plan(replace(LONG, tile=2048), machine(4 * GIB))
     rates, profile = plan.resources.rates, load_profile(machine_fingerprint())
     assert profile.is_quick and profile.folder == str(tmp_path) and len(profile.workers) == 2
-    for name in ("gemm_flops", "float32_gemm_flops", "syrk_flops", "trsm_flops", "potrf_flops", "dense_flops"):
-        assert 1e8 < getattr(rates, name) < 1e13 and getattr(rates, name) != getattr(Rates(), name), name
-    for name in ("memory_bytes", "read_bytes", "write_bytes"):
-        assert 1e6 < getattr(rates, name) < 1e12 and getattr(rates, name) != getattr(Rates(), name), name
+    flops = ("gemm_flops", "float32_gemm_flops", "syrk_flops", "trsm_flops", "potrf_flops", "dense_flops")
+    for names, least, most in (flops, 1e8, 1e13), (("memory_bytes", "read_bytes", "write_bytes"), 1e6, 1e12):
+        for name in names:
+            assert least < getattr(rates, name) < most and getattr(rates, name) != getattr(Rates(), name), name
     assert {k.kernel for k in rates.kernels} == {"Linear", "Polynomial", "RBF", "Laplacian", "Matern"}
     assert rates.fresh_bytes == Rates().fresh_bytes
     assert [p.name for p in tmp_path.iterdir()] == ["profiles"], "nothing is left behind"
@@ -177,8 +162,6 @@ def test_what_is_really_measured(tmp_path, folder, monkeypatch):
 
 
 def test_threads_work_at_the_same_time():
-    from threading import Barrier
-
     barrier = Barrier(3, timeout=20)
     assert len(set(on_threads(3, barrier.wait))) == 3
 
@@ -196,7 +179,6 @@ def test_the_load_of_other_processes(monkeypatch):
 def test_a_fit_uses_it(measured, monkeypatch, small_process):
     """The plan of a fit, as `dkrr.plan`, is made from measured rates."""
     monkeypatch.setattr(quick, "LONG_SECONDS", 0.0)
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((50, 3))
+    X = np.random.default_rng(0).standard_normal((50, 3))
     model = dkrr.KernelRidge(kernel="rbf", solver="cholesky", memory_limit="1GiB").fit(X, X[:, 0])
     assert model.plan_.resources.rates_from == "quick" and measured["processor"] > 0
