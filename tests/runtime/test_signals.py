@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -19,16 +19,19 @@ try:
             with ended_in_order():
                 os.kill(os.getpid(), signal.{name})
                 time.sleep(20)
-        finally:
-            os.kill(os.getpid(), signal.{name})
-            print("in order", flush=True)
+        {after}
 finally:
     print("not reached")
 """
+AGAIN = """finally:
+            os.kill(os.getpid(), signal.{name})
+            print("in order", flush=True)"""
+SWALLOWED = """except BaseException:
+            print("swallowed", flush=True)"""
 
 
-def run(name, before=""):
-    code = SCRIPT.format(name=name, before=before)
+def run(name, before="", after=AGAIN):
+    code = SCRIPT.format(name=name, before=before, after=after.format(name=name))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -44,44 +47,29 @@ def test_another_one_much_later_ends_at_once():
 
 
 def test_one_that_is_swallowed_ends_the_process_after_the_block():
-    code = """
-import os, signal
-from dkrr.runtime.signals import ended_in_order
-with ended_in_order():
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-    except BaseException:
-        print("swallowed", flush=True)
-print("not reached")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "swallowed\n")
+    assert run("SIGTERM", after=SWALLOWED) == (-signal.SIGTERM, "swallowed\n", "")
+
+
+def handlers():
+    return [signal.getsignal(number) for number in ENDING]
+
+
+def handlers_inside():
+    with ended_in_order():
+        return handlers()
 
 
 def test_handlers_of_others_stay():
-    before = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
-    assert run("SIGTERM", before)[0] == 7
-    with ended_in_order():
-        inside = [signal.getsignal(number) for number in ENDING]
-    assert signal.SIG_DFL not in inside
-    assert [signal.getsignal(number) for number in ENDING] == [signal.SIG_DFL] * len(ENDING)
+    assert run("SIGTERM", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")[0] == 7
+    assert signal.SIG_DFL not in handlers_inside()
+    assert handlers() == [signal.SIG_DFL] * len(ENDING)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
     try:
-        with ended_in_order():
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert handlers_inside()[ENDING.index(signal.SIGHUP)] is signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_other_threads_change_nothing():
-    found = []
-
-    def enter():
-        with ended_in_order():
-            found.append([signal.getsignal(number) for number in ENDING])
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert found == [[signal.SIG_DFL] * len(ENDING)]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handlers_inside).result() == [signal.SIG_DFL] * len(ENDING)

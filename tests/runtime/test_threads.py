@@ -33,8 +33,7 @@ def state():
 
 
 def test_they_do_not_disturb_each_other(tmp_path):
-    rng = np.random.default_rng(3)
-    X = rng.standard_normal((300, 4))
+    X = np.random.default_rng(3).standard_normal((300, 4))
     y = np.sin(X[:, 0])
 
     def fit(kind, folder):
@@ -55,13 +54,10 @@ def test_they_do_not_disturb_each_other(tmp_path):
         for attempt in range(2):
             together = threading.Barrier(2 * len(KINDS))
             with ThreadPoolExecutor(2 * len(KINDS)) as pool:
-                found = {
-                    (kind, twin): pool.submit(fit, kind, f"{tmp_path}/{attempt}-{twin}")
-                    for kind in KINDS
-                    for twin in range(2)
-                }
-                for (kind, _), future in found.items():
-                    execution, predicted = future.result(60)
+                ways = [(kind, f"{tmp_path}/{attempt}-{twin}") for kind in KINDS for twin in range(2)]
+                for (kind, _), (execution, predicted) in zip(
+                    ways, pool.map(fit, *zip(*ways, strict=True)), strict=True
+                ):
                     assert execution == alone[kind][0]
                     np.testing.assert_allclose(predicted, alone[kind][1], rtol=1e-7, atol=1e-9)
             assert state() == before
