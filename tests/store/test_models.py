@@ -175,6 +175,9 @@ def test_only_a_model_is_replaced_and_only_if_that_is_wanted(data, path, tmp_pat
         with pytest.raises(InputError, match="is not a saved model"):
             dkrr.save(other, place, overwrite=True)
     assert (tmp_path / "notes" / "text").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    dkrr.save(other, tmp_path / "empty", overwrite=True)
+    assert dkrr.load(tmp_path / "empty").alpha == 7.0
 
 
 def test_the_old_model_stays_until_the_new_one_is_whole(data, path, tmp_path):

@@ -149,26 +149,6 @@ def test_what_cannot_be_moved_in_a_bucket_stays_whole_beside_it_and_is_named(mem
     assert content(f"{memory_bucket}/{kept}", FILES) == "new" and kept in caught.value.__notes__[0]
 
 
-def test_only_its_own_kind_without_other_files_is_overwritten(tmp_path):
-    path = tmp_path / "a"
-
-    def check(*, is_one, overwrite=True):
-        check_free(str(path), overwrite=overwrite, what="a model", is_one=lambda url: is_one, listed=FILES)
-
-    check(is_one=False, overwrite=False)
-    path.mkdir()
-    check(is_one=False)  # empty
-    with pytest.raises(InputError, match="exists already"):
-        check(is_one=True, overwrite=False)
-    (path / "thesis.tex").touch()
-    with pytest.raises(InputError, match="is not a model"):
-        check(is_one=False)
-    with pytest.raises(InputError, match="'thesis.tex' in it was not written by dkrr"):
-        check(is_one=True)
-    (path / "thesis.tex").rename(path / "content")
-    check(is_one=True)
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_durable_outputs_are_on_the_disk_before_they_take_their_place(tmp_path, monkeypatch, listed):
     path, synced, fsync = tmp_path / "a", [], os.fsync
