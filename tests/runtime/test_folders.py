@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import dask
@@ -119,7 +120,10 @@ def test_a_name_that_is_taken_is_not_used(tmp_path, monkeypatch):
     assert names(tmp_path) == [taken[0].name]
 
 
-@pytest.mark.parametrize("locks", [Mock(flock=Mock(side_effect=OSError(95, "Operation not supported"))), None])
+REFUSING = SimpleNamespace(LOCK_EX=2, LOCK_NB=4, flock=Mock(side_effect=OSError(95, "Operation not supported")))
+
+
+@pytest.mark.parametrize("locks", [REFUSING, None])
 def test_where_files_cannot_be_locked_there_is_no_lock(tmp_path, monkeypatch, locks):
     monkeypatch.setattr(folders, "locks", locks)
     with private_folder("test", str(tmp_path)) as path:
