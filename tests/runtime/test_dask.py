@@ -408,7 +408,7 @@ def test_a_worker_lost_between_two_passes_changes_no_bits(executor, client):
     assert all(p == passes[0] for p in passes)
 
 
-def iterated(folder, executor, run, on_iteration=None):
+def iterated(folder, executor, run, on_iteration=lambda _: None):
     """All of it together: rows in a store, kept tiles, a factor, conjugate gradient."""
     n, rng = 150, np.random.default_rng(0)
     array = create_array(str(folder / f"{uuid.uuid4().hex}"), (n, 3), np.float64)
