@@ -195,7 +195,7 @@ CALLS = {
 URLS = ["hdfs://a/m.zarr", "memory://m.zarr", "sftp://host/m.zarr", "zip::s3://b/m.zarr"]
 
 
-@pytest.mark.parametrize(("call", "url"), zip(CALLS, 2 * URLS, strict=True))
+@pytest.mark.parametrize(("call", "url"), list(zip(CALLS, 2 * URLS, strict=True)))
 def test_stores_and_models_are_kept_in_folders_and_buckets_alone(url, call):
     name, use = CALLS[call]
     message = f"is '{url}': runs, models and predictions are kept in folders and in buckets .s3://, gs://, az://.; expe"
