@@ -1,4 +1,4 @@
-"""Tasks on worker processes, and passes of an iteration there: vectors, sums, places, and workers that are lost."""
+"""Tasks on worker processes, and passes over vectors there: sums, places, and workers that are lost."""
 
 import asyncio
 import functools
@@ -23,14 +23,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from benchmarks.local_client import local_client
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
-from dkrr.kernels import RBF
 from dkrr.linalg import TASK_MODULES
-from dkrr.linalg.low_rank import LowRank
-from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.sources import GramColumns, GramTiles
-from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
-from dkrr.rows import as_rows
-from dkrr.runtime import Progress, SerialExecutor, Task, resident
+from dkrr.runtime import Progress, Task, resident
 from dkrr.runtime.dask_client import (
     ambient_client,
     check_folder_is_shared,
@@ -40,13 +34,8 @@ from dkrr.runtime.dask_client import (
 )
 from dkrr.runtime.dask_executor import WINDOW_PER_THREAD, DaskExecutor, dask_key
 from dkrr.runtime.local_workers import LocalWorkers
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.result import Status
-from dkrr.tiles import TileGrid
-from dkrr.tiles.arrays import create_array
 from tests.conftest import WORKER_MEMORY
 from tests.runtime.clients import all_released
-from tests.systems import rows_of
 
 
 @pytest.fixture
@@ -406,51 +395,6 @@ def test_a_worker_lost_between_two_passes_changes_no_bits(executor, client):
     passes = [values_of(executor, processes(2)) for _ in range(3)]
     assert all(len(set(p)) == 2 for p in passes), "new workers have taken the places of the lost ones"
     assert all(p == passes[0] for p in passes)
-
-
-def iterated(folder, executor, run, on_iteration=lambda _: None):
-    """All of it together: rows in a store, kept tiles, a factor, conjugate gradient."""
-    n, rng = 150, np.random.default_rng(0)
-    array = create_array(str(folder / f"{uuid.uuid4().hex}"), (n, 3), np.float64)
-    array[...] = X = rng.standard_normal((n, 3))
-    rows, grid = ResidentRows(as_rows(array), run), TileGrid(n, 32, 32)
-    tiles = GramTiles(RBF(gamma=0.3), rows)
-    operator = TiledOperator(tiles, grid, executor, run, slots=2, kept_tiles=3, keeps="float32")
-    factor = PivotedCholesky(GramColumns(RBF(gamma=0.3), rows), executor, run, 2, 40, dtype=np.float32)
-    factor.grow(20)
-    B, shift, K = rng.standard_normal((n, 2)), np.full((1, 2), 0.3), RBF(gamma=0.3)(X)
-    preconditioner = LowRank(factor, shift)
-    found = Iteration(operator, shift, B, preconditioner, tol=1e-6, mixed=True, on_iteration=on_iteration).run()
-    assert found.status is Status.CONVERGED
-    residual = np.linalg.norm(B - K @ found.x - shift * found.x, axis=0)
-    assert (residual <= 1.01e-6 * np.linalg.norm(B, axis=0)).all()
-    assert len(pickle.dumps(operator._groups[0])) < 3000, "rows do not travel"
-    return found.x, factor, K
-
-
-def test_conjugate_gradient_on_workers_is_that_of_this_process(tmp_path, executor, run):
-    (x, factor, _), (expected, of_serial, _) = (iterated(tmp_path, who, run) for who in (executor, SerialExecutor()))
-    assert factor.index.tolist() == of_serial.index.tolist()
-    assert_allclose(x, expected, rtol=1e-4, atol=1e-4)
-    resident.forget(run)
-
-
-@pytest.mark.nightly
-@pytest.mark.guard
-def test_a_worker_that_dies_during_conjugate_gradient_changes_no_answer(tmp_path, executor, client, run):
-    killed = []
-
-    def kill(state):
-        if state.iteration == 2:
-            killed.append(lose_a_worker(executor, 1))
-
-    _, factor, K = iterated(tmp_path, executor, run, kill)
-    assert killed
-    factor.grow(35)
-    F = rows_of(factor)
-    assert factor.rank == 35
-    assert_allclose((F @ F.T)[:, factor.index], K[:, factor.index], atol=1e-4)
-    client.wait_for_workers(2, timeout=60)
 
 
 SCRIPT = """
