@@ -84,21 +84,21 @@ def test_what_a_process_leaves_that_is_killed_while_it_makes_a_folder_is_deleted
 
 
 def test_what_is_not_its_own_is_left(tmp_path):
-    """Links, folders, files of other programs, of other machines, and lock files that are being made."""
-    for folder in ("target", "dkrr-folder.lock", "dkrr-abroad", "dkrr-mine"):
+    """Of names as `tempfile` makes them: links, folders, files of other programs, of other machines, and lock files that are being made."""
+    for folder in ("target", "dkrr-folder00.lock", "dkrr-abroad00", "dkrr-mine0000"):
         (tmp_path / folder).mkdir()
     kept = tmp_path / "target" / "kept"
     kept.touch()
-    (tmp_path / "dkrr-link.lock").symlink_to(kept)
-    (tmp_path / "dkrr-abroad.lock").write_text("another machine\n")
-    (tmp_path / "dkrr-new.lock").touch()
-    os.mkfifo(tmp_path / "dkrr-pipe.lock")
+    (tmp_path / "dkrr-link0000.lock").symlink_to(kept)
+    (tmp_path / "dkrr-abroad00.lock").write_text("another machine\n")
+    (tmp_path / "dkrr-new00000.lock").touch()
+    os.mkfifo(tmp_path / "dkrr-pipe0000.lock")
     before = names(tmp_path)
     assert delete_abandoned(str(tmp_path)) == []
     assert names(tmp_path) == before
     # A folder that was replaced by a link is not followed.
-    (tmp_path / "dkrr-trap").symlink_to(kept.parent)
-    (tmp_path / "dkrr-trap.lock").write_bytes(folders._signature())
+    (tmp_path / "dkrr-trap0000").symlink_to(kept.parent)
+    (tmp_path / "dkrr-trap0000.lock").write_bytes(folders._signature())
     delete_abandoned(str(tmp_path))
     assert kept.exists()
 

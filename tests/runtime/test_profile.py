@@ -134,7 +134,8 @@ def test_fingerprints_are_values_of_json_and_of_a_cluster_do_not_depend_on_names
     one = [("10.0.0.1", 1, 100), ("10.0.0.2", 1, 100), ("10.0.0.2", 2, 100)]
     renamed = [("10.9.0.7", 1, 100), ("10.9.0.8", 2, 100), ("10.9.0.8", 1, 100)]
     assert cluster_fingerprint(one) == cluster_fingerprint(renamed)
-    for other in (one[:2], [*one[:2], ("10.0.0.2", 2, 200)], [("10.0.0.1", t, m) for _, t, m in one]):
+    on_one_host = [("10.0.0.1", t, m) for _, t, m in one]
+    for other in (one[:2], [*one, one[0]], [*one[:2], ("10.0.0.2", 2, 200)], on_one_host):
         assert cluster_fingerprint(one) != cluster_fingerprint(other)
     assert profile_path(cluster_fingerprint(one)) != profile_path(machine_fingerprint())
 
