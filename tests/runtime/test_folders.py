@@ -84,7 +84,7 @@ def test_what_a_process_leaves_that_is_killed_while_it_makes_a_folder_is_deleted
 
 
 def test_what_is_not_its_own_is_left(tmp_path):
-    """Of names as `tempfile` makes them: links, folders, files of other programs, of other machines, and lock files that are being made."""
+    """Links, folders, files of other programs and machines, and lock files that are being made, of dkrr's own names."""
     for folder in ("target", "dkrr-folder00.lock", "dkrr-abroad00", "dkrr-mine0000"):
         (tmp_path / folder).mkdir()
     kept = tmp_path / "target" / "kept"
