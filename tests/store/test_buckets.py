@@ -14,12 +14,14 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
 from dkrr.tiles import buckets, remote
-from dkrr.tiles.arrays import create_array
 from dkrr.tiles.files import is_folder, make_folder, names, read_file, write_file
 from dkrr.tiles.replacing import delete_listed
 from tests.s3 import variables
 
 REQUESTS = ["get", "get_into", "put", "create", "exchange", "version", "names", "files", "exists", "delete", "copy"]
+
+
+X = np.random.default_rng(0).normal(size=(96, 3))
 
 
 @pytest.fixture
@@ -159,7 +161,6 @@ def test_final_answers_are_not_asked_for_again(url, flaky, error):
 
 
 def test_a_fit_on_a_store_that_fails_now_and_then_is_exact_and_resumes_when_it_stays_away(url, flaky, monkeypatch):
-    X = np.random.default_rng(0).normal(size=(96, 3))
     expected = dkrr.KernelRidge(0.1, kernel="rbf", solver="cholesky").fit(X, X[:, 0]).dual_coef_
 
     def fitted(store, down=np.inf):
@@ -242,20 +243,16 @@ def test_a_server_that_cannot_be_reached_is_named_after_a_bounded_time(monkeypat
 
 def test_a_real_server_keeps_runs_and_models(bucket):
     """Everything else about real servers is in tests/nightly/test_s3.py."""
-    X = np.random.default_rng(0).normal(size=(96, 3))
     settings = {"alpha": 0.1, "kernel": "rbf", "tile": 32, "solver": "cholesky"}
     expected = dkrr.KernelRidge(**settings).fit(X, X[:, 0])
     for _ in range(2):
         model = dkrr.KernelRidge(**settings, store=f"{bucket}/run.zarr").fit(X, X[:, 0])
         np.testing.assert_allclose(model.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-12)
     assert dkrr.verify(f"{bucket}/run.zarr").is_whole
-    create_array(f"{bucket}/x", X.shape, X.dtype, 40)[:] = X
-    rows = dkrr.KernelRidge(**settings).fit(f"{bucket}/x", X[:, 0])
-    np.testing.assert_allclose(rows.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-12)
     for _ in range(2):
         dkrr.save(model, f"{bucket}/models/m.zarr", overwrite=True)
     assert (dkrr.load(f"{bucket}/models/m.zarr").predict(X) == model.predict(X)).all()
-    assert {*remote.names(bucket), *remote.names(f"{bucket}/models")} == {"run.zarr", "x", "models", "m.zarr"}
+    assert {*remote.names(bucket), *remote.names(f"{bucket}/models")} == {"run.zarr", "models", "m.zarr"}
     remote.put(bucket, "short", b"12")
     assert remote.get_into(bucket, "short", 2, bytearray(3)) == remote.get_into(bucket, "short", 0, bytearray(3)) == 2
     with pytest.raises(StoreError, match=f"cannot write run.zarr/a in the store {bucket}-2/run.zarr") as caught:
