@@ -173,7 +173,7 @@ def test_a_worker_killed_for_memory_is_told_with_the_plan(tmp_path):
         executor.run(squares(2), Progress())
         said = r"memory.*\(60 MiB planned, limit 200 MiB, [\d.]+ MiB the most held in tasks that ended\).*larger"
         with pytest.raises(DkrrError, match=said):
-            executor.run([Task("hog", take_memory, ("first",))], Progress())
+            executor.run([Task("hog", take_memory, ("t2",))], Progress())
 
 
 def test_the_first_error_is_reported_where_the_scheduler_is_lost_too(client, tmp_path, monkeypatch):
