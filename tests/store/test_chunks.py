@@ -156,6 +156,15 @@ def test_a_whole_chunk_from_elsewhere_is_noticed(tmp_path, other):
     assert [error.key for error in array.damaged_chunks()] == ["c.0.0"]
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_folders_pipes_and_links_are_not_read(tmp_path, make):
+    array, _ = filled(str(tmp_path / "a"))
+    (tmp_path / "a" / "c.0.0").unlink()
+    make(tmp_path / "a" / "c.0.0")
+    error = refused(array, (0, 0), r"c\.0\.0 is (not a file|a link)")
+    assert (error.url, error.key) == (array.url, "c.0.0")
+
+
 def test_all_damage_is_found_and_errors_travel(place):
     array, _ = filled(f"{place}/a")
     change(array, "c.0.1", lambda raw: raw[:-3] + b"abc")  # the index, for other readers
