@@ -1,4 +1,4 @@
-"""What the displays show, and where each is used."""
+"""What the displays of progress show, where each is used, and who takes dkrr's messages."""
 
 import io
 import logging
@@ -7,22 +7,22 @@ import re
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+import dkrr
 from dkrr.runtime import Progress, displays, make_progress
-from dkrr.runtime.displays import LiveProgress, LogProgress, NotebookProgress
+from dkrr.runtime.displays import LiveProgress, LogProgress, NotebookProgress, handlers_of, is_screen, logged_to_stderr
+from dkrr.solvers import ConjugateGradient, RPCholesky
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that the test moves."""
-
-    class Clock:
-        now = 100.0
-
-    monkeypatch.setattr(displays.time, "monotonic", lambda: Clock.now)
-    return Clock
+    found = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(displays.time, "monotonic", lambda: found.now)
+    return found
 
 
 @pytest.fixture
@@ -30,15 +30,14 @@ def notebook(monkeypatch):
     """What a cell of a notebook shows, in turn: one output, replaced by each update."""
     shown = []
 
-    class Handle:
-        def update(self, bundle, raw):
-            assert raw
-            shown.append(bundle)
+    def update(bundle, raw):
+        assert raw
+        shown.append(bundle)
 
     def display(bundle, raw, display_id):
         assert raw and display_id and not shown, "one output"
         shown.append(bundle)
-        return Handle()
+        return SimpleNamespace(update=update)
 
     ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None))
     monkeypatch.setitem(sys.modules, "IPython", ipython)
@@ -53,188 +52,235 @@ def lines(capsys):
     return [line.split(maxsplit=3)[3] for line in err.splitlines()]
 
 
-class TestLog:
-    def test_a_line_every_tenth(self, clock, capsys):
-        display = LogProgress(on_stderr=True)
-        with display.stage("factorisation", 64.0):  # in sixteenths, of which two are more than a tenth
-            for _ in range(16):
-                clock.now += 3.0
-                display.advance(4.0)
-        found = lines(capsys)
-        assert [line.split("%")[0].split()[-1] for line in found[:-1]] == [
-            "12",
-            "25",
-            "38",
-            "50",
-            "62",
-            "75",
-            "88",
-            "100",
-        ]
-        assert found[0] == "factorisation:  12%, 6.0 s gone, 42.0 s left"
-        assert found[-1] == "factorisation: done in 48.0 s"
-
-    def test_a_log_has_no_line_more_often_than_needed(self, clock, capsys):
-        display = LogProgress(on_stderr=True)
-        with display.stage("x", 10.0):
-            for _ in range(10):
-                clock.now += 0.1
-                display.advance(1.0)
-        assert lines(capsys) == ["x: done in 1.0 s"]
-
-    def test_a_log_says_what_an_earlier_run_did(self, clock, capsys):
-        display = LogProgress(on_stderr=True)
-        with display.stage("x", 100.0, 60.0):
-            clock.now += 10.0
-            display.advance(20.0)
-        # Twenty were done in ten seconds by this run, and twenty are left.
-        assert lines(capsys) == [
-            "x: 60% done by an earlier run",
-            "x:  80%, 10.0 s gone, 10.0 s left",
-            "x: done in 10.0 s",
-        ]
-
-    def test_a_failed_stage_is_not_done(self, capsys):
-        display = LogProgress(on_stderr=True)
-        with pytest.raises(ZeroDivisionError), display.stage("x", 10.0):
-            1 / 0  # noqa: B018
-        assert not any("done" in line for line in lines(capsys))
-
-    def test_a_note_is_a_line_of_the_log(self, capsys):
-        LogProgress(on_stderr=True).note("hello")
-        assert lines(capsys) == ["hello"]
-
-
-class TestLive:
-    def test_a_terminal_shows_a_bar(self):
-        out = io.StringIO()
-        display = LiveProgress(Console(file=out, force_terminal=True, width=100))
-        with display.stage("factorisation", 8.0, 2.0):
+def test_a_log_has_a_line_every_tenth(clock, capsys):
+    display = LogProgress(on_stderr=True)
+    with display.stage("factorisation", 64.0):  # in sixteenths, of which two are more than a tenth
+        for _ in range(16):
+            clock.now += 3.0
             display.advance(4.0)
-            display._bar.refresh()
-            assert "75%" in out.getvalue()
-            display.advance(2.0)
-        display.note("between")
-        assert "factorisation" in out.getvalue() and "100%" in out.getvalue()
-        assert "between" in out.getvalue()
+    *found, last = lines(capsys)
+    assert [line[15:18].strip() for line in found] == ["12", "25", "38", "50", "62", "75", "88", "100"]
+    assert found[0] == "factorisation:  12%, 6.0 s gone, 42.0 s left"
+    assert last == "factorisation: done in 48.0 s"
 
-    def test_an_error_ends_the_bar(self):
-        display = LiveProgress(Console(file=io.StringIO(), force_terminal=True))
-        with pytest.raises(ZeroDivisionError), display.stage("x", 1.0):
-            1 / 0  # noqa: B018
-        assert display._bar is None
-        with display.stage("y", 1.0):
+
+def test_a_log_has_no_line_more_often_than_needed_and_notes_are_lines(clock, capsys):
+    display = LogProgress(on_stderr=True)
+    with display.stage("x", 10.0):
+        for _ in range(10):
+            clock.now += 0.1
             display.advance(1.0)
+    display.note("hello")
+    assert lines(capsys) == ["x: done in 1.0 s", "hello"]
 
 
-class TestNotebook:
-    def test_a_bar_while_it_runs_and_then_a_line_for_each_stage(self, notebook, clock):
-        display = NotebookProgress()
-        with display.stage("factorisation", 8.0, 2.0):
-            display.advance(3.0)
-            clock.now += 9.0
-            display._show()
-            assert notebook[-1]["text/plain"] == "factorisation  62%, 9.0 s gone, 9.0 s left"
-            assert "width:62.5%" in notebook[-1]["text/html"]
-        for k in range(2):
-            with display.stage("substitution", 1.0, detail=f"model {k}"):
-                clock.now += 1.0
-        display.note("<b>between</b>")
-        assert notebook[-1]["text/plain"].splitlines() == [
-            "factorisation  done in 9.0 s",
-            "substitution   done in 2.0 s (2 times)",
-            "<b>between</b>",
-        ]
-        assert "width:" not in notebook[-1]["text/html"], "no bar is left"
-        assert "&lt;b&gt;between" in notebook[-1]["text/html"]
+def test_a_log_says_what_an_earlier_run_did(clock, capsys):
+    display = LogProgress(on_stderr=True)
+    with display.stage("x", 100.0, 60.0):
+        clock.now += 10.0
+        display.advance(20.0)
+    # Twenty were done in ten seconds by this run, and twenty are left.
+    said = ["x: 60% done by an earlier run", "x:  80%, 10.0 s gone, 10.0 s left", "x: done in 10.0 s"]
+    assert lines(capsys) == said
 
-    def test_it_is_updated_while_a_task_runs(self, notebook, monkeypatch):
-        monkeypatch.setattr(displays, "REFRESH_SECONDS", 0.001)
-        display = NotebookProgress()
-        with display.stage("x", 1.0):
-            while len(notebook) < 3:
-                assert display._stage is not None
-        n = len(display.lines())
-        assert n == 1 and display._stop.is_set()
 
-    def test_a_failed_stage_is_not_done(self, notebook):
-        display = NotebookProgress()
-        with pytest.raises(ZeroDivisionError), display.stage("x", 10.0):
-            1 / 0  # noqa: B018
+def test_a_terminal_shows_a_bar():
+    out = io.StringIO()
+    display = LiveProgress(Console(file=out, force_terminal=True, width=100))
+    with display.stage("factorisation", 8.0, 2.0):
+        display.advance(4.0)
+        display._bar.refresh()
+        assert "75%" in out.getvalue()
+        display.advance(2.0)
+    display.note("between")
+    assert "factorisation" in out.getvalue() and "100%" in out.getvalue()
+    assert "between" in out.getvalue()
+
+
+def test_a_notebook_shows_a_bar_while_it_runs_and_then_a_line_for_each_stage(notebook, clock):
+    display = NotebookProgress()
+    with display.stage("factorisation", 8.0, 2.0):
+        display.advance(3.0)
+        clock.now += 9.0
+        display._show()
+        assert notebook[-1]["text/plain"] == "factorisation  62%, 9.0 s gone, 9.0 s left"
+        assert "width:62.5%" in notebook[-1]["text/html"]
+    for k in range(2):
+        with display.stage("substitution", 1.0, detail=f"model {k}"):
+            clock.now += 1.0
+    display.note("<b>between</b>")
+    said = ["factorisation  done in 9.0 s", "substitution   done in 2.0 s (2 times)", "<b>between</b>"]
+    assert notebook[-1]["text/plain"].splitlines() == said
+    assert "width:" not in notebook[-1]["text/html"], "no bar is left"
+    assert "&lt;b&gt;between" in notebook[-1]["text/html"]
+
+
+def test_a_notebook_is_updated_while_a_task_runs(notebook, monkeypatch):
+    monkeypatch.setattr(displays, "REFRESH_SECONDS", 0.001)
+    display = NotebookProgress()
+    with display.stage("x", 1.0):
+        while len(notebook) < 3:
+            assert display._stage is not None
+    assert len(display.lines()) == 1 and display._stop.is_set()
+
+
+@pytest.mark.parametrize("kind", ["log", "terminal", "notebook"])
+def test_a_failed_stage_is_not_done_and_ends_its_bar(kind, notebook, capsys):
+    terminal = Console(file=io.StringIO(), force_terminal=True)
+    made = {"log": lambda: LogProgress(on_stderr=True), "terminal": lambda: LiveProgress(terminal)}
+    display = made.get(kind, NotebookProgress)()
+    with pytest.raises(ZeroDivisionError), display.stage("x", 10.0):
+        1 / 0  # noqa: B018
+    if kind == "log":
+        assert not any("done" in line for line in lines(capsys))
+    elif kind == "terminal":
+        assert display._bar is None
+    else:
         assert notebook[-1]["text/plain"].startswith("x  stopped after")
+    with display.stage("y", 1.0):
+        display.advance(1.0)
 
 
-class TestMakeProgress:
-    @pytest.fixture(autouse=True)
-    def _no_overrides(self, monkeypatch):
-        for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("TERM", "xterm")
+@pytest.mark.parametrize(("show", "kind"), [(None, LiveProgress), (True, LiveProgress), (False, Progress)])
+def test_a_terminal_has_a_bar_unless_it_is_turned_off(monkeypatch, show, kind):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert type(make_progress(show)) is kind
+    os.close(leader)
 
-    @pytest.mark.parametrize(("show", "kind"), [(None, LiveProgress), (True, LiveProgress), (False, Progress)])
-    def test_on_a_terminal(self, monkeypatch, show, kind):
-        leader, follower = os.openpty()
-        with os.fdopen(follower, "w") as terminal:
-            monkeypatch.setattr(sys, "stderr", terminal)
-            assert type(make_progress(show)) is kind
-        os.close(leader)
 
-    def test_elsewhere_nothing_is_shown_unless_asked(self, monkeypatch):
-        monkeypatch.setattr(sys, "stderr", io.StringIO())
-        assert type(make_progress(None)) is Progress
-        assert isinstance(make_progress(True), LogProgress)
+def test_elsewhere_nothing_is_shown_unless_asked(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert type(make_progress(None)) is Progress
+    assert isinstance(make_progress(True), LogProgress)
 
-    def test_in_a_notebook(self, notebook):
-        assert type(make_progress(None)) is NotebookProgress
+
+def stage_of(show):
+    with make_progress(show).stage("x", 1.0):
+        pass
+
+
+def set_up(name, handler):
+    """Set up a logger as a program does; the fixture `same_loggers` undoes it."""
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return logger
 
 
 class TestLogging:
     """A program that has set up logging gets every line once."""
 
     @pytest.fixture(params=["dkrr.progress", "dkrr", ""])
-    def logged(self, request, monkeypatch):
-        logger, stream = logging.getLogger(request.param), io.StringIO()
-        handler = logging.StreamHandler(stream)
-        logger.addHandler(handler)
-        before = logger.level
-        logger.setLevel(logging.INFO)
-        yield stream
-        logger.removeHandler(handler)
-        logger.setLevel(before)
+    def logged(self, request):
+        stream = io.StringIO()
+        set_up(request.param, logging.StreamHandler(stream))
+        return stream
 
     @pytest.mark.parametrize("show", [None, True])
     def test_in_place_of_stderr(self, logged, show, capsys):
-        with make_progress(show).stage("x", 1.0):
-            pass
+        stage_of(show)
         assert re.fullmatch(r"x: done in .*\n", logged.getvalue())
         assert capsys.readouterr() == ("", "")
 
     def test_beside_a_live_display(self, logged, notebook):
-        with make_progress(None).stage("x", 1.0):
-            pass
+        stage_of(None)
         assert re.fullmatch(r"x: done in .*\n", logged.getvalue())
         assert notebook[-1]["text/plain"].startswith("x  done in")
 
     def test_on_the_screen_in_place_of_a_live_display(self, notebook, capsys):
-        handler = logging.StreamHandler(sys.stderr)
-        logger = logging.getLogger("dkrr")
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        try:
-            with make_progress(None).stage("x", 1.0):
-                pass
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(logging.NOTSET)
+        set_up("dkrr", logging.StreamHandler(sys.stderr))
+        stage_of(None)
         assert capsys.readouterr().err.startswith("x: done in") and not notebook
 
-    def test_not_by_a_handler_of_warnings(self, monkeypatch, capsys):
+    def test_not_by_a_handler_of_warnings(self, capsys):
         stream = io.StringIO()
         handler = logging.StreamHandler(stream)
         handler.setLevel(logging.WARNING)
-        monkeypatch.setattr(logging.getLogger("dkrr"), "handlers", [handler])
-        monkeypatch.setattr(logging.getLogger("dkrr"), "propagate", False)
-        monkeypatch.setattr(logging.getLogger("dkrr"), "level", logging.INFO)
-        with make_progress(True).stage("x", 1.0):
-            pass
+        set_up("dkrr", handler).propagate = False
+        stage_of(True)
         assert stream.getvalue() == "" and "x: done in" in capsys.readouterr().err
+
+    def test_a_handler_that_takes_nothing_does_not_count(self):
+        package, taking = set_up("dkrr", logging.NullHandler()), logging.StreamHandler()
+        package.propagate = False
+        assert handlers_of(package) == []
+        package.addHandler(taking)
+        assert handlers_of(package) == [taking]
+        assert handlers_of(package, logging.DEBUG) == []
+
+    def test_messages_below_the_package_are_written_once_with_date_and_time(self, capsys):
+        logging.getLogger().handlers[:] = []  # with which pytest captures messages
+        with logged_to_stderr() as handler:
+            assert is_screen(handler)
+            logging.getLogger("dkrr.fitting.run").info("%d rows", 7)
+            logging.getLogger("dkrr.tiles.lock").warning("taken over")
+            logging.getLogger("dkrr").debug("not shown")
+            with logged_to_stderr() as second:
+                assert second is None, "there is one already"
+        logging.getLogger("dkrr").info("after the end")
+        assert lines(capsys) == ["7 rows", "warning: taken over"]
+
+    def test_what_the_program_has_set_up_stays(self, capsys):
+        logging.getLogger().handlers[:] = []
+        logging.getLogger("dkrr").addHandler(logging.StreamHandler(sys.stdout))
+        with logged_to_stderr() as own:
+            assert own is None
+            logging.getLogger("dkrr.fitting").warning("hello")
+        assert capsys.readouterr() == ("hello\n", "")
+
+
+def test_the_time_of_stages_is_measured(clock):
+    display = Progress()
+    for name, seconds in (("factorisation", 3.0), ("substitution", 2.0), ("factorisation", 4.0)):
+        with display.stage(name, 1.0, detail="model 1"):
+            clock.now += seconds
+            with display.measured("within"):
+                clock.now += 1.0
+    found = {stage.name: stage.seconds for stage in display.take_stages()}
+    assert found == {"factorisation": 7.0, "substitution": 2.0, "within": 3.0}, "nothing is counted twice"
+    assert display.take_stages() == (), "each is told once"
+
+
+class Recorded(Progress):
+    """Keeps what every stage was advanced by."""
+
+    def __init__(self):
+        super().__init__()
+        self.advanced = {}
+
+    def begin(self, name, total, done):
+        self.name, self.total = name, total
+        self.advanced.setdefault(name, [])
+
+    def advance(self, flops):
+        self.advanced[self.name].append(flops / self.total)
+
+
+CG = ConjugateGradient(preconditioner=RPCholesky(rank=64))
+
+
+@pytest.mark.parametrize(
+    ("solver", "stage"), [("cholesky", "factorisation"), (CG, "preconditioner"), ("cg", "preconditioner")]
+)
+def test_stages_in_memory_say_how_far_they_are(solver, stage, monkeypatch):
+    display = Recorded()
+    monkeypatch.setattr("dkrr.fitting.run.make_progress", lambda show: display)
+    X = np.random.default_rng(0).standard_normal((2300, 3))  # more than one tile
+    dkrr.KernelRidge(kernel="rbf", alpha=1e-3, solver=solver).fit(X, X[:, 0])
+    steps = display.advanced[stage]
+    assert len(steps) >= 3 and sum(steps) <= 1 + 1e-9, steps
+    assert sum(steps) == pytest.approx(1) or solver == "cg", "it may end early"
+
+
+@pytest.mark.parametrize("cv", [5, "loo"])
+def test_held_out_errors_say_how_far_they_are(cv, monkeypatch):
+    display = Recorded()
+    monkeypatch.setattr("dkrr.selection.scoring.make_progress", lambda show: display)
+    X = np.random.default_rng(0).standard_normal((600, 3))
+    dkrr.KernelRidgeCV(alphas=[0.1], kernel="rbf", cv=cv, refit=False, solver="cholesky").fit(X, X[:, 0])
+    assert sum(display.advanced["held-out errors"]) == pytest.approx(1)

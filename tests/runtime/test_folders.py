@@ -1,11 +1,14 @@
-"""Temporary folders: private, and never left for ever."""
+"""Temporary folders are private and never left for ever; SIGTERM and SIGHUP end a run in order, and the process."""
 
 import os
 import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import dask
 import pytest
@@ -13,23 +16,23 @@ import pytest
 from dkrr.errors import StoreError
 from dkrr.runtime import folders
 from dkrr.runtime.folders import PrivateFolder, delete_abandoned, private_folder
+from dkrr.runtime.signals import ENDING, ended_in_order
 
 OWNER = """
-import sys
-from dkrr.runtime.folders import PrivateFolder
-folder = PrivateFolder("test", sys.argv[1])
+import os, pathlib, sys
+from dkrr.runtime import folders
+{before}
+folder = folders.PrivateFolder("test", sys.argv[1])
 open(folder.path + "/data", "w").write("x")
 print(folder.path, flush=True)
 {then}
 """
 
 
-def owner(where, then="sys.stdin.read()"):
-    """A process that has made a temporary folder."""
-    return subprocess.Popen(
-        [sys.executable, "-c", OWNER.format(then=then), str(where)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def owner(where, before="", then="sys.stdin.read()"):
+    """A process that makes a temporary folder."""
+    command = [sys.executable, "-c", OWNER.format(before=before, then=then), str(where)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def names(folder):
@@ -64,24 +67,16 @@ def test_a_living_process_keeps_its_folder_and_a_killed_one_does_not(tmp_path):
 
 
 def test_an_exit_deletes_it_and_a_fork_does_not(tmp_path):
-    then = "import os; pid = os.fork(); pid or sys.exit(); os.waitpid(pid, 0); print(os.path.exists(folder.path))"
-    with owner(tmp_path, then) as process:
+    then = "pid = os.fork(); pid or sys.exit(); os.waitpid(pid, 0); print(os.path.exists(folder.path))"
+    with owner(tmp_path, then=then) as process:
         assert process.communicate()[0].splitlines()[1:] == ["True"]
-    assert process.returncode == 0
-    assert names(tmp_path) == []
+    assert process.returncode == 0 and names(tmp_path) == []
 
 
-def killed_at(tmp_path, name):
-    """Kill a process when it is about to call a function of `folders`' modules."""
-    then = f"import os; {name} = lambda *a, **k: os.kill(os.getpid(), 9)"
-    code = f"from dkrr.runtime import folders\nimport pathlib\n{then}\nfolders.PrivateFolder('test', {str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("name", ["folders.locks.flock", "folders._is_at", "pathlib.Path.mkdir"])
-def test_killed_while_it_is_made(tmp_path, name, monkeypatch):
-    killed_at(tmp_path, name)
+@pytest.mark.parametrize("function", ["folders.locks.flock", "folders._is_at", "pathlib.Path.mkdir"])
+def test_what_a_process_leaves_that_is_killed_while_it_makes_a_folder_is_deleted(tmp_path, function, monkeypatch):
+    with owner(tmp_path, f"{function} = lambda *a, **k: os.kill(os.getpid(), 9)") as process:
+        assert process.wait(60) == -signal.SIGKILL
     assert len(names(tmp_path)) == 1
     monkeypatch.setattr(folders, "UNSIGNED_SECONDS", -1.0)
     assert len(delete_abandoned(str(tmp_path))) == 1
@@ -89,29 +84,27 @@ def test_killed_while_it_is_made(tmp_path, name, monkeypatch):
 
 
 def test_what_is_not_its_own_is_left(tmp_path):
-    """Links, folders, files of other programs, of other machines, and lock files that are being made."""
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "kept").touch()
-    (tmp_path / "dkrr-link.lock").symlink_to(target / "kept")
-    (tmp_path / "dkrr-folder.lock").mkdir()
-    (tmp_path / "dkrr-abroad.lock").write_text("another machine\n")
-    (tmp_path / "dkrr-abroad").mkdir()
-    (tmp_path / "dkrr-new.lock").touch()
-    (tmp_path / "dkrr-mine").mkdir()
-    os.mkfifo(tmp_path / "dkrr-pipe.lock")
+    """Links, folders, files of other programs and machines, and lock files that are being made, of dkrr's own names."""
+    for folder in ("target", "dkrr-folder00.lock", "dkrr-abroad00", "dkrr-mine0000"):
+        (tmp_path / folder).mkdir()
+    kept = tmp_path / "target" / "kept"
+    kept.touch()
+    (tmp_path / "dkrr-link0000.lock").symlink_to(kept)
+    (tmp_path / "dkrr-abroad00.lock").write_text("another machine\n")
+    (tmp_path / "dkrr-new00000.lock").touch()
+    os.mkfifo(tmp_path / "dkrr-pipe0000.lock")
     before = names(tmp_path)
     assert delete_abandoned(str(tmp_path)) == []
     assert names(tmp_path) == before
     # A folder that was replaced by a link is not followed.
-    (tmp_path / "dkrr-trap").symlink_to(target)
-    (tmp_path / "dkrr-trap.lock").write_bytes(folders._signature())
+    (tmp_path / "dkrr-trap0000").symlink_to(kept.parent)
+    (tmp_path / "dkrr-trap0000.lock").write_bytes(folders._signature())
     delete_abandoned(str(tmp_path))
-    assert (target / "kept").exists()
+    assert kept.exists()
 
 
-def test_a_name_that_is_taken(tmp_path, monkeypatch):
-    """Another user who sees the lock file may make the folder first: it is not used."""
+def test_a_name_that_is_taken_is_not_used(tmp_path, monkeypatch):
+    """Another user who sees the lock file may make the folder first."""
     mkdir, taken = Path.mkdir, []
 
     def first_taken(self, mode):
@@ -127,15 +120,12 @@ def test_a_name_that_is_taken(tmp_path, monkeypatch):
     assert names(tmp_path) == [taken[0].name]
 
 
-def test_where_files_cannot_be_locked(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(95, "Operation not supported")
+REFUSING = SimpleNamespace(LOCK_EX=2, LOCK_NB=4, flock=Mock(side_effect=OSError(95, "Operation not supported")))
 
-    monkeypatch.setattr(folders.locks, "flock", refuse)
-    folder = PrivateFolder("test", str(tmp_path))
-    assert names(tmp_path) == [Path(folder.path).name]
-    folder.delete()
-    monkeypatch.setattr(folders, "locks", None)
+
+@pytest.mark.parametrize("locks", [REFUSING, None])
+def test_where_files_cannot_be_locked_there_is_no_lock(tmp_path, monkeypatch, locks):
+    monkeypatch.setattr(folders, "locks", locks)
     with private_folder("test", str(tmp_path)) as path:
         assert names(tmp_path) == [Path(path).name]
     assert names(tmp_path) == []
@@ -144,3 +134,69 @@ def test_where_files_cannot_be_locked(tmp_path, monkeypatch):
 def test_an_error_names_the_setting(tmp_path):
     with pytest.raises(StoreError, match=r"no temporary folder.*missing.*No such file.*dkrr\.temporary-directory"):
         PrivateFolder("test", str(tmp_path / "missing"))
+
+
+SCRIPT = """
+import os, signal, sys, time
+from dkrr.runtime.signals import ended_in_order
+{before}
+try:
+    with ended_in_order():
+        try:
+            with ended_in_order():
+                os.kill(os.getpid(), signal.{name})
+                time.sleep(20)
+        {after}
+finally:
+    print("not reached")
+"""
+AGAIN = """finally:
+            os.kill(os.getpid(), signal.{name})
+            print("in order", flush=True)"""
+SWALLOWED = """except BaseException:
+            print("swallowed", flush=True)"""
+
+
+def run(name, before="", after=AGAIN):
+    code = SCRIPT.format(name=name, before=before, after=after.format(name=name))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_what_is_inside_ends_first_and_the_status_is_that_of_the_signal(name):
+    assert run(name) == (-getattr(signal, name), "in order\n", "")
+
+
+def test_another_one_much_later_ends_at_once():
+    before = "import dkrr.runtime.signals as s; s.PATIENCE_SECONDS = -1.0"
+    assert run("SIGTERM", before) == (-signal.SIGTERM, "", "")
+
+
+def test_one_that_is_swallowed_ends_the_process_after_the_block():
+    assert run("SIGTERM", after=SWALLOWED) == (-signal.SIGTERM, "swallowed\n", "")
+
+
+def handlers():
+    return [signal.getsignal(number) for number in ENDING]
+
+
+def handlers_inside():
+    with ended_in_order():
+        return handlers()
+
+
+def test_handlers_of_others_stay():
+    assert run("SIGTERM", "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))")[0] == 7
+    assert signal.SIG_DFL not in handlers_inside()
+    assert handlers() == [signal.SIG_DFL] * len(ENDING)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    try:
+        assert handlers_inside()[ENDING.index(signal.SIGHUP)] is signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_other_threads_change_nothing():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handlers_inside).result() == [signal.SIG_DFL] * len(ENDING)

@@ -22,10 +22,8 @@ def of_the_fit(model):
     return model.plan_.peak_bytes - model.plan_.resources.local_baseline_bytes
 
 
-def samples(n=N, d=D):
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((n, d))
-    return X, np.sin(X[:, 0])
+X = np.random.default_rng(0).standard_normal((N, D))
+y = np.sin(X[:, 0])
 
 
 def differences(X, Y):
@@ -59,7 +57,6 @@ class Views:
     ids=["products", "differences", "wide rows", "views"],
 )
 def test_memory_of_a_function(function, entry, row):
-    X, _ = samples()
     kernel = CallableKernel(function)
     cost = measure(kernel.values, X[:MAX_ROWS], X[MAX_ROWS : 2 * MAX_ROWS])
     assert 32 <= cost.rows <= MAX_ROWS and cost.seconds > 0
@@ -70,7 +67,6 @@ def test_memory_of_a_function(function, entry, row):
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
 def test_fits_keep_the_promise(solver, traced):
-    X, y = samples()
     settings = {"kernel": differences, "solver": solver, "tol": 1e-4, "alpha": 1.0}
     KernelRidge(**settings).fit(X[:300], y[:300])
     tracemalloc.start() if traced else None
@@ -87,8 +83,7 @@ def test_fits_keep_the_promise(solver, traced):
     assert_allclose(model.predict(X[:50]), known.predict(X[:50]), atol=1e-3)
 
 
-def test_functions_in_sums_and_of_columns():
-    X, y = samples()
+def test_functions_in_sums_and_of_columns_are_measured_too():
     kernel = RBF(0.1) + 2.0 * Columns(CallableKernel(differences), [0, 1, 2])
     (found,) = plan(X, y, kernel=kernel).problem.kernel.functions
     assert 0.98 * 3 * 16 <= found.cost.entry_bytes <= 1.6 * 3 * 16
@@ -96,30 +91,26 @@ def test_functions_in_sums_and_of_columns():
 
 
 def test_a_function_is_measured_once():
-    X, y = samples()
     function = Views()
     plan(X, y, kernel=function)
-    calls = function.calls
-    assert calls > 0
-    function.calls = 0  # as before the first plan: what a function holds belongs to it
+    calls, function.calls = function.calls, 0  # as before the first plan: what a function holds belongs to it
     plan(X, y, kernel=function)
-    assert function.calls <= calls
+    assert function.calls <= calls and calls > 0
 
 
-def test_what_is_not_measured(monkeypatch):
-    X, y = samples()
+def test_rows_that_would_have_to_be_computed_or_are_few_are_not_measured_with():
     said = "'tests.runtime.test_functions.products' has not been measured"
-    assert said in str(plan(da.from_array(X, chunks=500), y, kernel=products)), "rows would have to be computed"
+    assert said in str(plan(da.from_array(X, chunks=500), y, kernel=products))
     assert said in str(plan(n=N, d=D, kernel=products))
-    few = Problem.of_rows(as_rows(X[: MIN_ROWS - 1]), CallableKernel(products), n_targets=1)
-    assert with_measured_functions(few, as_rows(X[: MIN_ROWS - 1])) is few
+    few = as_rows(X[: MIN_ROWS - 1])
+    problem = Problem.of_rows(few, CallableKernel(products), n_targets=1)
+    assert with_measured_functions(problem, few) is problem
 
 
 def test_a_function_that_fails_is_left_to_the_fit():
     def failing(X, Y):
         raise ZeroDivisionError("no")
 
-    X, y = samples()
     assert measure(CallableKernel(failing).values, X, X) is None
     with pytest.raises(KernelFunctionError, match="ZeroDivisionError: no"):
         KernelRidge(kernel=failing).fit(X, y)

@@ -70,26 +70,25 @@ SLURM_V1 = (
 )
 
 
-def smallest_limit(root):
-    return min(group.limit_bytes for group in memory_groups(root))
+def limits(root):
+    return [group.limit_bytes // MIB for group in memory_groups(root)]
 
 
-@pytest.mark.parametrize("job", [SLURM_V2, SLURM_V1], ids=["version 2", "version 1"])
-def test_the_limit_of_a_job_is_its_parents(tmp_path, job):
+both_versions = pytest.mark.parametrize("job", [SLURM_V2, SLURM_V1], ids=["version 2", "version 1"])
+
+
+@both_versions
+def test_a_job_has_the_limit_of_its_parents_and_a_plan_stays_within_what_is_left(tmp_path, job):
     root = tree(tmp_path, *job)
-    assert smallest_limit(root) == 1000 * MIB
+    assert min(limits(root)) == 1000
     # 700 in use, of which 400 are files that the system drops when memory is wanted.
     assert available_bytes(root) == 700 * MIB
     assert usable_cores(root) == min(2, usable_cores()), "one core and a half is two threads"
-
-
-@pytest.mark.parametrize("job", [SLURM_V2, SLURM_V1], ids=["version 2", "version 1"])
-def test_a_plan_allows_what_the_job_has(tmp_path, job):
-    resources = detect(None, None, workers=2, root=tree(tmp_path, *job))
+    resources, held = detect(None, None, workers=2, root=root), psutil.Process().memory_info().rss
     assert resources.n_workers * resources.worker_limit_bytes <= 0.8 * 700 * MIB
-    assert resources.local_limit_bytes <= 700 * MIB + psutil.Process().memory_info().rss
-    assert resources.memory_bytes <= 700 * MIB + 2 * psutil.Process().memory_info().rss
-    given = detect("8GiB", None, workers=2, root=tmp_path)
+    assert resources.local_limit_bytes <= 700 * MIB + held
+    assert resources.memory_bytes <= 700 * MIB + 2 * held
+    given = detect("8GiB", None, workers=2, root=root)
     assert given.worker_limit_bytes == 4 * 2**30, "a given limit is used"
 
 
@@ -97,29 +96,22 @@ def test_the_smallest_of_all_parents_holds(tmp_path):
     files = {"/sys/fs/cgroup/pod/memory.max": 500 * MIB, "/sys/fs/cgroup/pod/memory.current": 450 * MIB}
     files |= {"/sys/fs/cgroup/pod/one/memory.max": 900 * MIB, "/sys/fs/cgroup/pod/one/memory.current": 10 * MIB}
     root = tree(tmp_path, "0::/pod/one\n", V2, files)
-    assert [g.limit_bytes // MIB for g in memory_groups(root)] == [900, 500]
-    assert smallest_limit(root) == 500 * MIB
+    assert limits(root) == [900, 500]
     assert available_bytes(root) == 50 * MIB, "another container of the pod has the rest"
-
-
-def test_a_group_that_is_slowed_down_has_a_limit_too(tmp_path):
-    files = {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/a/memory.high": 300 * MIB}
-    assert smallest_limit(tree(tmp_path, "0::/a\n", V2, files)) == 300 * MIB
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (f"MemTotal: {2**30} kB\nMemFree: 5 kB\nMemAvailable:   4096 kB\n", 4 * MIB),
-        ("MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 200 kB\n", None),  # as in some containers
-        ("MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 0 kB\n", None),
-        ("MemTotal: 100 kB\n", None),  # an old kernel
+        ("MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 200 kB\n", 123),  # as in some containers
+        ("MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 0 kB\n", 123),
+        ("MemTotal: 100 kB\n", 123),  # an old kernel
     ],
 )
 def test_what_the_machine_could_give(tmp_path, monkeypatch, text, expected):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=123))
-    root = tree(tmp_path, "", "", {"/proc/meminfo": text})
-    assert available_bytes(root) == (expected or 123)
+    assert available_bytes(tree(tmp_path, "", "", {"/proc/meminfo": text})) == expected
 
 
 def test_the_same_as_psutil_says():
@@ -127,44 +119,43 @@ def test_the_same_as_psutil_says():
     assert resident_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
 
 
-class TestContainers:
-    """The path of a group may be the host's, and what is mounted the group itself."""
-
-    def test_with_a_name_space_of_its_own(self, tmp_path):
-        assert smallest_limit(tree(tmp_path, "0::/\n", V2, {"/sys/fs/cgroup/memory.max": 64 * MIB})) == 64 * MIB
-
-    def test_mounted_from_the_hosts_tree(self, tmp_path):
-        mounts = v1("memory", "/docker/0a1b", "/sys/fs/cgroup/memory")
-        files = {"/sys/fs/cgroup/memory/memory.limit_in_bytes": 64 * MIB}
-        assert smallest_limit(tree(tmp_path, "4:memory:/docker/0a1b\n", mounts, files)) == 64 * MIB
-
-    @pytest.mark.parametrize("path", ["/kubepods/pod7/0a1b", "/../0a1b"])
-    def test_a_path_that_is_not_mounted(self, tmp_path, path):
-        files = {"/sys/fs/cgroup/memory.max": 64 * MIB, "/sys/fs/cgroup/cpu.max": "50000 100000"}
-        root = tree(tmp_path, f"0::{path}\n", V2, files)
-        assert (smallest_limit(root), usable_cores(root)) == (64 * MIB, 1)
-
-    def test_limits_of_parents_that_are_not_mounted(self, tmp_path):
-        files = {"/sys/fs/cgroup/memory/memory.limit_in_bytes": NONE_V1}
-        files["/sys/fs/cgroup/memory/memory.stat"] = f"cache 0\nhierarchical_memory_limit {96 * MIB}\ntotal_rss 0"
-        assert smallest_limit(tree(tmp_path, "4:memory:/a\n", v1("memory", "/a"), files)) == 96 * MIB
-
-    def test_a_mount_point_with_a_space(self, tmp_path):
-        mounts = V2.replace("/sys/fs/cgroup", "/sys/my\\040groups")
-        assert smallest_limit(tree(tmp_path, "0::/\n", mounts, {"/sys/my groups/memory.max": 64 * MIB})) == 64 * MIB
+# The path of a group may be the host's, and what is mounted the group itself.
+LIMIT_V1, STAT_V1 = "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.stat"
+OF_PARENTS = f"cache 0\nhierarchical_memory_limit {64 * MIB}\ntotal_rss 0"
+SPACE = V2.replace("/sys/fs/cgroup", "/sys/my\\040groups")
+CONTAINERS = {
+    "slowed down": ("0::/a\n", V2, {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/a/memory.high": 64 * MIB}),
+    "name space of its own": ("0::/\n", V2, {"/sys/fs/cgroup/memory.max": 64 * MIB}),
+    "mounted from the host's": (
+        "4:memory:/docker/0a1b\n",
+        v1("memory", "/docker/0a1b", "/sys/fs/cgroup/memory"),
+        {LIMIT_V1: 64 * MIB},
+    ),
+    "path that is not mounted": ("0::/kubepods/pod7/0a1b\n", V2, {"/sys/fs/cgroup/memory.max": 64 * MIB}),
+    "path above": ("0::/../0a1b\n", V2, {"/sys/fs/cgroup/memory.max": 64 * MIB}),
+    "parents that are not mounted": ("4:memory:/a\n", v1("memory", "/a"), {LIMIT_V1: NONE_V1, STAT_V1: OF_PARENTS}),
+    "mount point with a space": ("0::/\n", SPACE, {"/sys/my groups/memory.max": 64 * MIB}),
+}
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "mounts", "files"),
-    [
-        ("0::/a\n", V2, {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/a/cpu.max": "max 100000"}),
-        ("4:memory:/a\n", v1("memory"), {"/sys/fs/cgroup/memory/a/memory.limit_in_bytes": NONE_V1}),
-        ("0::/a\n", V2, {"/sys/fs/cgroup/a/memory.max": "what?", "/sys/fs/cgroup/a/cpu.max": "1"}),
-        ("not\na: list", "nor a table\n - \n", {}),
-        ("", "", {}),
-    ],
-    ids=["no limit 2", "no limit 1", "unreadable", "not a list", "empty"],
-)
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_limits_of_containers_are_found_wherever_they_are_mounted(tmp_path, container):
+    cgroup, mounts, files = CONTAINERS[container]
+    root = tree(tmp_path, cgroup, mounts, {**files, "/sys/fs/cgroup/cpu.max": "50000 100000"})
+    assert min(limits(root)) == 64
+    assert usable_cores(root) == 1 or mounts != V2
+
+
+UNLIMITED = {
+    "no limit 2": ("0::/a\n", V2, {"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/a/cpu.max": "max 100000"}),
+    "no limit 1": ("4:memory:/a\n", v1("memory"), {"/sys/fs/cgroup/memory/a/memory.limit_in_bytes": NONE_V1}),
+    "unreadable": ("0::/a\n", V2, {"/sys/fs/cgroup/a/memory.max": "what?", "/sys/fs/cgroup/a/cpu.max": "1"}),
+    "not a list": ("not\na: list", "nor a table\n - \n", {}),
+    "empty": ("", "", {}),
+}
+
+
+@pytest.mark.parametrize(("cgroup", "mounts", "files"), UNLIMITED.values(), ids=UNLIMITED)
 def test_groups_without_a_limit_set_none(tmp_path, cgroup, mounts, files):
     root = tree(tmp_path, cgroup, mounts, files)
     assert memory_groups(root) == ()
@@ -178,6 +169,11 @@ def test_a_system_without_control_groups_or_affinity(tmp_path, monkeypatch):
     assert usable_cores(tmp_path) == os.cpu_count()
 
 
+def printed(script):
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    return done.stdout, done.stderr
+
+
 def test_a_system_without_resource_limits():
     script = """
 import sys
@@ -187,15 +183,12 @@ from dkrr.runtime.limits import process_limit_bytes
 from dkrr.runtime.task import peak_resident_bytes
 print(process_limit_bytes(), peak_resident_bytes() > 2**20, peak_resident_bytes("not there") > 2**20)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "None True True\n", done.stderr
+    assert printed(script) == ("None True True\n", "")
 
 
 def test_without_a_limit_of_addresses():
-    unlimited = all(
-        resource.getrlimit(k)[0] == resource.RLIM_INFINITY for k in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    )
-    assert (process_limit_bytes() is None) == unlimited
+    found = {resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)}
+    assert (process_limit_bytes() is None) == (found == {resource.RLIM_INFINITY})
 
 
 @pytest.mark.nightly
@@ -221,5 +214,4 @@ for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
     del held
     resource.setrlimit(name, (-1, -1))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "enough\nenough\n", done.stderr
+    assert printed(script) == ("enough\nenough\n", "")

@@ -19,14 +19,11 @@ from distributed.security import Security
 from dkrr.runtime.local_workers import LocalWorkers, new_credentials, portable
 
 
-def test_settings_that_live_in_this_process_are_left_out():
+def test_settings_that_live_in_this_process_are_left_out(monkeypatch):
     of_main = type("Local", (), {"__module__": "__main__"})
-    sys.modules["__main__"].Local = of_main
-    try:
-        config = {"a": 1, "lock": threading.Lock(), "deep": {"b": [1, "x"], "lock": threading.Lock(), "c": of_main()}}
-        assert portable(config) == {"a": 1, "deep": {"b": [1, "x"]}}
-    finally:
-        del sys.modules["__main__"].Local
+    monkeypatch.setattr(sys.modules["__main__"], "Local", of_main, raising=False)
+    config = {"a": 1, "lock": threading.Lock(), "deep": {"b": [1, "x"], "lock": threading.Lock(), "c": of_main()}}
+    assert portable(config) == {"a": 1, "deep": {"b": [1, "x"]}}
 
 
 SCRIPT = """
@@ -41,10 +38,8 @@ with dask.config.set(pool=ThreadPoolExecutor(1)), LocalWorkers(1, 10**9, sys.arg
 
 def test_the_current_folder_is_not_imported_from_and_a_pool_not_sent(tmp_path):
     (tmp_path / "json.py").write_text("raise SystemExit('the json of the current folder')")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", SCRIPT, str(tmp_path)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("tls://\n", "")
 
 
@@ -55,12 +50,16 @@ def test_nothing_on_the_terminal_of_a_caller_that_stops_at_once(tmp_path, capfd)
     assert capfd.readouterr() == ("", "")
 
 
-def listening(process):
-    """Addresses where a process and all that it started listen."""
-    found = []
-    for one in [process, *process.children(recursive=True)]:
-        found += [tuple(c.laddr) for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    return found
+def all_of(workers):
+    """The process that started workers, and all that it started."""
+    this = psutil.Process(workers._process.pid)
+    return [this, *this.children(recursive=True)]
+
+
+def listening(*processes):
+    """Addresses where processes listen."""
+    found = [connection for one in processes for connection in one.net_connections("inet")]
+    return [tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN]
 
 
 def answer_without_a_certificate(place, context):
@@ -89,10 +88,10 @@ class TestCredentials:
     """Other users of the machine reach the ports of 127.0.0.1 as well, and must get nothing there."""
 
     def test_everything_listens_on_loopback_only_and_speaks_tls_only(self, workers):
-        places = listening(psutil.Process(workers[0]._process.pid))
+        places = listening(*all_of(workers[0]))
         # The scheduler, two nannies and two workers; no HTTP server.
         assert len(places) == 5 and {host for host, _ in places} == {"127.0.0.1"}
-        assert not [c for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert not listening(psutil.Process())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         for place in places:
@@ -104,12 +103,9 @@ class TestCredentials:
     @pytest.mark.parametrize("known", ["nothing", "a certificate of another cluster"])
     def test_another_client_is_refused(self, workers, known):
         client = workers[1]
-        address = client.scheduler.address
-        security = None
+        address, security = client.scheduler.address, Security(**new_credentials())
         if known == "nothing":
-            address = address.replace("tls:", "tcp:")
-        else:
-            security = Security(**new_credentials())
+            address, security = address.replace("tls:", "tcp:"), None
         with pytest.raises(OSError), dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
             Client(address, set_as_default=False, timeout=2, security=security)
         assert client.submit(int, "7").result() == 7
@@ -117,8 +113,7 @@ class TestCredentials:
     def test_the_key_is_nowhere_to_be_seen(self, workers):
         server, client = workers
         inner = server._credentials["tls_client_key"].splitlines()[1].encode()
-        this = psutil.Process(server._process.pid)
-        for process in [this, *this.children(recursive=True)]:
+        for process in all_of(server):
             seen = "".join(process.cmdline()) + repr(process.environ())
             assert "PRIVATE KEY" not in seen and inner.decode() not in seen
         assert inner not in pickle.dumps(client.run(lambda: dict(dask.config.config)))
@@ -135,14 +130,9 @@ class TestCredentials:
             context.verify_flags |= ssl.VERIFY_X509_STRICT
             assert context.verify_mode == ssl.CERT_REQUIRED and context.minimum_version == ssl.TLSVersion.TLSv1_3
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        ends = [
-            client.wrap_bio(to_client, to_server, server_side=False),
-            server.wrap_bio(to_server, to_client, server_side=True),
-        ]
+        ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
         for end in (0, 1, 0, 1, 0):
-            try:
+            with suppress(ssl.SSLWantReadError):
                 ends[end].do_handshake()
-            except ssl.SSLWantReadError:
-                continue
         ends[0].write(b"hello")
         assert ends[1].read() == b"hello"

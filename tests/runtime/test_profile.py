@@ -1,4 +1,4 @@
-"""Profiles: found by what was measured, never used when they are those of something else."""
+"""Profiles: found by what was measured, never used for something else; and rates of buckets, which have defaults."""
 
 import json
 import os
@@ -7,15 +7,20 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import dask
+import numpy as np
 import pytest
 
 import dkrr
 from dkrr.errors import InputError
-from dkrr.machine import Profile, calibrate, describe, detect
+from dkrr.machine import Profile, calibrate, describe, detect, record_baseline
 from dkrr.machine.detection import known_rates
 from dkrr.machine.profile import (
+    DEFAULT_BYTES,
+    DEFAULT_REQUEST_SECONDS,
+    bucket_rates,
     cluster_fingerprint,
     load_profile,
     machine_fingerprint,
@@ -23,32 +28,35 @@ from dkrr.machine.profile import (
     profile_path,
     save_profile,
 )
-from dkrr.planning import KernelRate, Rates
+from dkrr.machine.worker_settings import recorded_baseline
+from dkrr.planning import KernelRate, Rates, make_plan
+from dkrr.planning.resources import STORAGE_CHUNK_BYTES, WORKER_BASELINE_BYTES
+from dkrr.tiles.arrays import create_array
+from tests.planning.problems import MIB, direct
 
 RATES = Rates(gemm_flops=7e9, read_bytes=3e9, kernels=(KernelRate("RBF", 16, "float64", 3e-9),))
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path):
-    with dask.config.set({"dkrr.profile-directory": str(tmp_path / "profiles")}):
+    with in_folder(tmp_path / "profiles"):
         yield tmp_path / "profiles"
 
 
+def in_folder(path):
+    return dask.config.set({"dkrr.profile-directory": None if path is None else str(path)})
+
+
 def profile(**changes):
-    return replace(
-        Profile(machine_fingerprint(), "2026-01-01T00:00:00+00:00", RATES, ({"gemm_flops": 7e9},)), **changes
-    )
+    measured = Profile(machine_fingerprint(), "2026-01-01T00:00:00+00:00", RATES, ({"gemm_flops": 7e9},))
+    return replace(measured, **changes)
 
 
-def test_what_was_saved_is_loaded(folder):
+def test_what_was_saved_is_loaded_and_plans_use_it(folder):
+    assert detect("1GiB", None).rates == Rates(), "dkrr's defaults without a profile"
     path = save_profile(profile())
     assert path.parent == folder and load_profile(machine_fingerprint()) == profile()
     assert [p.name for p in folder.iterdir()] == [path.name], "no partial file is left"
-
-
-def test_plans_use_it():
-    assert detect("1GiB", None).rates == Rates(), "dkrr's defaults without a profile"
-    save_profile(profile())
     assert detect("1GiB", None).rates == RATES
     save_profile(profile(rates=replace(RATES, gemm_flops=8e9)))
     assert detect("1GiB", None).rates.gemm_flops == 8e9, "a file that changed is read again"
@@ -74,40 +82,23 @@ def test_what_is_not_a_profile_of_this_machine_is_not_used(damage):
 
 def test_the_default_folder_is_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with dask.config.set({"dkrr.profile-directory": None}):
+    with in_folder(None):
         assert profile_path(machine_fingerprint()).parent == tmp_path / "cache" / "dkrr"
 
 
-class TestNoHome:
-    """A container's user may have neither HOME nor an entry in the list of users."""
-
-    @pytest.fixture(autouse=True)
-    def unknown_user(self, monkeypatch):
-        def no_entry(_):
-            raise KeyError("uid not found")
-
-        monkeypatch.setattr(pwd, "getpwuid", no_entry)
-        monkeypatch.delenv("HOME", raising=False)
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        with dask.config.set({"dkrr.profile-directory": None}):
-            yield
-
-    def test_plans_use_the_defaults(self):
+def test_a_user_without_a_home_as_in_a_container_has_the_defaults_and_is_told_what_to_set(folder, monkeypatch):
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("uid not found")))
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with in_folder(None):
         assert load_profile(machine_fingerprint()) is None
         assert detect("1GiB", None).rates == Rates() and describe()["profile"] is None
-
-    @pytest.mark.parametrize("configured", [None, "~/profiles"])
-    def test_calibrate_says_what_to_set(self, configured):
-        with (
-            dask.config.set({"dkrr.profile-directory": configured}),
-            pytest.raises(InputError, match="no folder for profiles: .*XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY"),
-        ):
+    for configured in (None, "~/profiles"):
+        words = "no folder for profiles: .*XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY"
+        with in_folder(configured), pytest.raises(InputError, match=words):
             calibrate()
-
-    def test_a_folder_that_is_set(self, tmp_path):
-        with dask.config.set({"dkrr.profile-directory": str(tmp_path)}):
-            save_profile(profile())
-            assert load_profile(machine_fingerprint()) == profile()
+    save_profile(profile())
+    assert load_profile(machine_fingerprint()) == profile()
 
 
 @pytest.mark.nightly
@@ -127,13 +118,8 @@ print(dkrr.KernelRidge(kernel="rbf").fit([[0.0], [1.0]], [0.0, 1.0]).solve_resul
 
 def test_configuration_goes_before_what_was_measured():
     save_profile(profile())
-    given = {
-        "gemm-gflops": 14.0,
-        "read-gbytes": 1.0,
-        "write-gbytes": 0.25,
-        "task-seconds": 0.5,
-        "cold-read-gbytes": 0.1,
-    }
+    given = {"gemm-gflops": 14.0, "read-gbytes": 1.0, "write-gbytes": 0.25, "cold-read-gbytes": 0.1}
+    given["task-seconds"] = 0.5
     with dask.config.set({f"dkrr.rates.{name}": value for name, value in given.items()}):
         rates, rates_from = known_rates(machine_fingerprint())
     assert rates_from == "configuration"
@@ -143,18 +129,15 @@ def test_configuration_goes_before_what_was_measured():
     assert rates.kernels == RATES.kernels
 
 
-class TestFingerprint:
-    def test_values_of_json(self):
-        assert json.loads(json.dumps(machine_fingerprint())) == machine_fingerprint()
-
-    def test_of_a_cluster(self):
-        one = [("10.0.0.1", 1, 100), ("10.0.0.2", 1, 100), ("10.0.0.2", 2, 100)]
-        renamed = [("10.9.0.7", 1, 100), ("10.9.0.8", 2, 100), ("10.9.0.8", 1, 100)]
-        assert cluster_fingerprint(one) == cluster_fingerprint(renamed)
-        assert cluster_fingerprint(one) != cluster_fingerprint(one[:2])
-        assert cluster_fingerprint(one) != cluster_fingerprint([*one[:2], ("10.0.0.2", 2, 200)])
-        assert cluster_fingerprint(one) != cluster_fingerprint([("10.0.0.1", t, m) for _, t, m in one])
-        assert profile_path(cluster_fingerprint(one)) != profile_path(machine_fingerprint())
+def test_fingerprints_are_values_of_json_and_of_a_cluster_do_not_depend_on_names_of_hosts():
+    assert json.loads(json.dumps(machine_fingerprint())) == machine_fingerprint()
+    one = [("10.0.0.1", 1, 100), ("10.0.0.2", 1, 100), ("10.0.0.2", 2, 100)]
+    renamed = [("10.9.0.7", 1, 100), ("10.9.0.8", 2, 100), ("10.9.0.8", 1, 100)]
+    assert cluster_fingerprint(one) == cluster_fingerprint(renamed)
+    on_one_host = [("10.0.0.1", t, m) for _, t, m in one]
+    for other in (one[:2], [*one, one[0]], [*one[:2], ("10.0.0.2", 2, 200)], on_one_host):
+        assert cluster_fingerprint(one) != cluster_fingerprint(other)
+    assert profile_path(cluster_fingerprint(one)) != profile_path(machine_fingerprint())
 
 
 def test_medians_over_workers():
@@ -169,7 +152,90 @@ def test_medians_over_workers():
 def test_a_rate_that_only_some_workers_could_measure():
     measured = [{"read_bytes": 5e9}, {"read_bytes": 5e9, "cold_read_bytes": 2e8}]
     assert median_rates(measured, [[], []]).cold_read_bytes == 2e8
-
-
-def test_every_rate_is_a_number():
     assert {type(getattr(Rates(), f.name)) for f in fields(Rates) if f.name != "kernels"} == {float}
+
+
+def test_what_new_workers_hold_is_kept_for_the_environment_it_was_measured_in_and_planned_with(folder, tmp_path):
+    assert recorded_baseline() == 0
+    assert detect("1GiB", None).worker_baseline_bytes == WORKER_BASELINE_BYTES
+    record_baseline(240 * MIB)
+    assert recorded_baseline() == detect("1GiB", None).worker_baseline_bytes == 240 * MIB
+    with dask.config.set({"distributed.worker.preload": ["another"]}):
+        assert recorded_baseline() == 0, "another environment"
+    (kept,) = folder.iterdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / kept.name).write_text("{}")
+    with in_folder(tmp_path / "other"):
+        assert recorded_baseline() == 0, "damaged: as good as none"
+    (tmp_path / "file").touch()
+    with in_folder(tmp_path / "file" / "folder"):
+        record_baseline(250 * MIB)
+        assert recorded_baseline() == 250 * MIB, "in this process at least"
+
+
+EACH = STORAGE_CHUNK_BYTES / (DEFAULT_REQUEST_SECONDS + STORAGE_CHUNK_BYTES / DEFAULT_BYTES)
+DISK = Rates(gemm_flops=7e9, read_bytes=3e9, cold_read_bytes=1e9, write_bytes=0.7e9)
+
+
+@pytest.fixture
+def measured():
+    """Profile of this machine and its disk."""
+    with dask.config.set({"dkrr.local.workers": 2}):
+        save_profile(profile(rates=DISK))
+        yield
+
+
+def planned(store):
+    """Plan of a fit that is too large for the memory."""
+    return make_plan(direct(30_000, 9), detect("2GiB", store))
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_run_in_a_bucket_has_defaults_which_are_not_those_of_a_disk():
+    here, there = detect("1GiB", None), detect("1GiB", "s3://name:word@data/run.zarr")
+    assert here.rates == DISK and here.storage_reasons == ()
+    assert there.rates == bucket_rates(DISK) and there.rates_of_disk.read_bytes == 3e9
+    assert there.rates.read_bytes == there.rates.write_bytes == pytest.approx(EACH)
+    assert there.rates.cold_read_bytes == there.rates.read_bytes, "no system has a bucket in its cache"
+    assert detect(None, "s3://data/run.zarr", worker_memory="1GiB", workers=4).rates.read_bytes == pytest.approx(EACH)
+    on_disk, in_bucket = planned(None), planned("s3://data/run.zarr")
+    assert in_bucket.seconds > 1.2 * on_disk.seconds and on_disk.resources.storage_reasons == ()
+    (found,) = there.storage_reasons
+    assert found.startswith("store: s3://data is priced with defaults for object stores (55 MB/s read, 55 MB/s written")
+    assert "dkrr.rates.read-gbytes" in found and found in in_bucket.reasons and found in str(in_bucket)
+    # Chunks of another size have one request each as well.
+    seconds = DEFAULT_REQUEST_SECONDS + 4 * STORAGE_CHUNK_BYTES / DEFAULT_BYTES
+    assert there.rates.in_chunks(4 * STORAGE_CHUNK_BYTES).read_bytes == pytest.approx(4 * STORAGE_CHUNK_BYTES / seconds)
+    assert DISK.in_chunks(8.0) == DISK, "a disk has no requests"
+
+
+@pytest.mark.usefixtures("measured")
+def test_rows_in_a_bucket_are_read_from_there_whatever_the_store():
+    found = detect("1GiB", None, rows="s3://data/x")
+    assert found.rates == DISK and found.rates_of_rows.read_bytes == pytest.approx(EACH)
+    apart = detect("1GiB", "s3://data/run.zarr", rows="/data/x.zarr")
+    assert apart.rates_of_rows.read_bytes == 3e9 and apart.rates.read_bytes == pytest.approx(EACH)
+    said = {
+        (None, "s3://data/x"): ["X: s3://data is"],
+        ("s3://data/run.zarr", "s3://data/x"): ["store and X: s3"],
+        ("s3://data/run.zarr", "gs://other/x"): ["store: s3://dat", "X: gs://other i"],
+    }
+    for (store, rows), words in said.items():
+        assert [reason[:15] for reason in detect("1GiB", store, rows=rows).storage_reasons] == words
+
+
+def test_rows_of_a_fit_tell_their_bucket(bucket):
+    X = np.random.default_rng(0).standard_normal((40, 3))
+    create_array(f"{bucket}/x", X.shape, X.dtype)[:] = X
+    plan = dkrr.KernelRidge(kernel="rbf").fit(f"{bucket}/x", X[:, 0]).plan_
+    assert plan.resources.rows == bucket
+    assert f"X: {bucket} is priced with defaults" in " ".join(plan.reasons)
+
+
+@pytest.mark.usefixtures("measured")
+def test_of_buckets_too_the_configuration_comes_first():
+    with dask.config.set({"dkrr.rates.read-gbytes": 0.5}):
+        found = detect("1GiB", "s3://data/run.zarr")
+    assert (found.rates.read_bytes, found.rates.cold_read_bytes) == (0.5e9, 0.5e9)
+    assert found.rates.write_bytes == pytest.approx(EACH)
+    assert found.rates.read_request_seconds == 0.0 and "from Dask's configuration" in found.storage_reasons[0]

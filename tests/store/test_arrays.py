@@ -28,12 +28,15 @@ def test_an_array_is_written_opened_and_not_replaced(tmp_path, dtype):
     assert_array_equal(open_array(f"{tmp_path}/a")[:], np.vstack([[[1, 1, 1]], data[1:]]))
 
 
-def test_small_arrays_and_missing_chunks_are_read(tmp_path):
-    for k, shape in enumerate([(0,), (5, 0), (1, 1)]):
-        assert create_array(f"{tmp_path}/{k}", shape, "float64")[...].shape == shape
+@pytest.mark.parametrize("shape", [(0,), (5, 0), (1, 1)])
+def test_small_arrays_are_created(tmp_path, shape):
+    assert create_array(f"{tmp_path}/a", shape, "float64")[...].shape == shape
+
+
+def test_a_missing_chunk_is_not_zero_and_chunks_have_bounded_sizes(tmp_path):
     create_array(f"{tmp_path}/a", (4, 3), "float64", rows_per_chunk=2)[:] = 1.0
     (tmp_path / "a" / "c" / "1" / "0").unlink()
-    assert np.isnan(open_array(f"{tmp_path}/a")[2:]).all(), "a missing chunk is not zero"
+    assert np.isnan(open_array(f"{tmp_path}/a")[2:]).all()
     assert chunk_rows((10**9, 13), "float32") == CHUNK_BYTES // (4 * 13)
     assert chunk_rows((10**9, CHUNK_BYTES), "float64") == 1, "a row wider than a chunk is a chunk"
     assert chunk_rows((10**9,), "int8") == 2**20
@@ -48,52 +51,46 @@ def test_what_is_not_an_array_is_named(tmp_path):
             open_array(f"{tmp_path}/{name}")
 
 
-class TestPlaceOfAnOpenArray:
-    """What opens there in another process must be the same array."""
-
-    def test_it_is_a_path_or_url_that_opens_anywhere(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        whole = zarr.create_array("x.zarr", shape=(3,), dtype="f8")
-        inside = zarr.create_group("g.zarr").create_array("a/b", shape=(3,), dtype="f8")
-        # A file system of fsspec stands in for one of a network.
-        store = zarr.storage.FsspecStore.from_url(f"file://{tmp_path}/far", storage_options={"auto_mkdir": True})
-        remote = zarr.create_group(store).create_array("a", shape=(3,), dtype="f8")
-        whole[:], inside[:], remote[:] = 1.0, 2.0, 4.0
-        urls = [array_url(array) for array in (whole, inside, remote)]
-        monkeypatch.chdir("/")
-        for url, value in zip(urls, (1.0, 2.0, 4.0), strict=True):
-            assert_array_equal(open_array(url)[:], [value] * 3)
-
-    def test_arrays_of_this_process_only_have_none(self):
-        store = zarr.storage.FsspecStore.from_url(f"memory://{uuid.uuid4().hex}")
-        for each in (zarr.storage.MemoryStore(), store):
-            assert array_url(zarr.create_array(each, shape=(3,), dtype="f8")) is None
+def test_the_place_of_an_open_array_opens_the_same_array_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = zarr.create_group("g.zarr")
+    # A file system of fsspec stands in for one of a network.
+    far = zarr.storage.FsspecStore.from_url(f"file://{tmp_path}/far", storage_options={"auto_mkdir": True})
+    arrays = [
+        zarr.create_array("x.zarr", shape=(3,), dtype="f8"),
+        group.create_array("a/b", shape=(3,), dtype="f8"),
+        zarr.create_group(far).create_array("a", shape=(3,), dtype="f8"),
+    ]
+    for number, array in enumerate(arrays):
+        array[:] = number
+    urls = [array_url(array) for array in arrays]
+    monkeypatch.chdir("/")
+    assert_array_equal([open_array(url)[:] for url in urls], [[0.0] * 3, [1.0] * 3, [2.0] * 3])
 
 
-class TestMapped:
-    def test_a_mapped_array_is_like_others_and_no_file_is_beside_it(self, tmp_path):
-        array = mapped_array((7, 3), str(tmp_path))
-        assert (
-            array.shape == (7, 3) and array.dtype == np.float64 and array.flags.writeable and array.flags.c_contiguous
-        )
-        assert (array == 0).all() and list(tmp_path.iterdir()) == []
-        array[...] = np.arange(21.0).reshape(7, 3)
-        assert array[6, 2] == 20.0
-        with pytest.raises(DiskSpaceError, match=r"dual coefficients.*temporary-directory"):
-            mapped_array((2**40, 2**10), str(tmp_path))
+def test_arrays_of_this_process_only_have_no_place():
+    for store in (zarr.storage.MemoryStore(), zarr.storage.FsspecStore.from_url(f"memory://{uuid.uuid4().hex}")):
+        assert array_url(zarr.create_array(store, shape=(3,), dtype="f8")) is None
 
-    def test_mapped_arrays_are_told_from_others(self, tmp_path):
-        np.save(tmp_path / "y.npy", np.ones((4, 2)))
-        mapped = np.load(tmp_path / "y.npy", mmap_mode="r")
-        assert all(map(is_mapped, (mapped, np.asarray(mapped), mapped[1:, None], mapped_array((2,), None))))
-        assert not any(map(is_mapped, (np.ones(3), np.array(mapped), np.frombuffer(b"12345678"), mapped + 1.0, None)))
 
-    @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-    def test_released_pages_are_read_again_and_changes_are_kept(self, tmp_path, mode):
-        np.save(tmp_path / "y.npy", np.arange(5000.0))
-        mapped = np.load(tmp_path / "y.npy", mmap_mode=mode)
-        if mode != "r":
-            mapped[3] = -1.0
-        release_pages(np.asarray(mapped)[:, None])
-        assert mapped[3] == (3.0 if mode == "r" else -1.0) and mapped[4999] == 4999.0
-        release_pages(np.ones(3))
+def test_a_mapped_array_is_like_others_and_no_file_is_beside_it(tmp_path):
+    array = mapped_array((7, 3), str(tmp_path))
+    assert (array.shape, array.dtype) == ((7, 3), np.float64) and array.flags.writeable and array.flags.c_contiguous
+    assert (array == 0).all() and list(tmp_path.iterdir()) == []
+    array[...] = np.arange(21.0).reshape(7, 3)
+    assert array[6, 2] == 20.0
+    with pytest.raises(DiskSpaceError, match=r"dual coefficients.*temporary-directory"):
+        mapped_array((2**40, 2**10), str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_mapped_arrays_are_told_from_others_and_keep_changes_when_their_pages_are_released(tmp_path, mode):
+    np.save(tmp_path / "y.npy", np.arange(5000.0))
+    mapped = np.load(tmp_path / "y.npy", mmap_mode=mode)
+    assert all(map(is_mapped, (mapped, np.asarray(mapped), mapped[1:, None], mapped_array((2,), None))))
+    assert not any(map(is_mapped, (np.ones(3), np.array(mapped), np.frombuffer(b"12345678"), mapped + 1.0, None)))
+    if mode != "r":
+        mapped[3] = -1.0
+    release_pages(np.asarray(mapped)[:, None])
+    assert mapped[3] == (3.0 if mode == "r" else -1.0) and mapped[4999] == 4999.0
+    release_pages(np.ones(3))

@@ -47,276 +47,254 @@ def flipped(at):
     return lambda raw: raw[:at] + bytes([raw[at] ^ 16]) + raw[at + 1 :]
 
 
-def uses(array, coordinates):
-    """Ways to read a chunk."""
-    found = [array.load, lambda: array.read(coordinates, np.empty(CHUNKS, array.dtype))]
-    return found if local_path(array.url) is None else [*found, lambda: array.mapped(coordinates)]
+def refused(array, coordinates, match):
+    """Each way to read a chunk finds it damaged; the last error."""
+    uses = [array.load, lambda: array.read(coordinates, np.empty(CHUNKS, array.dtype))]
+    uses += [] if local_path(array.url) is None else [lambda: array.mapped(coordinates)]
+    for use in uses:
+        with pytest.raises(DamagedChunkError, match=match) as caught:
+            use()
+    return caught.value
 
 
-class TestRoundTrip:
-    @pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
-    def test_what_is_read_is_what_was_written(self, place, dtype):
-        array, data = filled(f"{place}/a", dtype)
-        assert_array_equal(array.load(), data)
-        assert array.load().dtype == dtype
-        out = np.full(CHUNKS, -1, dtype)
-        assert array.read((1, 1), out) == array.chunk_bytes == data.itemsize * 4 * 3 + TAIL_BYTES
-        assert_array_equal(out, data[4:8, 3:6])
-        array.read((2, 2), out)
-        assert_array_equal(out, np.pad(data[8:, 6:], ((0, 1), (0, 2)))), "zeros lie over the edge"
-        assert array.present() == ALL and array.damaged_chunks() == []
-        for buffer in (np.empty((4, 4), dtype), np.empty(CHUNKS, np.float16), np.empty((3, 4), dtype).T):
-            with pytest.raises(ValueError, match=rf"chunk \(4, 3\) {dtype}"):
-                array.read((0, 0), buffer)
-
-    @given(data=st.data())
-    def test_every_shape_is_read_by_dkrr_and_by_zarr(self, tmp_path_factory, data):
-        ndim = data.draw(st.integers(1, 3))
-        shape = tuple(data.draw(st.integers(1, 9)) for _ in range(ndim))
-        sizes = tuple(data.draw(st.integers(1, 10)) for _ in range(ndim))
-        values = np.random.default_rng(1).standard_normal(shape)
-        folder = tmp_path_factory.mktemp("shape")
-        for url in (f"{folder}/a", f"file://{folder}/b"):
-            array = ChunkedArray.create(url, shape, sizes)
-            array.fill(values)
-            assert array.chunks == tuple(map(min, sizes, shape))
-            assert_array_equal(array.load(), values)
-            assert_array_equal(zarr.open_array(local_path(url), mode="r")[...], values)
-
-    def test_chunks_are_written_from_views_and_other_types_and_listed(self, place):
-        array = ChunkedArray.create(f"{place}/a", SHAPE, CHUNKS)
-        assert array.present() == set()
-        wide, out = np.arange(24.0).reshape(4, 6), np.empty(CHUNKS)
-        for coordinates, block in [((0, 0), wide[:, ::2]), ((0, 1), wide[:, :3].astype(np.float32))]:
-            assert array.write(coordinates, block) == array.chunk_bytes
-            array.read(coordinates, out)
-            assert_array_equal(out, block)
-        assert array.present() == {(0, 0), (0, 1)}
-        with pytest.raises(StoreError, match=r"chunk c\.\d\.\d of .* is not there"):
-            array.load()
-        array.discard((0, 0))
-        assert array.present() == {(0, 1)}
-        array.fill(np.zeros(SHAPE))  # zeros are data: Zarr's own default is not to write such chunks
-        assert array.present() == ALL
-
-    def test_a_mapped_chunk_stays_when_its_file_has_gone(self, tmp_path, memory_bucket):
-        array, data = filled(str(tmp_path / "a"))
-        chunk = array.mapped((1, 1))
-        assert not chunk.flags.writeable and chunk.flags.c_contiguous
-        (tmp_path / "a" / "c.1.1").unlink()
-        assert_array_equal(chunk, data[4:8, 3:6])
-        with pytest.raises(StoreError, match=r"chunk c\.1\.1 of .* is not there"):
-            array.mapped((1, 1))
-        assert filled(f"{memory_bucket}/a")[0].mapped((1, 1)) is None, "a bucket has nothing to map"
-
-    def test_zarr_finds_what_is_missing_or_damaged(self, tmp_path):
-        array, data = filled(str(tmp_path / "a"))
-        assert_array_equal(zarr.open_array(array.url, mode="r")[2:9, 1:5], data[2:9, 1:5])
-        (tmp_path / "a" / "c.0.0").unlink()
-        found = zarr.open_array(array.url, mode="r")[...]
-        assert np.isnan(found[:4, :3]).all(), "a missing chunk does not read as numbers"
-        assert_array_equal(found[4:], data[4:])
-        change(array, "c.0.1", flipped(5))
-        with pytest.raises(ValueError, match="checksum"):
-            zarr.open_array(array.url, mode="r")[...]
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int8"])
+def test_what_is_read_is_what_was_written(place, dtype):
+    array, data = filled(f"{place}/a", dtype)
+    assert_array_equal(array.load(), data)
+    assert array.load().dtype == dtype
+    out = np.full(CHUNKS, -1, dtype)
+    assert array.read((1, 1), out) == array.chunk_bytes == data.itemsize * 4 * 3 + TAIL_BYTES
+    assert_array_equal(out, data[4:8, 3:6])
+    array.read((2, 2), out)
+    assert_array_equal(out, np.pad(data[8:, 6:], ((0, 1), (0, 2)))), "zeros lie over the edge"
+    assert array.present() == ALL and array.damaged_chunks() == []
+    for buffer in (np.empty((4, 4), dtype), np.empty(CHUNKS, np.float16), np.empty((3, 4), dtype).T):
+        with pytest.raises(ValueError, match=rf"chunk \(4, 3\) {dtype}"):
+            array.read((0, 0), buffer)
 
 
-class TestDamage:
-    @pytest.mark.parametrize(
-        "edit",
-        [lambda raw: raw[:-1], lambda raw: raw[:-TAIL_BYTES], lambda raw: b"", lambda raw: raw + b"x"],
-        ids=["one byte short", "no checksum", "empty", "one byte more"],
-    )
-    def test_a_chunk_of_another_length_is_noticed(self, place, edit):
-        array, _ = filled(f"{place}/a")
-        change(array, "c.1.2", edit)
-        for use in uses(array, (1, 2)):
-            with pytest.raises(
-                DamagedChunkError, match=rf"chunk c\.1\.2 of {array.url}.*instead of {array.chunk_bytes}"
-            ):
-                use()
-        assert local_path(place) is None or array.present() == ALL - {(1, 2)}
-
-    @pytest.mark.parametrize("at", [0, 95, 96, 100, 103], ids="byte {}".format)
-    def test_a_flipped_bit_is_noticed(self, place, at):
-        array, _ = filled(f"{place}/a")
-        change(array, "c.2.0", flipped(at))
-        for use in uses(array, (2, 0)):
-            with pytest.raises(DamagedChunkError, match=r"chunk c\.2\.0 of .* checksum"):
-                use()
-
-    @pytest.mark.parametrize("other", ["another place", "another array", "another run", "another layout"])
-    def test_a_whole_chunk_from_elsewhere_is_noticed(self, tmp_path, other):
-        array, data = filled(str(tmp_path / "a"))
-        name = {"another array": "run/b", "another run": "run2/a"}.get(other, "run/a")
-        shape = (7, 11) if other == "another layout" else SHAPE
-        elsewhere = ChunkedArray.create(str(tmp_path / "b"), shape, CHUNKS, identity=name)
-        elsewhere.fill(data.reshape(shape))
-        source = "c.0.1" if other == "another place" else "c.0.0"
-        shutil.copy(tmp_path / "b" / source, tmp_path / "a" / "c.0.0")
-        for use in uses(array, (0, 0)):
-            with pytest.raises(DamagedChunkError, match=r"chunk c\.0\.0 of .* checksum") as caught:
-                use()
-            assert (caught.value.url, caught.value.key) == (array.url, "c.0.0")
-        assert [error.key for error in array.damaged_chunks()] == ["c.0.0"]
-
-    def test_all_damage_is_found_and_errors_travel(self, place):
-        array, _ = filled(f"{place}/a")
-        change(array, "c.0.1", lambda raw: raw[:-3] + b"abc")  # the index, for other readers
-        change(array, "c.1.1", lambda raw: bytes(len(raw)))
-        change(array, "c.2.1", lambda raw: raw[:-1])
-        array.discard((2, 2))
-        found = array.damaged_chunks()
-        assert sorted(error.key for error in found) == ["c.0.1", "c.1.1", "c.2.1"]
-        again = pickle.loads(pickle.dumps(found[0]))
-        assert (again.key, again.url, str(again)) == (found[0].key, array.url, str(found[0]))
-
-    def test_files_of_killed_writers_are_not_chunks_and_are_deleted_alone(self, tmp_path):
-        array, data = filled(str(tmp_path / "a"))
-        for name in (f"c.0.0.{32 * 'a'}.partial", f"c.9.9.{32 * '9'}.partial", "video.partial"):
-            (tmp_path / "a" / name).write_bytes(b"half a chunk")
-        assert array.present() == ALL
-        assert_array_equal(array.load(), data)
-        delete_partial(str(tmp_path))
-        assert [p.name for p in (tmp_path / "a").glob("*.partial")] == ["video.partial"]
-
-    @pytest.mark.parametrize("made", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-    def test_folders_pipes_and_links_are_not_read(self, tmp_path, made):
-        array, _ = filled(str(tmp_path / "a"))
-        (tmp_path / "a" / "c.0.0").unlink()
-        made(tmp_path / "a" / "c.0.0")
-        for use in uses(array, (0, 0)):
-            with pytest.raises(StoreError, match=r"c\.0\.0 is (not a file|a link)"):
-                use()
+@given(data=st.data(), ndim=st.integers(1, 3))
+def test_every_shape_is_read_by_dkrr_and_by_zarr(tmp_path_factory, data, ndim):
+    shape, sizes = (data.draw(st.tuples(*ndim * [st.integers(1, most)])) for most in (9, 10))
+    values = np.random.default_rng(1).standard_normal(shape)
+    folder = tmp_path_factory.mktemp("shape")
+    for url in (f"{folder}/a", f"file://{folder}/b"):
+        array = ChunkedArray.create(url, shape, sizes)
+        array.fill(values)
+        assert array.chunks == tuple(map(min, sizes, shape))
+        assert_array_equal(array.load(), values)
+        assert_array_equal(zarr.open_array(local_path(url), mode="r")[...], values)
 
 
-class TestMetadata:
-    def test_an_array_is_taken_again_if_its_layout_is_the_same(self, place):
-        array, data = filled(f"{place}/a")
-        again = ChunkedArray.create(array.url, SHAPE, CHUNKS, identity="run/a")
-        assert again == ChunkedArray.open(array.url, "run/a") == array
-        for shape, sizes, dtype in [
-            ((11, 8), CHUNKS, "float64"),
-            (SHAPE, (4, 2), "float64"),
-            (SHAPE, CHUNKS, "float32"),
-        ]:
-            with pytest.raises(StoreError, match=r"array of shape \(11, 7\), chunks \(4, 3\), float64; expected"):
-                ChunkedArray.create(array.url, shape, sizes, dtype)
-        assert_array_equal(again.load(), data)
+def test_chunks_are_written_from_views_and_other_types_and_listed(place):
+    array = ChunkedArray.create(f"{place}/a", SHAPE, CHUNKS)
+    wide, out = np.arange(24.0).reshape(4, 6), np.empty(CHUNKS)
+    for coordinates, block in [((0, 0), wide[:, ::2]), ((0, 1), wide[:, :3].astype(np.float32))]:
+        assert array.write(coordinates, block) == array.chunk_bytes
+        array.read(coordinates, out)
+        assert_array_equal(out, block)
+    assert array.present() == {(0, 0), (0, 1)}
+    with pytest.raises(StoreError, match=r"chunk c\.\d\.\d of .* is not there"):
+        array.load()
+    array.discard((0, 0))
+    assert array.present() == {(0, 1)}
+    array.fill(np.zeros(SHAPE))  # zeros are data: Zarr's own default is not to write such chunks
+    assert array.present() == ALL
+
+
+def test_a_mapped_chunk_stays_when_its_file_has_gone(tmp_path, memory_bucket):
+    array, data = filled(str(tmp_path / "a"))
+    chunk = array.mapped((1, 1))
+    assert not chunk.flags.writeable and chunk.flags.c_contiguous
+    (tmp_path / "a" / "c.1.1").unlink()
+    assert_array_equal(chunk, data[4:8, 3:6])
+    with pytest.raises(StoreError, match=r"chunk c\.1\.1 of .* is not there"):
+        array.mapped((1, 1))
+    assert filled(f"{memory_bucket}/a")[0].mapped((1, 1)) is None, "a bucket has nothing to map"
+
+
+def test_zarr_finds_what_is_missing_or_damaged(tmp_path):
+    array, data = filled(str(tmp_path / "a"))
+    (tmp_path / "a" / "c.0.0").unlink()
+    found = zarr.open_array(array.url, mode="r")[...]
+    assert np.isnan(found[:4, :3]).all(), "a missing chunk does not read as numbers"
+    assert_array_equal(found[4:], data[4:])
+    change(array, "c.0.1", flipped(5))
+    with pytest.raises(ValueError, match="checksum"):
+        zarr.open_array(array.url, mode="r")[...]
+
+
+LENGTH, CHECKSUM = " of .*/a has .* bytes instead of {}", " of .*/a .*checksum"
+DAMAGE = {
+    "one byte short": (lambda raw: raw[:-1], LENGTH),
+    "no checksum": (lambda raw: raw[:-TAIL_BYTES], LENGTH),
+    "empty": (lambda raw: b"", LENGTH),
+    "one byte more": (lambda raw: raw + b"x", LENGTH),
+    **{f"bit of byte {at}": (flipped(at), CHECKSUM) for at in (0, 95, 96, 100, 103)},
+}
+
+
+@pytest.mark.parametrize(("edit", "match"), DAMAGE.values(), ids=DAMAGE)
+def test_a_chunk_of_another_length_or_with_a_flipped_bit_is_noticed(place, edit, match):
+    array, _ = filled(f"{place}/a")
+    change(array, "c.1.2", edit)
+    refused(array, (1, 2), r"chunk c\.1\.2" + match.format(array.chunk_bytes))
+    assert local_path(place) is None or array.present() == (ALL - {(1, 2)} if match == LENGTH else ALL)
+
+
+@pytest.mark.parametrize("other", ["another place", "another array", "another run", "another layout"])
+def test_a_whole_chunk_from_elsewhere_is_noticed(tmp_path, other):
+    array, data = filled(str(tmp_path / "a"))
+    name = {"another array": "run/b", "another run": "run2/a"}.get(other, "run/a")
+    shape = (7, 11) if other == "another layout" else SHAPE
+    elsewhere = ChunkedArray.create(str(tmp_path / "b"), shape, CHUNKS, identity=name)
+    elsewhere.fill(data.reshape(shape))
+    source = "c.0.1" if other == "another place" else "c.0.0"
+    shutil.copy(tmp_path / "b" / source, tmp_path / "a" / "c.0.0")
+    error = refused(array, (0, 0), r"chunk c\.0\.0 of .* checksum")
+    assert (error.url, error.key) == (array.url, "c.0.0")
+    assert [error.key for error in array.damaged_chunks()] == ["c.0.0"]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_folders_pipes_and_links_are_not_read(tmp_path, make):
+    array, _ = filled(str(tmp_path / "a"))
+    (tmp_path / "a" / "c.0.0").unlink()
+    make(tmp_path / "a" / "c.0.0")
+    error = refused(array, (0, 0), r"c\.0\.0 is (not a file|a link)")
+    assert (error.url, error.key) == (array.url, "c.0.0")
+
+
+def test_all_damage_is_found_and_errors_travel(place):
+    array, _ = filled(f"{place}/a")
+    change(array, "c.0.1", lambda raw: raw[:-3] + b"abc")  # the index, for other readers
+    change(array, "c.1.1", lambda raw: bytes(len(raw)))
+    change(array, "c.2.1", lambda raw: raw[:-1])
+    array.discard((2, 2))
+    found = array.damaged_chunks()
+    assert sorted(error.key for error in found) == ["c.0.1", "c.1.1", "c.2.1"]
+    again = pickle.loads(pickle.dumps(found[0]))
+    assert (again.key, again.url, str(again)) == (found[0].key, array.url, str(found[0]))
+
+
+def test_files_of_killed_writers_are_not_chunks_and_are_deleted_alone(tmp_path):
+    array, data = filled(str(tmp_path / "a"))
+    for name in (f"c.0.0.{32 * 'a'}.partial", f"c.9.9.{32 * '9'}.partial", "video.partial"):
+        (tmp_path / "a" / name).write_bytes(b"half a chunk")
+    assert array.present() == ALL
+    assert_array_equal(array.load(), data)
+    delete_partial(str(tmp_path))
+    assert [p.name for p in (tmp_path / "a").glob("*.partial")] == ["video.partial"]
+
+
+def test_an_array_is_taken_again_if_its_layout_is_the_same_and_broken_metadata_are_written_again(place):
+    array, data = filled(f"{place}/a")
+    again = ChunkedArray.create(array.url, SHAPE, CHUNKS, identity="run/a")
+    assert again == ChunkedArray.open(array.url, "run/a") == array
+    for layout in ((11, 8), CHUNKS, "float64"), (SHAPE, (4, 2), "float64"), (SHAPE, CHUNKS, "float32"):
+        with pytest.raises(StoreError, match=r"array of shape \(11, 7\), chunks \(4, 3\), float64; expected"):
+            ChunkedArray.create(array.url, *layout)
+    change(array, "zarr.json", lambda raw: raw[:40])
+    for url in (array.url, f"{place}/b"):
         with pytest.raises(DamagedChunkError, match="no readable array"):
-            ChunkedArray.open(f"{place}/b")
+            ChunkedArray.open(url)
+    assert_array_equal(ChunkedArray.create(array.url, SHAPE, CHUNKS, identity="run/a").load(), data)
+    array.check_metadata()
 
-    def test_what_is_not_an_array_of_dkrr_is_left_alone(self, tmp_path):
-        zarr.create_group(tmp_path / "group")
-        (tmp_path / "file").write_text("mine")
-        for name in ("group", "file/a"):
-            with pytest.raises(StoreError, match=name.partition("/")[0]):
-                ChunkedArray.create(str(tmp_path / name), SHAPE, CHUNKS)
-        assert (tmp_path / "file").read_text() == "mine"
 
-    def test_broken_metadata_are_written_again(self, place):
-        array, data = filled(f"{place}/a")
-        change(array, "zarr.json", lambda raw: raw[:40])
-        with pytest.raises(DamagedChunkError, match="no readable array"):
-            ChunkedArray.open(array.url)
-        assert_array_equal(ChunkedArray.create(array.url, SHAPE, CHUNKS, identity="run/a").load(), data)
+def test_what_is_not_an_array_of_dkrr_is_left_alone(tmp_path):
+    zarr.create_group(tmp_path / "group")
+    (tmp_path / "file").write_text("mine")
+    for name in ("group", "file/a"):
+        with pytest.raises(StoreError, match=name.partition("/")[0]):
+            ChunkedArray.create(str(tmp_path / name), SHAPE, CHUNKS)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+FORGED = {name: [0, 2, "object"] for name in ("data_type", "fill_value", "zarr_format", "node_type")} | {
+    "shape": [[10**15, 7], [True, 7]],
+    "codecs": [[{"name": "pickle"}], [{"name": "bytes", "configuration": {"endian": "little"}}]],
+    "chunk_grid": [{"name": "regular", "configuration": {"chunk_shape": [0, 3]}}],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in FORGED.items() for value in values])
+def test_metadata_of_others_are_refused_before_memory_is_taken(tmp_path, name, value):
+    array, _ = filled(str(tmp_path / "a"))
+    change(array, "zarr.json", lambda raw: json.dumps({**json.loads(raw), name: value}).encode())
+    with pytest.raises(DamagedChunkError, match=r"zarr\.json describes another layout or other codecs"):
         array.check_metadata()
-
-    @pytest.mark.parametrize(
-        "name", ["shape", "data_type", "codecs", "chunk_grid", "fill_value", "zarr_format", "node_type"]
-    )
-    def test_metadata_of_others_are_refused_before_memory_is_taken(self, tmp_path, name):
-        array, _ = filled(str(tmp_path / "a"))
-        before = json.loads((tmp_path / "a" / "zarr.json").read_text())
-        plain = [{"name": "bytes", "configuration": {"endian": "little"}}]
-        for value in {
-            "shape": ([10**15, 7], [True, 7]),
-            "codecs": ([{"name": "pickle"}], plain),
-            "chunk_grid": ({"name": "regular", "configuration": {"chunk_shape": [0, 3]}},),
-        }.get(name, (0, 2, "object")):
-            change(array, "zarr.json", lambda raw, value=value: json.dumps({**before, name: value}).encode())
-            with pytest.raises(DamagedChunkError, match=r"zarr\.json describes another layout or other codecs"):
-                array.check_metadata()
-            with pytest.raises(StoreError):  # a shape that may be right lacks chunks
-                ChunkedArray.open(array.url, "run/a").load()
+    with pytest.raises(StoreError):  # a shape that may be right lacks chunks
+        ChunkedArray.open(array.url, "run/a").load()
 
 
-class TestRows:
-    def stored(self, url, n, n_blocks=3, dtype="float64", d=4):
-        data = (100 * np.random.default_rng(n).standard_normal((n, d))).astype(dtype)
-        array = ChunkedArray(url, (n, d), (3 * n_blocks, d), dtype, 3, "m/rows").create_anew()
-        array.fill(data)
-        return array, data
+def stored_rows(url, n, n_blocks=3):
+    """Rows in chunks of several blocks of three."""
+    data = np.random.default_rng(n).standard_normal((n, 4))
+    array = ChunkedArray(url, (n, 4), (3 * n_blocks, 4), "float64", 3, "m/rows").create_anew()
+    array.fill(data)
+    return array, data
 
-    @given(data=st.data(), n=st.integers(1, 40), n_blocks=st.integers(1, 4))
-    def test_any_rows_are_read_by_dkrr_and_by_zarr(self, tmp_path_factory, data, n, n_blocks):
-        array, values = self.stored(str(tmp_path_factory.mktemp("rows") / "a"), n, n_blocks)
-        start = data.draw(st.integers(0, n))
-        stop = data.draw(st.integers(start, n))
+
+@given(data=st.data(), n=st.integers(1, 40), n_blocks=st.integers(1, 4))
+def test_any_rows_are_read_by_dkrr_and_by_zarr(tmp_path_factory, data, n, n_blocks):
+    array, values = stored_rows(str(tmp_path_factory.mktemp("rows") / "a"), n, n_blocks)
+    start = data.draw(st.integers(0, n))
+    stop = data.draw(st.integers(start, n))
+    assert_array_equal(array.read_rows(start, stop), values[start:stop])
+    assert_array_equal(zarr.open_array(array.url, mode="r")[start:stop], values[start:stop])
+
+
+def test_only_the_block_that_is_damaged_is_refused(place):
+    array, values = stored_rows(f"{place}/a", 20)
+    for start, stop in ((0, 20), (2, 3), (8, 19), (5, 5)):
         assert_array_equal(array.read_rows(start, stop), values[start:stop])
-        assert_array_equal(zarr.open_array(array.url, mode="r")[start:stop], values[start:stop])
-
-    def test_only_the_block_that_is_damaged_is_refused(self, place):
-        array, values = self.stored(f"{place}/a", 20)
-        for start, stop in ((0, 20), (2, 3), (8, 19), (5, 5)):
-            assert_array_equal(array.read_rows(start, stop), values[start:stop])
-        stride = 3 * 4 * 8 + 8
-        change(array, "c.1.0", lambda raw: raw[:stride] + b"x" + raw[stride + 1 :])
-        assert_array_equal(array.read_rows(0, 12), values[:12])
-        assert_array_equal(array.read_rows(15, 20), values[15:])
-        with pytest.raises(DamagedChunkError, match=r"c\.1\.0"):
-            array.read_rows(14, 16)
-        change(array, "c.0.0", lambda raw: raw[stride : 2 * stride] + raw[:stride] + raw[2 * stride :])
-        with pytest.raises(DamagedChunkError, match=r"c\.0\.0"):  # two blocks of a chunk have changed places
-            array.read_rows(0, 3)
-
-    @pytest.mark.parametrize(
-        ("shape", "rows_per_chunk"), [((10**7, 13), None), ((10, 3), None), ((0, 3), None), ((999, 70), 250), ((5,), 1)]
-    )
-    def test_chunks_and_blocks_have_bounded_sizes(self, shape, rows_per_chunk):
-        array = ChunkedArray.of_rows("a", shape, "float64", "", rows_per_chunk)
-        height = array.block_rows or array.chunks[0]
-        assert array.chunks[0] % height == 0
-        row_bytes = 8 * (shape[1] if len(shape) == 2 else 1)
-        assert height * row_bytes <= max(shards.BLOCK_BYTES, row_bytes)
-        assert array.chunks[0] <= min(shards.CHUNK_BYTES // row_bytes, max(shape[0], 1)) + array.chunks[0] // height
-        if rows_per_chunk is not None:
-            assert rows_per_chunk <= array.chunks[0] <= rows_per_chunk + array.chunks[0] // height
+    stride = 3 * 4 * 8 + 8
+    change(array, "c.1.0", flipped(stride))
+    change(array, "c.0.0", lambda raw: raw[stride : 2 * stride] + raw[:stride] + raw[2 * stride :])
+    assert_array_equal(array.read_rows(6, 12), values[6:12])
+    assert_array_equal(array.read_rows(15, 20), values[15:])
+    for rows, key in ((14, 16), "c.1.0"), ((0, 3), "c.0.0"):  # two blocks of a chunk have changed places
+        with pytest.raises(DamagedChunkError, match=key):
+            array.read_rows(*rows)
 
 
-class TestComparisons:
-    """A checksum that was compared a moment ago is not compared again, unless the file has changed."""
+@pytest.mark.parametrize(
+    ("shape", "rows_per_chunk"), [((10**7, 13), None), ((10, 3), None), ((0, 3), None), ((999, 70), 250), ((5,), 1)]
+)
+def test_chunks_and_blocks_of_rows_have_bounded_sizes(shape, rows_per_chunk):
+    array = ChunkedArray.of_rows("a", shape, "float64", "", rows_per_chunk)
+    height = array.block_rows or array.chunks[0]
+    assert array.chunks[0] % height == 0
+    row_bytes, blocks = 8 * (*shape, 1)[1], array.chunks[0] // height
+    assert height * row_bytes <= max(shards.BLOCK_BYTES, row_bytes)
+    assert array.chunks[0] <= min(shards.CHUNK_BYTES // row_bytes, max(shape[0], 1)) + blocks
+    assert rows_per_chunk is None or rows_per_chunk <= array.chunks[0] <= rows_per_chunk + blocks
 
-    @pytest.fixture
-    def array(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(chunks, "SETTLED_SECONDS", -1.0)
-        array = ChunkedArray.create(str(tmp_path / "a"), (8, 4), (4, 4), "float64", "run/a")
-        array.fill(np.arange(32.0).reshape(8, 4))
-        return array
 
-    @pytest.mark.parametrize("how", ["in place", "replaced", "exchanged", "another array"])
-    def test_what_has_changed_is_compared(self, array, tmp_path, how):
-        file, other = tmp_path / "a" / "c.0.0", tmp_path / "a" / "c.1.0"
+@pytest.mark.parametrize("how", ["in place", "replaced", "exchanged", "another array"])
+def test_a_checksum_that_was_compared_a_moment_ago_is_compared_again_if_the_file_has_changed(
+    tmp_path, how, monkeypatch
+):
+    monkeypatch.setattr(chunks, "SETTLED_SECONDS", -1.0)
+    array, _ = filled(str(tmp_path / "a"))
+    file, other, new = (tmp_path / "a" / name for name in ("c.0.0", "c.1.0", "new"))
+    array.mapped((0, 0))
+    array.mapped((1, 0))
+    before = file.stat()
+    if how == "exchanged":
+        for old, at in ((file, new), (other, file), (new, other)):
+            old.rename(at)
+    elif how == "another array":
+        array = ChunkedArray(array.url, array.shape, array.chunks, array.dtype, 0, "other/a")
+    else:
+        time.sleep(0.02)  # file systems keep times of some milliseconds
+        (file if how == "in place" else new).write_bytes(flipped(5)(file.read_bytes()))
+        if how == "replaced":
+            new.replace(file)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(DamagedChunkError, match=r"c\.0\.0"):
         array.mapped((0, 0))
-        array.mapped((1, 0))
-        before = file.stat()
-        raw = flipped(5)(file.read_bytes())
-        if how == "exchanged":
-            for old, new in ((file, tmp_path / "x"), (other, file), (tmp_path / "x", other)):
-                old.rename(new)
-        elif how == "another array":
-            array = ChunkedArray(array.url, array.shape, array.chunks, array.dtype, 0, "other/a")
-        elif how == "in place":
-            time.sleep(0.02)  # file systems keep times of some milliseconds
-            with file.open("r+b") as same:
-                same.write(raw)
-        else:
-            (tmp_path / "new").write_bytes(raw)
-            (tmp_path / "new").replace(file)
-        if how in ("in place", "replaced"):
-            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-        with pytest.raises(DamagedChunkError, match=r"c\.0\.0"):
-            array.mapped((0, 0))
 
 
 @pytest.mark.parametrize("limit", [1000, 8 * 64**2, 8 * 64**2 + 2], ids=["in the data", "no checksum", "half of it"])

@@ -11,12 +11,17 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
-from dkrr.errors import BusyStoreError, StoreError
+import dkrr
+from dkrr.errors import BusyStoreError, DkrrError, StoreError
+from dkrr.fitting.context import Context
 from dkrr.tiles import buckets, lock, remote
 from dkrr.tiles.files import names, read_file, write_file
 from dkrr.tiles.lock import LOCK_NAME, Owner, owned, this_owner, who_owns
@@ -46,10 +51,11 @@ def owning_process(url):
             process.kill()
 
 
-def refused(url, match):
-    """Try to own a store that another has."""
-    with pytest.raises(BusyStoreError, match=match), owned(url):
+def refused(url, match, kind=BusyStoreError):
+    """Try to own a store that another has, or that cannot be locked; the error."""
+    with pytest.raises(kind, match=match) as caught, owned(url):
         raise AssertionError
+    return caught.value
 
 
 def leave_lock(url, document, age=0.0):
@@ -71,25 +77,20 @@ def wait_until(condition):
 
 def claims(url, n):
     """What n threads hear that want a store at once."""
-    results, ready, done = [], threading.Barrier(n), threading.Event()
+    together = threading.Barrier(n, timeout=20)
 
-    def client():
-        ready.wait()
+    def client(_):
+        together.wait()
         try:
             with owned(url):
-                results.append("owned")
-                done.wait(10.0)
+                together.wait()
+                return "owned"
         except BusyStoreError as error:
-            results.append(str(error))
+            together.wait()
+            return str(error)
 
-    threads = [threading.Thread(target=client) for _ in range(n)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: len(results) == n)
-    done.set()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(client, range(n)))
 
 
 def test_a_store_in_use_has_a_lock_that_names_the_owner(place):
@@ -115,10 +116,9 @@ def test_another_process_is_refused_and_a_killed_owner_is_replaced(tmp_path, cap
     url = str(tmp_path / "run.zarr")
     with owning_process(url) as process:
         words = rf"in use by process {process.pid} of .* since 20.* UTC"
-        with pytest.raises(BusyStoreError, match=words) as caught, owned(url):
-            raise AssertionError
-        again = pickle.loads(pickle.dumps(caught.value))
-        assert type(again) is BusyStoreError and str(again) == str(caught.value)
+        error = refused(url, words)
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is BusyStoreError and str(again) == str(error)
         process.send_signal(signal.SIGSTOP)
         os.utime(tmp_path / "run.zarr" / LOCK_NAME, (0, 0))  # as after a long time
         refused(url, words)  # a suspended owner lives
@@ -175,8 +175,7 @@ def test_a_folder_for_reading_only_gets_no_lock_but_a_living_owner_keeps_it(tmp_
 
     store.mkdir()
     monkeypatch.setattr(os, "open", read_only)
-    with pytest.raises(StoreError, match="cannot lock the store .*Read-only file system"), owned(str(store)):
-        raise AssertionError  # nothing is finished there
+    refused(str(store), "cannot lock the store .*Read-only file system", StoreError)  # nothing is finished there
     (store / "zarr.json").write_text("")
     with owned(str(store)) as mine:
         mine.check()
@@ -210,14 +209,11 @@ def test_the_heartbeat_shows_life_and_finds_that_the_lock_is_lost(place):
         wait_until(lambda: mine.lost)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda p: p.symlink_to("target"), os.mkfifo, os.mkdir], ids=["link", "fifo", "folder"]
-)
+@pytest.mark.parametrize("make", [lambda p: p.symlink_to("target"), os.mkfifo, os.mkdir])
 def test_a_lock_that_is_not_a_file_is_not_followed(tmp_path, make):
     make(tmp_path / LOCK_NAME)
     (tmp_path / "target").write_text("keep")
-    with pytest.raises(StoreError, match="not a file|not followed|[Ii]s a directory"), owned(str(tmp_path)):
-        raise AssertionError
+    refused(str(tmp_path), "not a file|not followed|[Ii]s a directory", StoreError)
     assert (tmp_path / "target").read_text() == "keep"
 
 
@@ -236,7 +232,7 @@ def test_a_lock_that_another_process_is_writing_is_waited_for_in_bounded_time(tm
 
 def test_documents_that_dkrr_does_not_write_are_damaged_and_names_do_not_control_a_terminal():
     values = json.loads(OTHER.to_bytes())
-    assert Owner.from_bytes(json.dumps(values).encode()) == OTHER
+    assert Owner.from_bytes(OTHER.to_bytes()) == OTHER
     for change in [
         {"process": "1"}, {"process": 0}, {"process": 10**12}, {"process": True}, {"since": float("nan")},
         {"since": 10**400}, {"host": None}, {"host": "h" * 1000}, {"more": 1}, {"token": ["a"]},
@@ -249,10 +245,7 @@ def test_documents_that_dkrr_does_not_write_are_damaged_and_names_do_not_control
 
 
 def test_an_owner_is_known_without_a_name_of_the_user_or_the_files_of_linux(monkeypatch):
-    def unknown():
-        raise OSError("no such user")
-
-    monkeypatch.setattr(lock.getpass, "getuser", unknown)
+    monkeypatch.setattr(lock.getpass, "getuser", Mock(side_effect=OSError("no such user")))
     monkeypatch.setattr(lock, "_ticks", lambda process: None)
     mine = this_owner()
     assert mine.user == f"user {os.getuid()}" and mine.is_this_process() and mine.is_running()
@@ -292,3 +285,81 @@ def test_a_late_heartbeat_does_not_take_a_bucket_back(memory_bucket, monkeypatch
     assert "elsewhere" in held.beat(mine)
     held.release(mine)
     assert bytes(remote.get(memory_bucket, LOCK_NAME)) == OTHER.to_bytes()
+
+
+X = np.random.default_rng(0).normal(size=(60, 3))
+Y = X[:, 0]
+TILES = {"kernel": "rbf", "tile": 32}
+RUNS = {
+    "ridge": lambda store, X=X: dkrr.KernelRidge(**TILES, solver="cholesky", store=store).fit(X, Y),
+    "logistic": lambda store, X=X: dkrr.KernelLogisticRegression(**TILES, store=store).fit(X, Y > 0),
+    "search": lambda store, X=X: dkrr.KernelRidgeCV(alphas=(0.1, 1.0), **TILES, store=store).fit(X, Y),
+    "gram": lambda store, X=X: dkrr.gram(X, kernel="rbf", chunks=32, store=store),
+}
+every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+
+
+def in_another_thread(call, *arguments):
+    """What a call in another thread is ended by; None without an error."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *arguments).exception()
+
+
+@every_run
+def test_a_second_run_is_refused_and_changes_nothing(tmp_path, run):
+    store = tmp_path / "run.zarr"
+    with owned(str(store)):
+        error = in_another_thread(run, str(store))
+        assert isinstance(error, BusyStoreError) and "in use by this process on" in str(error), error
+        assert [p.name for p in store.iterdir()] == [LOCK_NAME]
+    assert not store.exists()
+
+
+@every_run
+def test_a_run_holds_the_lock_while_it_works_and_releases_it(tmp_path, run, monkeypatch):
+    store, seen, share = tmp_path / "run.zarr", [], Context.share
+
+    def watched(*arguments, **options):
+        seen.append((store / LOCK_NAME).exists())
+        return share(*arguments, **options)
+
+    monkeypatch.setattr(Context, "share", watched)
+    run(str(store))
+    assert seen and all(seen)
+    assert not list(store.rglob(f"{LOCK_NAME}*"))
+    with pytest.raises(DkrrError):
+        run(str(store), X[:, :2] * np.nan)
+    assert not list(store.rglob(f"{LOCK_NAME}*"))
+
+
+@pytest.mark.parametrize("run", ["ridge", "logistic", "gram"])
+def test_a_path_that_holds_something_else_is_left_alone_and_gets_no_lock(tmp_path, run):
+    (tmp_path / "mine").write_text("text")
+    for path in (tmp_path, tmp_path / "mine"):
+        with pytest.raises(StoreError, match="not the store of a dkrr run"):
+            RUNS[run](str(path))
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"] and (tmp_path / "mine").read_text() == "text"
+
+
+def test_a_run_that_has_lost_its_store_stops(tmp_path, monkeypatch):
+    store, share = tmp_path / "run.zarr", Context.share
+
+    def deleted(*arguments, **options):
+        shared = share(*arguments, **options)
+        (store / LOCK_NAME).unlink()
+        wait_until(lambda: any(ownership.lost for ownership in lock._around.get().values()))
+        return shared
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "HEARTBEAT_SECONDS", 0.01)
+        patch.setattr(Context, "share", deleted)
+        with pytest.raises(BusyStoreError, match="this run has lost its store"):
+            RUNS["ridge"](str(store))
+    RUNS["ridge"](str(store))
+
+
+def test_the_rows_of_a_gram_matrix_are_read_without_a_lock(tmp_path):
+    url = str(tmp_path / "gram.zarr")
+    RUNS["gram"](url)
+    with owned(url):
+        assert in_another_thread(dkrr.KernelRidge(kernel="precomputed").fit, url, Y) is None

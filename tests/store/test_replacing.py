@@ -3,7 +3,10 @@
 import errno
 import os
 import re
+from functools import partial
+from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import dask
 import pytest
@@ -46,6 +49,18 @@ def content(url, listed):
     return None if found is None else found.decode()
 
 
+def replaced(path, listed, *, overwrite=True, before_the_end=lambda: None):
+    """Write something else at a path; what is done before it takes its place may raise."""
+    with written_aside(str(path), overwrite=overwrite, listed=listed) as place:
+        write(place, "new", listed)
+        before_the_end()
+    return place
+
+
+def raising(error):
+    return Mock(side_effect=error)
+
+
 @pytest.mark.usefixtures("system")
 @pytest.mark.parametrize("there", [False, True])
 def test_an_output_takes_its_place_once_it_is_whole(tmp_path, listed, there):
@@ -73,121 +88,65 @@ def test_an_output_in_a_bucket_takes_its_place_once_it_is_whole(memory_bucket):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_leaves_what_was_there(tmp_path, listed, error):
     write(f"{tmp_path}/a", "old", listed)
-
-    def fail():
-        with written_aside(f"{tmp_path}/a", overwrite=True, listed=listed) as place:
-            write(place, "half", listed)
-            raise error
-
     with pytest.raises(error):
-        fail()
+        replaced(tmp_path / "a", listed, before_the_end=raising(error))
     assert content(f"{tmp_path}/a", listed) == "old" and names(str(tmp_path)) == ["a"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 def test_a_full_or_read_only_disk_is_an_error_of_the_store_and_leaves_what_was_there(tmp_path, number):
     write(f"{tmp_path}/a", "old", FILES)
-
-    def fail():
-        with written_aside(f"{tmp_path}/a", overwrite=True, listed=FILES) as place:
-            write(place, "half", FILES)
-            raise OSError(number, os.strerror(number))
-
     kind = DiskSpaceError if number == errno.ENOSPC else StoreError
     with pytest.raises(kind, match=f"cannot write {tmp_path}/a: {os.strerror(number)}\\. .*unchanged"):
-        fail()
+        replaced(tmp_path / "a", FILES, before_the_end=raising(OSError(number, os.strerror(number))))
     assert content(f"{tmp_path}/a", FILES) == "old" and names(str(tmp_path)) == ["a"]
 
 
 @pytest.mark.usefixtures("system")
 def test_what_comes_to_exist_meanwhile_stays(tmp_path, listed):
-    def race():
-        with written_aside(f"{tmp_path}/a", overwrite=False, listed=listed) as place:
-            write(place, "mine", listed)
-            write(f"{tmp_path}/a", "theirs", listed)
-
+    theirs = partial(write, f"{tmp_path}/a", "theirs", listed)
     with pytest.raises(InputError, match="exists already"):
-        race()
+        replaced(tmp_path / "a", listed, overwrite=False, before_the_end=theirs)
     assert content(f"{tmp_path}/a", listed) == "theirs" and names(str(tmp_path)) == ["a"]
 
 
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    with written_aside(str(tmp_path / "link"), overwrite=True, listed=None) as place:
-        write(place, "new", None)
+    replaced(tmp_path / "link", None)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
 
 
 def test_a_clean_up_that_fails_does_not_hide_the_error(tmp_path, monkeypatch):
-    def fail_and_forbid():
-        with written_aside(str(tmp_path / "a"), overwrite=False, listed=None) as place:
-            write(place, "half", None)
-            monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
-            raise ZeroDivisionError
-
+    monkeypatch.setattr(Path, "unlink", raising(PermissionError("no")))
     with pytest.raises(ZeroDivisionError):
-        fail_and_forbid()
+        replaced(tmp_path / "a", None, overwrite=False, before_the_end=raising(ZeroDivisionError))
 
 
 def test_an_old_folder_that_cannot_come_back_is_named(tmp_path, monkeypatch):
     write(f"{tmp_path}/a", "old", FILES)
-    rename, calls = Path.rename, []
+    rename, calls = Path.rename, count(1)
 
     def once(self, target):
-        calls.append(target)
-        if len(calls) > 1:
-            raise PermissionError(f"call {len(calls)}")
+        if (number := next(calls)) > 1:
+            raise PermissionError(f"call {number}")
         return rename(self, target)
-
-    def replace():
-        with written_aside(f"{tmp_path}/a", overwrite=True, listed=FILES) as place:
-            write(place, "new", FILES)
-            monkeypatch.setattr(Path, "rename", once)
 
     monkeypatch.setattr(replacing, "_renameat2", lambda: None)
     with pytest.raises(StoreError, match="call 2") as caught:
-        replace()
+        replaced(tmp_path / "a", FILES, before_the_end=partial(monkeypatch.setattr, Path, "rename", once))
     (kept,) = tmp_path.iterdir()
     assert content(kept, FILES) == "old" and str(kept) in str(caught.value)
 
 
 def test_what_cannot_be_moved_in_a_bucket_stays_whole_beside_it_and_is_named(memory_bucket, monkeypatch):
     write(f"{memory_bucket}/a.zarr", "old", FILES)
-
-    def fail(*_, **__):
-        raise TimeoutError
-
-    def replace():
-        with written_aside(f"{memory_bucket}/a.zarr", overwrite=True, listed=FILES) as place:
-            write(place, "new", FILES)
-            monkeypatch.setattr(buckets.Bucket, "copy", fail)
-
+    monkeypatch.setattr(buckets.Bucket, "copy", raising(TimeoutError))
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.1)
     with pytest.raises(StoreError, match="cannot copy .*TimeoutError") as caught:
-        replace()
+        replaced(f"{memory_bucket}/a.zarr", FILES)
     (kept,) = names(memory_bucket)
     assert content(f"{memory_bucket}/{kept}", FILES) == "new" and kept in caught.value.__notes__[0]
-
-
-def test_only_its_own_kind_without_other_files_is_overwritten(tmp_path):
-    path = tmp_path / "a"
-
-    def check(*, is_one, overwrite=True):
-        check_free(str(path), overwrite=overwrite, what="a model", is_one=lambda url: is_one, listed=FILES)
-
-    check(is_one=False, overwrite=False)
-    path.mkdir()
-    check(is_one=False)  # empty
-    with pytest.raises(InputError, match="exists already"):
-        check(is_one=True, overwrite=False)
-    (path / "thesis.tex").touch()
-    with pytest.raises(InputError, match="is not a model"):
-        check(is_one=False)
-    with pytest.raises(InputError, match="'thesis.tex' in it was not written by dkrr"):
-        check(is_one=True)
-    (path / "thesis.tex").rename(path / "content")
-    check(is_one=True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -199,7 +158,7 @@ def test_durable_outputs_are_on_the_disk_before_they_take_their_place(tmp_path, 
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
-    with dask.config.set({"dkrr.durable": True}), written_aside(str(path), overwrite=False, listed=listed) as place:
-        write(place, "new", listed)
+    with dask.config.set({"dkrr.durable": True}):
+        place = replaced(path, listed, overwrite=False)
     assert [name for name, _ in synced] == [Path(place).name, *(["content"] if listed else []), tmp_path.name]
     assert [there for _, there in synced] == [False] * (len(synced) - 1) + [True]
