@@ -93,17 +93,13 @@ def test_a_primal_fit_by_conjugate_gradient_has_the_factor_of_features(data):
     assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_a_new_fit_and_a_copy_have_deviations_of_their_own(data):
+def test_a_new_fit_has_deviations_of_its_own(data):
     model = KernelRidge(alpha=ALPHA, kernel="rbf").fit(data.X, data.y[:, 0])
     before = model.predict(data.X_new, return_std=True)[1]
-    copy = pickle.loads(pickle.dumps(model))
-    assert_allclose(copy.predict(data.X_new, return_std=True)[1], before)
-    model.fit(data.X[:100], data.y[:100, 0])
-    assert not np.allclose(model.predict(data.X_new, return_std=True)[1], before)
-    search = KernelRidgeCV([0.1, 1.0], cv=3).fit(data.X, data.y[:, 0])
-    plain = KernelRidge(alpha=search.alpha_, kernel="rbf").fit(data.X, data.y[:, 0])
-    for found, expected in zip(search.predict(data.X_new, True), plain.predict(data.X_new, True), strict=True):
-        assert_allclose(found, expected, rtol=1e-6)
+    assert_allclose(pickle.loads(pickle.dumps(model)).predict(data.X_new, return_std=True)[1], before)
+    again = model.fit(data.X[:100], data.y[:100, 0]).predict(data.X_new, return_std=True)[1]
+    fresh = KernelRidge(alpha=ALPHA, kernel="rbf").fit(data.X[:100], data.y[:100, 0])
+    assert_allclose(again, fresh.predict(data.X_new, return_std=True)[1])
 
 
 @pytest.mark.parametrize(
