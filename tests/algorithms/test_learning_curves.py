@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, TimeSeriesSplit
+from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, StratifiedKFold, TimeSeriesSplit
 
-from dkrr import KernelRidgeCV
+from dkrr import KernelLogisticRegressionCV, KernelRidgeCV
 from dkrr.errors import InputError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF
 from dkrr.rows.arrays import NpyRows
 from dkrr.selection import Folds, LearningCurve, gain_of
-from tests.naive_folds import naive_scores
+from tests.naive_folds import naive_class_scores, naive_scores
 from tests.pairs import every_pair
 
 ALPHAS = [10.0, 1e-3, 0.3]
@@ -24,9 +24,9 @@ WAYS = {
 }
 
 
-def parts_of(X, cv, train_sizes, weights=None, groups=None, seed=0):
+def parts_of(X, cv, train_sizes, weights=None, groups=None, seed=0, y=None):
     """Pairs (training rows, rows held out) of every size; the rows of all sizes but the last are those of dkrr."""
-    pairs = list(cv.split(X, groups=groups))
+    pairs = list(cv.split(X, y, groups))
     curve = LearningCurve.of(Folds.of_pairs(len(X), pairs), np.array(train_sizes), weights, groups, seed)
     return [*([(curve.training(s, f), t) for f, (_, t) in enumerate(pairs)] for s in range(len(curve))), pairs]
 
@@ -106,30 +106,23 @@ def test_parts_follow_the_splitter_and_its_groups(data, cv):
     assert_allclose(curve["test_scores"], expected_scores(X, y, parts, kernel="rbf")[0], rtol=1e-6)
 
 
-def test_every_target_may_have_its_own_alpha(data):
-    settings = {"cv": 3, "train_sizes": (0.25,), "refit": False} | TIGHT
-    X, Y = data.X[:80], data.y[:80]
-    curve = KernelRidgeCV(ALPHAS, alpha_per_target=True, **settings).fit(X, Y).learning_curve_
-    for j in range(3):
-        alone = KernelRidgeCV(ALPHAS, **settings).fit(X, Y[:, j]).learning_curve_
-        assert_array_equal(curve["alpha"][:, j], alone["alpha"])
-        assert_allclose(curve["mean_test_score_per_target"][:, j], alone["mean_test_score"], rtol=1e-6)
-    assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
-
-
-def test_a_race_is_that_of_the_folds_alone(data):
-    noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
-    settings = {"alphas": np.geomspace(1e-9, 100, 12), "solver": "cg", "refit": False}
-    plain, raced, every = (
-        KernelRidgeCV(**settings, **more).fit(data.X, noisy)
-        for more in ({}, {"train_sizes": (0.25, 0.5)}, {"train_sizes": (0.25, 0.5), "race": False})
+def test_a_curve_of_classes_is_that_of_separate_fits(data):
+    X, settings = data.X[:90], {"kernel": "rbf", "gamma": [0.05, 0.5], "cv": 3, "refit": False}
+    labels = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + 0.3 * X[:, 1], [-0.5, 0.6])]
+    search, plain = (
+        KernelLogisticRegressionCV(ALPHAS, train_sizes=sizes, **settings).fit(X, labels) for sizes in ((0.3, 0.6), None)
     )
-    assert raced.alpha_ == plain.alpha_ and raced.cv_results_["stopped"].any()
-    assert_array_equal(raced.cv_results_["stopped"], plain.cv_results_["stopped"])
-    found, expected = raced.learning_curve_, every.learning_curve_
-    assert_array_equal(found["alpha"], expected["alpha"])
-    assert_allclose(found["test_scores"], expected["test_scores"], rtol=2e-3)
-    assert (np.diff(found["mean_test_score"]) > 0).all()
+    curve, known = search.learning_curve_, {"kernel": "rbf", "gamma": search.best_params_["gamma"]}
+    parts = parts_of(X, StratifiedKFold(3), (0.3, 0.6), y=labels)
+    for size, folds in enumerate(parts[:2]):
+        expected = np.array([naive_class_scores(X, labels, folds, alpha=a, **known) for a in ALPHAS])
+        best = int(np.argmax(expected.mean(axis=1)))
+        assert curve["alpha"][size] == ALPHAS[best]
+        assert_allclose(curve["test_scores"][size], expected[best], rtol=1e-5)
+    assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-9)
+    assert curve["mean_test_score"][-1] == plain.best_score_ and search.best_params_ == plain.best_params_
+    with pytest.raises(InputError, match="a part of 1 rows, by train_sizes, has no training row of class 'a'"):
+        KernelLogisticRegressionCV(ALPHAS, train_sizes=[1], **settings).fit(X, labels)
 
 
 @pytest.mark.nightly
