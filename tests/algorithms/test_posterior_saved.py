@@ -66,8 +66,8 @@ def test_a_loaded_model_has_the_same_bits(data, tmp_path, monkeypatch, way, unce
     again = saved(model, tmp_path, uncertainty)
     same_bits(model, again, data.X_new + far)
     assert again.solver == model.solver and dkrr.verify(tmp_path / "m.zarr").is_whole
-    assert (again.uncertainty_plan_.method == "iterations") == by_cg
-    assert not by_cg or not list((tmp_path / "m.zarr").glob("factor*"))
+    if by_cg:
+        assert again.uncertainty_plan_.method == "iterations" and not list((tmp_path / "m.zarr").glob("factor*"))
 
 
 def table(X, folder):
