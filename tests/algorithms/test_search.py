@@ -235,7 +235,7 @@ def test_what_a_kernel_learns_is_learned_in_every_fold_and_never_from_the_rows_h
     rows = make(data.X)
     X, y = np.asarray(rows), y[: len(rows)]
     search = KernelRidgeCV(ALPHAS, kernel=kernel, cv=3, **TIGHT).fit(rows, y)
-    assert search.selection_plan_.method == "refits"
+    assert isinstance(kernel, BagOfWords) or search.selection_plan_.method == "refits"
     expected = naive_scores(X, y, list(KFold(3).split(X)), ALPHAS, kernel=kernel)
     assert_allclose(scores_of(search), expected, rtol=1e-6)
     whole = KernelRidge(search.alpha_, kernel=kernel).fit(X, y).predict(X, return_std=True)
