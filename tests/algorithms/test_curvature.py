@@ -86,8 +86,9 @@ def written_out(likelihood, phi, coef, alpha, codes, weights, fit_intercept):
     return gradient @ gradient, -gradient @ step, np.abs(change[weights > 0]).max()
 
 
-@every_pair(alpha=[1e-8, 1e-2, 1.0, 1e6], fit_intercept=[False, True], likelihood=[Bernoulli(1), Softmax(3)])
-@pytest.mark.parametrize("seed", range(4))
+@every_pair(
+    alpha=[1e-8, 1e-2, 1.0, 1e6], seed=range(4), fit_intercept=[False, True], likelihood=[Bernoulli(1), Softmax(3)]
+)
 def test_bounds_of_the_decrement_and_of_probabilities_hold(likelihood, alpha, fit_intercept, seed):
     rng = np.random.default_rng(seed)
     n, m = 15, likelihood.n_columns
