@@ -1,8 +1,9 @@
 """One fit after another: what a selection has to find."""
 
 import numpy as np
+from sklearn.metrics import log_loss
 
-from dkrr import KernelRidge
+from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.kernels import Linear
 from tests import precise
 
@@ -26,6 +27,16 @@ def naive_scores(X, Y, folds, alphas, weights=None, **settings):
             squares = (Y[test] - values).reshape(len(test), -1) ** 2
             scores[a, k] = -np.average(squares.mean(axis=1), weights=None if weights is None else weights[test])
     return scores
+
+
+def naive_class_scores(X, labels, folds, weights=None, **settings):
+    """Negative mean losses of the rows that every fold holds out, by a fit of classes of its own."""
+    found = []
+    for train, test in folds:
+        w = (None, None) if weights is None else (weights[train], weights[test])
+        model = KernelLogisticRegression(**settings).fit(X[train], labels[train], sample_weight=w[0])
+        found.append(-log_loss(labels[test], model.predict_proba(X[test]), sample_weight=w[1]))
+    return found
 
 
 def exact_errors(X, y, folds, alpha, weights=None, *, fit_intercept=False):

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, TimeSeriesSplit
+from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, StratifiedKFold, TimeSeriesSplit
 
-from dkrr import KernelRidgeCV
+from dkrr import KernelLogisticRegressionCV, KernelRidgeCV
 from dkrr.errors import InputError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF
 from dkrr.rows.arrays import NpyRows
-from dkrr.selection import Folds, LearningCurve
-from tests.naive_folds import naive_predictions, naive_scores
+from dkrr.selection import Folds, LearningCurve, gain_of
+from tests.naive_folds import naive_class_scores, naive_scores
 from tests.pairs import every_pair
 
 ALPHAS = [10.0, 1e-3, 0.3]
@@ -24,11 +24,49 @@ WAYS = {
 }
 
 
-def parts_of(X, cv, train_sizes, weights=None, groups=None, seed=0):
+def parts_of(X, cv, train_sizes, weights=None, groups=None, seed=0, y=None):
     """Pairs (training rows, rows held out) of every size; the rows of all sizes but the last are those of dkrr."""
-    pairs = list(cv.split(X, groups=groups))
+    pairs = list(cv.split(X, y, groups))
     curve = LearningCurve.of(Folds.of_pairs(len(X), pairs), np.array(train_sizes), weights, groups, seed)
     return [*([(curve.training(s, f), t) for f, (_, t) in enumerate(pairs)] for s in range(len(curve))), pairs]
+
+
+def trains(cv, train_sizes, **settings):
+    """Training rows of every size, the whole last, fold by fold."""
+    parts = parts_of(np.zeros((97, 1)), cv, train_sizes, **settings)
+    return list(zip(*([train for train, _ in pairs] for pairs in parts), strict=True))
+
+
+def test_parts_are_nested_random_rows_of_the_training_sets():
+    found = trains(KFold(4), [0.5, 0.1, 1.0])
+    for small, large, train in found:
+        assert len(small) == int(0.1 * len(train)) and len(large) == int(0.5 * len(train))
+        assert set(small) < set(large) < set(train)
+        assert small.min() < 40 and large.max() > 60  # not the first rows
+    assert not np.array_equal(trains(KFold(4), [0.5], seed=1)[0][0], found[0][1])
+
+
+def test_parts_have_no_row_of_weight_zero_whole_groups_and_the_latest_rows_of_a_history():
+    rng = np.random.default_rng(0)
+    weights, groups = rng.integers(0, 2, 97).astype(float), rng.integers(0, 20, 97).astype(str)
+    for part, train in trains(KFold(4), [0.5], weights=weights):
+        assert weights[part].all() and len(part) == int(0.5 * weights[train].sum())
+    for part, train in trains(GroupKFold(4), [0.5], groups=groups):
+        whole = [np.isin(np.flatnonzero(groups == g), part) for g in np.unique(groups[train])]
+        assert sum(0 < rows.sum() < len(rows) for rows in whole) <= 1  # the last one
+        assert sum(not rows.any() for rows in whole) >= 5
+    for seven, eleven, train in trains(TimeSeriesSplit(3), [7, 11]):
+        assert_array_equal(seven, train[-7:])
+        assert_array_equal(eleven, train[-11:])
+
+
+def test_the_gain_of_more_rows_allows_for_those_that_folds_share():
+    sizes = np.array([[100, 100], [400, 400]])
+    gain = gain_of(sizes, np.array([[1.0, 2.0], [3.0, 6.0]]), 0.5)
+    assert gain.per_doubling == 1.5 and gain.standard_error == pytest.approx((1.0 * 0.5) ** 0.5)
+    assert gain.margin == pytest.approx(12.706 * gain.standard_error, rel=1e-4)
+    alone = gain_of(sizes[:, :1], np.array([[1.0], [3.0]]), 0.5)
+    assert alone.per_doubling == 1.0 and np.isnan(alone.standard_error) and np.isnan(alone.margin)
 
 
 def expected_scores(X, Y, parts, weights=None, **settings):
@@ -42,7 +80,7 @@ def expected_scores(X, Y, parts, weights=None, **settings):
 def test_a_curve_is_that_of_separate_fits(data, way, fit_intercept, weighted):
     X, Y, weights = data.X[:80], data.y[:80, :2], data.weights[:80] if weighted else None
     cv, settings = KFold(2, shuffle=True, random_state=1), {"fit_intercept": fit_intercept, "refit": False} | TIGHT
-    search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=(0.5, 0.2), store_cv_predictions=True, **settings, **WAYS[way])
+    search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=(0.5, 0.2), **settings, **WAYS[way])
     curve = search.fit(X, Y, sample_weight=weights).learning_curve_
     parts = parts_of(X, cv, (0.5, 0.2), weights)
     assert_array_equal(curve["split_train_sizes"][:-1], [[len(train) for train, _ in pairs] for pairs in parts[:-1]])
@@ -52,9 +90,6 @@ def test_a_curve_is_that_of_separate_fits(data, way, fit_intercept, weighted):
     assert_array_equal(curve["alpha"], alphas)
     assert curve["mean_test_score"][-1] == pytest.approx(search.best_score_) and curve["alpha"][-1] == search.alpha_
     assert search.selection_plan_.method == way
-    kept = naive_predictions(X, Y, parts[-1], search.alpha_, weights, **known)
-    for (_, held_out), expected in zip(parts[-1], kept, strict=True):
-        assert_allclose(search.cv_predictions_[held_out], expected, rtol=1e-6, atol=1e-8)
     plain = KernelRidgeCV(ALPHAS, cv=cv, **settings, **WAYS[way]).fit(X, Y, sample_weight=weights)
     assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-8)
     assert not hasattr(search.set_params(train_sizes=None).fit(X, Y), "learning_curve_")
@@ -71,40 +106,23 @@ def test_parts_follow_the_splitter_and_its_groups(data, cv):
     assert_allclose(curve["test_scores"], expected_scores(X, y, parts, kernel="rbf")[0], rtol=1e-6)
 
 
-def test_every_target_may_have_its_own_alpha(data):
-    settings = {"cv": 3, "train_sizes": (0.25,), "refit": False} | TIGHT
-    X, Y = data.X[:80], data.y[:80]
-    curve = KernelRidgeCV(ALPHAS, alpha_per_target=True, **settings).fit(X, Y).learning_curve_
-    for j in range(3):
-        alone = KernelRidgeCV(ALPHAS, **settings).fit(X, Y[:, j]).learning_curve_
-        assert_array_equal(curve["alpha"][:, j], alone["alpha"])
-        assert_allclose(curve["mean_test_score_per_target"][:, j], alone["mean_test_score"], rtol=1e-6)
-    assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
-
-
-def test_a_race_is_that_of_the_folds_alone(data):
-    noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
-    settings = {"alphas": np.geomspace(1e-9, 100, 12), "solver": "cg", "refit": False}
-    plain, raced, every = (
-        KernelRidgeCV(**settings, **more).fit(data.X, noisy)
-        for more in ({}, {"train_sizes": (0.25, 0.5)}, {"train_sizes": (0.25, 0.5), "race": False})
+def test_a_curve_of_classes_is_that_of_separate_fits(data):
+    X, settings = data.X[:90], {"kernel": "rbf", "gamma": [0.05, 0.5], "cv": 3, "refit": False}
+    labels = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + 0.3 * X[:, 1], [-0.5, 0.6])]
+    search, plain = (
+        KernelLogisticRegressionCV(ALPHAS, train_sizes=sizes, **settings).fit(X, labels) for sizes in ((0.3, 0.6), None)
     )
-    assert raced.alpha_ == plain.alpha_ and raced.cv_results_["stopped"].any()
-    assert_array_equal(raced.cv_results_["stopped"], plain.cv_results_["stopped"])
-    found, expected = raced.learning_curve_, every.learning_curve_
-    assert_array_equal(found["alpha"], expected["alpha"])
-    assert_allclose(found["test_scores"], expected["test_scores"], rtol=2e-3)
-    assert (np.diff(found["mean_test_score"]) > 0).all()
-
-
-def test_fits_of_parts_leave_out_lambda_that_have_lost(data):
-    # Folds that do not train on the rest have no formula, and take a sweep.
-    cv, alphas = ShuffleSplit(3, test_size=0.2, train_size=0.7, random_state=1), np.geomspace(1e-9, 100, 12)
-    noisy = data.y[:, 0] + 0.5 * np.random.default_rng(1).standard_normal(211)
-    search = KernelRidgeCV(alphas, cv=cv, train_sizes=(0.25, 0.5), refit=False).fit(data.X, noisy)
-    stopped = search.cv_results_["stopped"]
-    assert stopped.any() and np.isfinite(search.learning_curve_["test_scores"]).all()
-    assert (search.learning_curve_["alpha"] > alphas[stopped].max()).all()
+    curve, known = search.learning_curve_, {"kernel": "rbf", "gamma": search.best_params_["gamma"]}
+    parts = parts_of(X, StratifiedKFold(3), (0.3, 0.6), y=labels)
+    for size, folds in enumerate(parts[:2]):
+        expected = np.array([naive_class_scores(X, labels, folds, alpha=a, **known) for a in ALPHAS])
+        best = int(np.argmax(expected.mean(axis=1)))
+        assert curve["alpha"][size] == ALPHAS[best]
+        assert_allclose(curve["test_scores"][size], expected[best], rtol=1e-5)
+    assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"], rtol=1e-9)
+    assert curve["mean_test_score"][-1] == plain.best_score_ and search.best_params_ == plain.best_params_
+    with pytest.raises(InputError, match="a part of 1 rows, by train_sizes, has no training row of class 'a'"):
+        KernelLogisticRegressionCV(ALPHAS, train_sizes=[1], **settings).fit(X, labels)
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""What selections have for themselves: parts of training sets, gradients of the error, targets out of range."""
+"""Searches by gradients of the cross-validated error, and targets whose squares leave float64."""
 
 from contextlib import nullcontext
 from functools import cache
@@ -7,67 +7,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.model_selection import GroupKFold, KFold, LeaveOneGroupOut, TimeSeriesSplit
+from sklearn.model_selection import KFold, LeaveOneGroupOut, TimeSeriesSplit
 
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.features import Nystroem
-from dkrr.fitting.context import open_context
-from dkrr.fitting.data import shared_fields
-from dkrr.kernels import RBF, BagOfWords, Laplacian, Matern
-from dkrr.machine import detect
-from dkrr.planning.gradients import plan_gradient
-from dkrr.planning.selection import FoldSizes
-from dkrr.requests import FitRequest, Settings, Targets
-from dkrr.rows import MemoryRows
-from dkrr.runtime import Progress
-from dkrr.selection import Folds, LearningCurve, gain_of
-from dkrr.selection.gradients import EvaluatedData, HeldOutError
+from dkrr.kernels import RBF, Laplacian, Matern
 from dkrr.solvers import ConjugateGradient
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
-
-# Parts of training sets, for learning curves
-
-
-def parts(splitter, sizes, n=97, weights=None, groups=None, seed=0):
-    pairs = list(splitter.split(np.zeros((n, 1)), groups=groups))
-    curve = LearningCurve.of(Folds.of_pairs(n, pairs), np.array(sizes), weights, groups, seed)
-    return [(train, [curve.training(s, f) for s in range(len(curve))]) for f, (train, _) in enumerate(pairs)]
-
-
-def test_parts_are_nested_random_rows_of_the_training_sets():
-    found = parts(KFold(4), [0.5, 0.1, 1.0])
-    for train, (small, large) in found:
-        assert len(small) == int(0.1 * len(train)) and len(large) == int(0.5 * len(train))
-        assert set(small) < set(large) < set(train)
-        assert small.min() < 40 and large.max() > 60  # not the first rows
-    assert not np.array_equal(parts(KFold(4), [0.5], seed=1)[0][1][0], found[0][1][1])
-
-
-def test_parts_have_no_row_of_weight_zero_whole_groups_and_the_latest_rows_of_a_history():
-    rng = np.random.default_rng(0)
-    weights, groups = rng.integers(0, 2, 97).astype(float), rng.integers(0, 20, 97).astype(str)
-    for train, (part,) in parts(KFold(4), [0.5], weights=weights):
-        assert weights[part].all() and len(part) == int(0.5 * weights[train].sum())
-    for train, (part,) in parts(GroupKFold(4), [0.5], groups=groups):
-        whole = [np.isin(np.flatnonzero(groups == g), part) for g in np.unique(groups[train])]
-        assert sum(0 < rows.sum() < len(rows) for rows in whole) <= 1  # the last one
-        assert sum(not rows.any() for rows in whole) >= 5
-    for train, (seven, eleven) in parts(TimeSeriesSplit(3), [7, 11]):
-        assert_array_equal(seven, train[-7:])
-        assert_array_equal(eleven, train[-11:])
-
-
-def test_the_gain_of_more_rows_allows_for_those_that_folds_share():
-    sizes = np.array([[100, 100], [400, 400]])
-    gain = gain_of(sizes, np.array([[1.0, 2.0], [3.0, 6.0]]), 0.5)
-    assert gain.per_doubling == 1.5 and gain.standard_error == pytest.approx((1.0 * 0.5) ** 0.5)
-    assert gain.margin == pytest.approx(12.706 * gain.standard_error, rel=1e-4)
-    alone = gain_of(sizes[:, :1], np.array([[1.0], [3.0]]), 0.5)
-    assert alone.per_doubling == 1.0 and np.isnan(alone.standard_error) and np.isnan(alone.margin)
-
 
 # Gradients of the cross-validated error, and the search by them
 
@@ -99,65 +48,50 @@ def dense_error(X, Y, weights, kernel, alpha, pairs, *, fit_intercept):
     return total / len(pairs)
 
 
-def evaluated(X, Y, weights, kernel, alpha, pairs, *, fit_intercept=False, tol=1e-12, tile=None, width=None):
-    """Error and gradient by conjugate gradient."""
-    common = {"form": "auto", "solver": "auto", "memory_limit": "4GiB", "store": None}
-    settings = Settings.checked(kernel=kernel, fit_intercept=fit_intercept, tol=tol, tile=tile, **common)
-    request = FitRequest(settings, MemoryRows(X), Targets(Y, np.full(Y.shape[1], alpha)), weights)
-    fields = request.problem().__dict__ | {"n_targets": width or Y.shape[1]}
-    plan = plan_gradient(type(request.problem())(**fields), FoldSizes(len(pairs)), detect("4GiB", None)).plan
-    data = EvaluatedData.of(request.outputs, shared_fields(request, plan.problem))
-    with open_context(plan, None, Progress()) as context:
-        error = HeldOutError(data, Folds.of_pairs(len(X), pairs), plan, context)
-        first = error(alpha, kernel, of_lengths=True)
-        if tile is not None:  # another kernel in between, in the same run
-            error(2 * alpha, RBF(0.3), of_lengths=True)
-            again = error(alpha, kernel, of_lengths=True)
-            assert again.value == first.value
-            assert_array_equal(again.by_log_lengths, first.by_log_lengths)
-    return first
-
-
 @pytest.mark.parametrize(
     "case",
     [
         {"t": 1},
         {"weighted": True, "fit_intercept": True, "kernel": Matern(1.5, LENGTHS)},
-        {"weighted": True, "fit_intercept": True, "t": 3, "width": 2},  # targets one after the other
+        {"weighted": True, "fit_intercept": True, "t": 3, "columns": 8},  # targets one after the other
         {"weighted": True, "fit_intercept": True, "tile": 40},
-        {"fit_intercept": True, "kernel": Matern(2.5, 1.5)},
+        {"fit_intercept": True, "kernel": Matern(2.5, LENGTHS)},
         {"weighted": True, "fit_intercept": True, "folds": TimeSeriesSplit(3)},  # that leave out more
     ],
     ids=str,
 )
-def test_gradients_agree_with_dense_systems_and_differences(case):
+def test_gradients_agree_with_dense_systems_and_differences(case, monkeypatch):
     case = {"kernel": RBF(0.5 / LENGTHS**2), "t": 2, "folds": KFold(4, shuffle=True, random_state=0)} | case
+    for module in ("selection", "gradients") if "columns" in case else ():
+        monkeypatch.setattr(f"dkrr.planning.{module}.MAX_COLUMNS", case["columns"])
     X, Y = problem(t=case["t"])
     weights = np.random.default_rng(1).uniform(0.1, 3, len(X)) * (np.arange(len(X)) % 7 > 0)
     weights = weights if "weighted" in case else None
-    pairs, kernel, alpha, step = list(case["folds"].split(X)), case["kernel"], 0.1, 1e-4
-    fit_intercept, more = case.get("fit_intercept", False), {k: case[k] for k in ("tile", "width") if k in case}
-    found = evaluated(X, Y, weights, kernel, alpha, pairs, fit_intercept=fit_intercept, **more)
+    pairs, kernel, step = list(case["folds"].split(X)), case["kernel"], 1e-4
+    settings = {"fit_intercept": case.get("fit_intercept", False), "tile": case.get("tile")}
+    search = KernelRidgeCV([0.1], kernel=kernel, cv=pairs, optimize="lengths", cv_tol=1e-11, refit=False, **settings)
+    with pytest.warns(ConvergenceWarning, match="stopped after 3 evaluations"):
+        found = search.set_params(max_evaluations=3).fit(X, Y, sample_weight=weights).optimum_
 
-    def error(log_changes):
-        lengths = kernel.lengths(4) * np.exp(log_changes[1:])
-        changed = kernel if not log_changes[1:].any() else kernel.with_lengths(lengths)
-        scaled = alpha * np.exp(log_changes[0])
-        return dense_error(X, Y, weights, changed, scaled, pairs, fit_intercept=fit_intercept)
+    def error(parameters):
+        alpha, *lengths = np.exp(parameters)
+        changed = kernel.with_lengths(np.array(lengths))
+        return dense_error(X, Y, weights, changed, alpha, pairs, fit_intercept=settings["fit_intercept"])
 
-    differences = [(error(step * unit) - error(-step * unit)) / (2 * step) for unit in np.eye(5)]
-    assert_allclose(found.value, error(np.zeros(5)), rtol=1e-10)
-    gradient = [found.by_log_alpha, *found.by_log_lengths]
-    assert_allclose(gradient, differences, rtol=1e-5, atol=1e-6 * np.abs(differences).max())
-    assert found.excess <= 1
+    for k in range(3):  # one kernel after the other
+        at = np.log([found.alphas[k], *found.lengths[k]])
+        differences = [(error(at + step * unit) - error(at - step * unit)) / (2 * step) for unit in np.eye(5)]
+        assert_allclose(-found.scores[k], error(at), rtol=1e-9)
+        scale = np.abs(differences).max()
+        assert_allclose(-found.gradients[k], differences, rtol=1e-5, atol=1e-6 * scale)
 
 
 def test_errors_of_residuals_are_of_second_order():
     X, Y = problem()
-    pairs = list(KFold(4).split(X))
-    exact, loose = (evaluated(X, Y, None, RBF(0.2), 0.1, pairs, tol=tol) for tol in (1e-12, 1e-3))
-    assert abs(loose.value / exact.value - 1) < 2e-5
-    assert_allclose(loose.by_log_alpha, exact.by_log_alpha, rtol=2e-2)
+    settings = {"kernel": RBF(0.2), "cv": 4, "optimize": "alpha", "max_evaluations": 1, "refit": False}
+    exact, loose = (_warned("stopped after 1", X, Y, alphas=[0.1], cv_tol=tol, **settings) for tol in (1e-11, 1e-2))
+    assert 0 < abs(loose.score / exact.score - 1) < 2e-5
+    assert_allclose(loose.gradients, exact.gradients, rtol=2e-2)
 
 
 def test_lengths_of_columns_that_do_not_matter_grow():
@@ -243,7 +177,7 @@ def test_an_evaluation_whose_systems_are_not_solved_is_not_taken():
 )
 def test_what_has_no_gradient_is_refused(settings, message):
     X, Y = problem(n=30)
-    X = sp.csr_array(X) if message == "X is sparse" else X
+    X = X if settings else sp.csr_array(X)
     with pytest.raises(InputError, match=message):
         KernelRidgeCV(**{"alphas": [0.1], "optimize": "lengths"} | settings).fit(X, Y)
 
@@ -279,6 +213,8 @@ WAYS = {
     "gradients": {"optimize": "length", "max_evaluations": 3},
     "kernels": {"gamma": [0.1, 1.0], "train_sizes": [0.5]},
     "other scores": {"scoring": "neg_mean_absolute_error"},
+    "by name": {"scoring": "neg_mean_squared_error"},
+    "refits": {"kernel": Nystroem(RBF(1.0), 10), "gamma": None},
 }
 
 
@@ -336,14 +272,6 @@ def test_targets_of_different_sizes_are_scaled_each_by_itself():
     alphas = search.fit(X, Y).alpha_
     with pytest.warns(RuntimeWarning, match="scores are 0 or -inf"):
         assert np.all(search.fit(X, Y * [HUGE, TINY]).alpha_ == alphas)
-
-
-def test_targets_of_kernels_that_learn_are_scaled():
-    texts, y = ["aa bb", "bb cc cc", "aa cc", "cc dd dd", "aa aa bb", "dd bb"] * 5, np.tile(samples()[1][:6, 0], 5)
-    search = KernelRidgeCV([10.0, 1e-3], kernel=BagOfWords(), cv=3)
-    expected = search.fit(texts, y).alpha_
-    with pytest.warns(RuntimeWarning, match="scores are 0 or -inf"):
-        assert search.fit(texts, HUGE * y).alpha_ == expected
 
 
 @every_pair(

@@ -1,0 +1,350 @@
+"""Logistic regressions: where float64 is strained, labels of every type, paths over λ, and warm starts.
+
+A strained fit is right by arithmetic of 180 digits, or not CONVERGED.
+"""
+
+import functools
+import warnings
+from dataclasses import dataclass
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.datasets import load_wine
+
+from dkrr import KernelLogisticRegression
+from dkrr.errors import ConvergenceWarning
+from dkrr.features import Nystroem
+from dkrr.kernels import RBF, Kernel, Linear, Polynomial
+from tests import precise
+from tests.oracles import naive_gradient, naive_gram
+from tests.pairs import every_pair
+
+WAYS = {
+    "dual in tiles": {"form": "dual", "solver": "cholesky", "tile": 13},
+    "dual": {"form": "dual", "solver": "cholesky"},
+    "dual cg": {"form": "dual", "solver": "cg"},
+    "primal": {"form": "primal", "solver": "cholesky"},
+    "primal cg": {"form": "primal", "solver": "cg"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A binary problem on the same 24 rows."""
+
+    alpha: float
+    kernel: Kernel = Linear()  # noqa: RUF009 (immutable)
+    scale: float = 1.0
+    offset: float = 0.0
+    is_separable: bool = False
+    weights_seed: int | None = None
+    """Of weights between 1e-10 and 1e10; None: no weights."""
+    fit_intercept: bool = True
+
+    def data(self):
+        rng = np.random.default_rng(5)
+        X = rng.normal(size=(24, 3))
+        y = X @ [1.0, -0.5, 0.7] + (0.0 if self.is_separable else rng.logistic(size=24)) > 0
+        seed = self.weights_seed
+        weights = None if seed is None else 10.0 ** np.random.default_rng(seed).uniform(-10, 10, 24)
+        return X * self.scale + self.offset, y.astype(int), weights
+
+
+@functools.cache
+def oracle(case):
+    """Probabilities, and the least objective."""
+    X, y, weights = case.data()
+    exact = precise.logistic(case.kernel, X, y, case.alpha, sample_weight=weights, fit_intercept=case.fit_intercept)
+    losses = np.logaddexp(0.0, np.where(y == 1, -exact.fitted[:, 0], exact.fitted[:, 0]))
+    least = float(np.dot(np.ones(24) if weights is None else weights, losses)) + case.alpha * exact.norm[0] ** 2
+    return precise.probabilities(exact.fitted), least
+
+
+def judged(case, way):
+    """Fit, and check what the result says against the oracle; the status's name."""
+    X, y, weights = case.data()
+    model = KernelLogisticRegression(case.alpha, kernel=case.kernel, fit_intercept=case.fit_intercept, **WAYS[way])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        result = model.fit(X, y, sample_weight=weights).solve_result_
+    probabilities, least = oracle(case)
+    off = np.abs(model.predict_proba(X)[:, 1] - probabilities).max()
+    assert (result.status.name == "CONVERGED") == (not caught)
+    if not caught:  # at the default tol of 1e-8; promised are 1e-4, and 1e-8 but for rounding of the sum itself
+        assert off <= 1e-5 and off <= 2 * result.probability_change + 1e-9
+        assert abs(result.steps[-1].objective - least) <= 1e-7 * least
+        assert result.residual <= 1e-8 and result.decrement <= 1e-8 and result.probability_change <= 1e-4
+    return result.status.name
+
+
+APART = {"kernel": RBF(0.5)}
+"""A kernel that tells all rows apart."""
+
+
+@pytest.mark.parametrize(
+    ("way", "case"),
+    [
+        *((way, Case(1e-6, is_separable=True, fit_intercept=False)) for way in ("dual", "primal")),
+        *((way, Case(1e-12, is_separable=True)) for way in ("dual cg", "primal cg")),
+        *((way, Case(1.0, weights_seed=1)) for way in ("dual", "primal", "dual cg", "primal cg")),
+        *((way, Case(1e15)) for way in ("dual cg", "primal cg")),
+        *((way, Case(1e-12, is_separable=True, **APART)) for way in ("dual in tiles", "dual cg")),
+        *((way, Case(1e-6, weights_seed=1, **APART)) for way in ("dual in tiles", "dual cg")),
+        *((way, Case(s**2, scale=s)) for way in ("dual", "dual cg") for s in (1e-20, 1e10)),
+        *(("primal", Case(s**2, scale=s)) for s in (1e-80, 1e80)),
+    ],
+)
+def test_penalties_weights_and_scales_over_many_orders_cost_no_digits(way, case):
+    assert judged(case, way) == "CONVERGED"
+
+
+@pytest.mark.parametrize("case", [Case(1e-6, weights_seed=0), Case(0.1, offset=1e5), Case(0.1, offset=1e6)], ids=str)
+def test_a_fit_that_may_not_converge_says_so(case):
+    """Rounding hides the dual gradient of small penalties and weights over twenty orders, and of far rows."""
+    judged(case, "dual in tiles")
+    judged(case, "dual cg")
+    # Next to a constant feature the others vanish, and what its gradient leaves in rounding hides theirs.
+    assert judged(Case(1e-160, scale=1e-80), "primal cg") in ("CONVERGED", "STALLED")
+
+
+@functools.cache
+def samples(n_classes):
+    """X, codes that depend on it but overlap, weights of which some are zero, and new rows."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(61, 3))
+    scores = 2 * np.column_stack([X[:, 0] * X[:, -1], np.sin(2 * X[:, 0]), X[:, -1]])[:, :n_classes]
+    codes = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
+    weights = rng.uniform(0.2, 3.0, 61)
+    weights[[1, 60]] = 0.0
+    return X, codes, weights, rng.normal(size=(11, 3))
+
+
+PROBLEMS = {"binary": (2, "multinomial", "dual"), "softmax": (3, "multinomial", "primal"), "ovr": (3, "ovr", "dual")}
+every_problem = pytest.mark.parametrize("problem", PROBLEMS)
+
+
+def converged(problem, X, y, alpha, **settings):
+    _, multi_class, form = PROBLEMS[problem]
+    settings = {"form": form, "multi_class": multi_class} | settings
+    model = KernelLogisticRegression(alpha, **settings).fit(X, y)
+    assert model.solve_result_.status.name == "CONVERGED" and model.solve_result_.residual <= model.tol
+    return model
+
+
+@every_problem
+@pytest.mark.parametrize(("solver", "alpha"), [("cholesky", 1e-10), ("cg", 1e-5)])
+def test_separable_classes_of_many_columns(problem, solver, alpha):
+    X = samples(2)[0][:31]
+    y = np.searchsorted(np.quantile(X[:, 0], np.linspace(0, 1, PROBLEMS[problem][0] + 1)[1:-1]), X[:, 0])
+    model = converged(problem, X, y, alpha, kernel="poly", degree=2, solver=solver)
+    assert model.score(X, y) == 1 and np.isfinite(model.predict_log_proba(100 * X)).all()
+
+
+@every_problem
+@pytest.mark.parametrize(("alpha", "gamma", "tile"), [(1e-10, 1.0, 40), (1e-8, 0.1, None)])
+def test_nearly_separable_classes_and_a_small_penalty(problem, alpha, gamma, tile):
+    """Newton's method needs directions that are exact enough for whole steps."""
+    X, codes, *_ = samples(PROBLEMS[problem][0])
+    X, codes, solver = X[:25], codes[:25], "cholesky" if tile else "auto"
+    model = converged(problem, X, codes, alpha, kernel="rbf", gamma=gamma, solver=solver, form="dual", tile=tile)
+    assert gamma < 1 or model.score(X, codes) == 1  # a kernel this narrow separates any labels
+    arguments = (naive_gram(RBF(gamma), X), codes, alpha, model.dual_coef_, model.intercept_)
+    assert naive_gradient(*arguments, multi_class=PROBLEMS[problem][1]) <= 1e-7
+
+
+@every_problem
+def test_columns_of_very_different_size_and_rows_that_are_all_the_same(problem):
+    n_classes, _, form = PROBLEMS[problem]
+    X, codes, *_ = samples(n_classes)
+    X = X * [1e-3, 1.0, 1e3] + [0.0, 100.0, 0.0]
+    # In the dual form α near 1 / λ times entries near 10⁶ leave the scores some seven digits.
+    converged(problem, X, codes, 1e-3, tol=1e-8 if form == "primal" else 1e-6)
+    y = np.repeat(np.arange(n_classes), [3, 5, 9][:n_classes])
+    model = converged(problem, np.zeros((len(y), 2)), y, 1.0)  # nothing but the intercept can tell
+    assert_allclose(model.predict_proba(np.zeros((1, 2)))[0], np.bincount(y) / len(y), atol=1e-7)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1e-4])
+def test_rounding_is_not_taken_for_a_gradient_on_unscaled_data(alpha):
+    converged("softmax", *load_wine(return_X_y=True), alpha)
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e5, 1e8])
+def test_rounding_is_not_taken_for_a_gradient_with_a_small_penalty_or_a_large_column(size):
+    X = np.random.default_rng(0).normal(size=(500, 4))
+    y = np.digitize(X[:, 0] + X[:, 3] + 0.3 * np.random.default_rng(1).normal(size=500), [-0.5, 0.5])
+    if size < 1:
+        converged("softmax", X[:60, :3], np.digitize(X[:60, 0], [-0.5, 0.5]), size, kernel="rbf", form="dual")
+    else:
+        X[:, 3] *= size
+        assert converged("softmax", X, y, 1e-3).score(X, y) > 0.8
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (np.array(["cat", "dog"]), "U"),
+        (np.array(["cat", "a longer dog"], dtype=object), "O"),
+        (np.array([False, True]), "b"),
+        (np.array([-7, 12]), "i"),
+        (np.array([0.0, 1.0]), "f"),
+        (np.array([3, 200], dtype=np.uint8), "u"),
+    ],
+)
+def test_labels_of_any_type_are_predicted_as_they_were_given(labels, kind):
+    X, codes, _, X_new = samples(2)
+    fits = (KernelLogisticRegression(kernel="rbf", class_weight={k: 3.0}) for k in (1, labels[1]))
+    expected, model = (one.fit(X, y) for one, y in zip(fits, (codes, labels[codes]), strict=True))
+    assert_array_equal(model.classes_, np.unique(labels))
+    expected = expected.predict_proba(X_new)
+    assert_allclose(model.predict_proba(X_new), expected[:, np.argsort(labels)], atol=1e-7)
+    found = model.predict(X_new)
+    assert found.dtype.kind == kind == model.classes_.dtype.kind
+    assert_array_equal(found, labels[expected.argmax(axis=1)])
+    assert model.score(X, labels[codes]) == np.mean(model.predict(X) == labels[codes])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        list,
+        lambda y: pd.Series(y, index=np.arange(61)[::-1], dtype="category"),
+        lambda y: pd.Series(y, dtype="string"),
+        lambda y: da.from_array(y, chunks=13),
+    ],
+    ids=["list", "category", "string", "dask"],
+)
+def test_containers_of_text_labels(wrap):
+    X, codes, _, _ = samples(3)
+    y = np.array(["red", "green", "blue"])[codes]
+    expected, model = KernelLogisticRegression().fit(X, y), KernelLogisticRegression().fit(X, wrap(y))
+    assert list(model.classes_) == ["blue", "green", "red"]
+    assert_array_equal(model.predict(X), expected.predict(X))
+    assert model.score(X, wrap(y)) == expected.score(X, y)
+    nullable = KernelLogisticRegression().fit(X, pd.Series(codes).astype("Int64"))
+    assert_array_equal(nullable.classes_, [0, 1, 2])
+
+
+@every_pair(form=["primal", "dual"], multi_class=["multinomial", "ovr"])
+def test_a_class_of_weight_zero_is_never_likely(multi_class, form):
+    X, codes, _, X_new = samples(3)
+    model = KernelLogisticRegression(0.05, kernel=Polynomial(2), multi_class=multi_class, form=form)
+    model.set_params(class_weight={1: 0.0}, fit_intercept=False).fit(X, codes)
+    assert model.solve_result_.status.name == "CONVERGED"
+    assert not (model.predict(X_new) == 1).any() and np.isfinite(model.predict_log_proba(X_new)).all()
+
+
+# Paths and warm starts
+
+ALPHAS = (10.0, 0.5, 0.1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel": "rbf", "gamma": 0.3},
+        {"kernel": "rbf", "gamma": 0.3, "solver": "cholesky"},
+        {"kernel": "rbf", "gamma": 0.3, "tile": 40, "solver": "cholesky", "multi_class": "ovr"},
+        {"kernel": "poly", "degree": 2},
+        {"kernel": "poly", "degree": 2, "form": "primal", "solver": "cg"},
+    ],
+    ids=["cg", "cholesky", "tiles", "primal", "primal cg"],
+)
+def test_a_path_is_separate_fits_in_fewer_steps(settings):
+    X, codes, weights, X_new = samples(3)
+    model = KernelLogisticRegression(tol=1e-9, class_weight={0: 2.0}, **settings)
+    path = model.fit_path(X, codes, ALPHAS, sample_weight=weights)
+    separate = [clone(model).set_params(alpha=a).fit(X, codes, sample_weight=weights) for a in ALPHAS]
+    for found, expected, alpha in zip(path, separate, ALPHAS, strict=True):
+        assert_allclose(found.predict_proba(X_new), expected.predict_proba(X_new), atol=1e-6)
+        assert found.solve_result_.status.name == "CONVERGED" and found.solve_result_.residual <= 1e-9
+        assert found.get_params() == model.get_params() | {"alpha": alpha}
+    assert sum(m.n_iter_ for m in path) < sum(m.n_iter_ for m in separate)
+
+
+def test_a_path_leaves_its_estimator_alone_and_gives_models_of_its_own():
+    class Own(KernelLogisticRegression):
+        """Of a user."""
+
+    X, codes, _, X_new = samples(3)
+    estimator = Own(3.0, kernel="rbf")
+    first, last = estimator.fit_path(X, codes, [1.0, 0.1])
+    assert estimator.alpha == 3.0 and not hasattr(estimator, "classes_")
+    assert (type(first), type(last)) == (Own, Own)
+    assert_array_equal(first.dual_coef_, Own(1.0, kernel="rbf").fit(X, codes).dual_coef_)
+    before = last.decision_function(X_new)
+    assert first.fit(X, codes % 2).decision_function(X_new).shape == (11,)
+    assert_array_equal(last.decision_function(X_new), before)
+
+
+@every_pair(
+    kernel=[Polynomial(2, gamma=0.4), Nystroem(RBF(0.3), 20), lambda A, B: (0.4 * A @ B.T + 1) ** 2],
+    form=["primal", "dual"],
+    problem=list(PROBLEMS),
+)
+def test_a_warm_start_begins_at_the_last_solution(problem, form, kernel):
+    X, codes, _, X_new = samples(PROBLEMS[problem][0])
+    form = form if isinstance(kernel, Polynomial) else "auto"
+    settings = {"kernel": kernel, "multi_class": PROBLEMS[problem][1], "form": form, "tol": 1e-9}
+    model = KernelLogisticRegression(0.5, warm_start=True, **settings).fit(X, codes)
+    first = model.decision_function(X_new)
+    assert model.fit(X, codes).solve_result_.iterations == 0 and model.n_iter_ == 1
+    assert_allclose(model.decision_function(X_new), first, atol=1e-12)
+    model.set_params(alpha=0.4).fit(X, codes)
+    cold = KernelLogisticRegression(0.4, **settings).fit(X, codes)
+    assert model.n_iter_ < cold.n_iter_ or isinstance(kernel, Nystroem)  # whose fits are soon done
+    assert cold.n_iter_ == cold.fit(X, codes).n_iter_
+    assert_allclose(model.predict_proba(X_new), cold.predict_proba(X_new), atol=1e-6)
+    assert model.solve_result_.residual <= 1e-9  # relative to the gradient at zero, not to that at the start
+
+
+@pytest.mark.parametrize("change", ["rows", "classes", "names", "form", "kernel", "labels", "intercept"])
+def test_a_warm_start_gives_the_answers_of_a_cold_one_to_other_problems(change):
+    X, codes, _, _ = samples(3)
+    model = KernelLogisticRegression(0.1, kernel="poly", degree=2, form="dual", warm_start=True, tol=1e-9)
+    model.fit(X, codes)
+    changes = {
+        "form": {"form": "primal"},
+        "kernel": {"kernel": "rbf", "degree": 3},
+        "intercept": {"fit_intercept": False},
+    }
+    model.set_params(**changes.get(change, {}))
+    others = {
+        "rows": (X[:40] + 1, codes[:40]),
+        "classes": (X, codes % 2),
+        "names": (X, codes + 9),
+        "labels": (X, 2 - codes),
+    }
+    X, y = others.get(change, (X, codes))
+    cold = clone(model).fit(X, y)
+    assert_allclose(model.fit(X, y).predict_proba(X), cold.predict_proba(X), atol=1e-6)
+    assert change != "names" or model.n_iter_ == cold.n_iter_ > 1, "other classes have nothing to begin with"
+    assert change != "intercept" or (model.intercept_ == 0).all()
+
+
+@pytest.mark.parametrize("form", ["primal", "dual"])
+def test_a_warm_start_where_the_gradient_at_zero_vanishes(form):
+    """Zero is the solution there, and not where the last fit ended."""
+    X = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    model = KernelLogisticRegression(form=form, warm_start=True).fit(X, [1, 1, 0, 0])
+    assert np.abs(model.decision_function(X)).min() > 0.1
+    assert_allclose(model.fit(X, [1, 0, 0, 1]).decision_function(X), 0.0, atol=1e-7)
+
+
+def test_a_fit_that_was_stopped_is_resumed_by_a_warm_start():
+    X, codes, _, _ = samples(2)
+    model, expected = (KernelLogisticRegression(1e-3, kernel="rbf", warm_start=warm) for warm in (True, False))
+    with pytest.warns(ConvergenceWarning, match="max_iter"):
+        model.set_params(max_iter=3).fit(X, codes)
+    assert (model.n_iter_, model.solve_result_.status.name) == (3, "MAX_ITERATIONS")
+    model.set_params(max_iter=100).fit(X, codes)
+    assert model.n_iter_ == expected.fit(X, codes).n_iter_ - 3 > 0
+    assert_allclose(model.predict_proba(X), expected.predict_proba(X), atol=1e-7)
+    assert [s.step for s in model.solve_result_.steps] == list(range(1, model.n_iter_ + 1))
