@@ -71,13 +71,6 @@ def test_labels_and_probabilities_are_predicted(data, folder, kind):
     np.testing.assert_allclose(read("p.zarr"), load("m.zarr").predict_proba(data.X))
 
 
-def test_a_plan_needs_sizes_or_data(folder):
-    text = run("plan --n 200000 --d 50 --kernel rbf --memory-limit 8GiB --workers 2").stdout
-    assert "dual" in text and "because" in text and "rejected" in text
-    plan = json.loads(run("plan --x x.npy --y d.npz::y --json").stdout)
-    assert plan["problem"]["n"] == 211 and plan["problem"]["n_targets"] == 3
-
-
 def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
     with dask.config.set({"dkrr.profile-directory": str(tmp_path), "dkrr.local.workers": 3}):
         text = run("info").stdout
