@@ -4,10 +4,9 @@ import logging
 import os
 import signal
 import uuid
+from collections import namedtuple
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import dask
 import numpy as np
@@ -25,6 +24,7 @@ from tests.s3 import request, s3_server, variables
 WORKER_MEMORY = 2**30
 NIGHTLY = Path(__file__).parent / "nightly"
 GOLDEN = Path(__file__).parent / "golden"
+Data = namedtuple("Data", "X y weights X_new")
 
 SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("fast", max_examples=12, deadline=None, derandomize=True, suppress_health_check=SLOW_MACHINES)
@@ -109,18 +109,9 @@ def small_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detection, "resident_bytes", lambda: 200 * 2**20)
 
 
-@dataclass(frozen=True)
-class Data:
-    """A small regression problem."""
-
-    X: Any
-    y: Any
-    weights: Any
-    X_new: Any
-
-
 @pytest.fixture(scope="session")
 def data() -> Data:
+    """A small regression problem."""
     rng = np.random.default_rng(20)
     X = rng.normal(size=(211, 5))  # 211 is prime: no tile divides it
     Y = np.column_stack([np.sin(X[:, 0]) + 0.1 * rng.normal(size=211), X @ rng.normal(size=5), rng.normal(size=211)])

@@ -3,6 +3,7 @@
 from math import exp, factorial, sqrt, tanh
 
 import numpy as np
+from scipy.special import softmax
 
 from dkrr.features import MapKernel
 from dkrr.kernels import (
@@ -126,40 +127,23 @@ def naive_kernel_ridge(K, y, alpha, weights=None, fit_intercept=False):
 
 
 def naive_cholesky(A):
-    """Return the lower triangular L of A = L Lᵀ, one entry after the other."""
-    n = len(A)
-    L = np.zeros((n, n))
-    for j in range(n):
-        L[j, j] = sqrt(A[j, j] - sum(L[j, k] ** 2 for k in range(j)))
-        for i in range(j + 1, n):
-            L[i, j] = (A[i, j] - sum(L[i, k] * L[j, k] for k in range(j))) / L[j, j]
-    return L
+    """Return the lower triangular L of A = L Lᵀ, of the whole matrix at once."""
+    return np.linalg.cholesky(A)
 
 
 def naive_forward(L, B):
-    """Return Z of L Z = B by forward substitution, row after row."""
-    Z = np.zeros_like(B)
-    for i in range(len(L)):
-        Z[i] = (B[i] - sum((L[i, k] * Z[k] for k in range(i)), np.zeros(B.shape[1]))) / L[i, i]
-    return Z
+    """Return Z of L Z = B by a general solver."""
+    return np.linalg.solve(np.tril(L), B)
 
 
 def naive_backward(L, Z):
-    """Return X of Lᵀ X = Z by backward substitution, last row first."""
-    X = np.zeros_like(Z)
-    for i in reversed(range(len(L))):
-        X[i] = (Z[i] - sum((L[k, i] * X[k] for k in range(i + 1, len(L))), np.zeros(Z.shape[1]))) / L[i, i]
-    return X
+    """Return X of Lᵀ X = Z by a general solver."""
+    return np.linalg.solve(np.tril(L).T, Z)
 
 
 def naive_normal(phi, weights, y):
-    """Return Σ wᵢ φᵢ φᵢᵀ and Σ wᵢ φᵢ yᵢᵀ, sample after sample."""
-    matrix, moments = np.zeros((phi.shape[1], phi.shape[1])), np.zeros((phi.shape[1], y.shape[1]))
-    for w, f, target in zip(weights, phi, y, strict=True):
-        for a in range(len(f)):
-            matrix[a] += w * f[a] * f
-            moments[a] += w * f[a] * target
-    return matrix, moments
+    """Return Σ wᵢ φᵢ φᵢᵀ and Σ wᵢ φᵢ yᵢᵀ."""
+    return (phi.T * weights) @ phi, (phi.T * weights) @ y
 
 
 def naive_partial_cholesky(A, pivots):
@@ -209,7 +193,7 @@ def naive_residual(K, y, alpha, coef, intercept, weights=None, fit_intercept=Fal
 
 
 def naive_probabilities(scores, multi_class="multinomial"):
-    """Softmax of a row after the other; a single column of scores is that of the second of two classes.
+    """Softmax of the scores of every row; a single column of scores is that of the second of two classes.
 
     "ovr": the classes' own probabilities, divided by their sum.
     """
@@ -218,11 +202,7 @@ def naive_probabilities(scores, multi_class="multinomial"):
         return separate / separate.sum(axis=1, keepdims=True)
     if scores.shape[1] == 1:
         scores = np.hstack([np.zeros_like(scores), scores])
-    rows = []
-    for f in scores:
-        e = np.exp(f - f.max())
-        rows.append(e / e.sum())
-    return np.array(rows)
+    return softmax(scores, axis=1)
 
 
 def naive_logistic(phi, codes, alpha, weights=None, fit_intercept=True, multi_class="multinomial"):

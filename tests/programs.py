@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -154,22 +155,21 @@ def iteration(store: Path) -> int:
 
 def wait_for_iteration(process: subprocess.Popen[bytes], store: Path, count: int) -> int:
     """Wait until a run has a checkpoint of this iteration, or a later one."""
-    for _ in range(12_000):
-        if (found := iteration(store)) >= count:
-            return found
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.005)
-    raise AssertionError("no checkpoint appeared")
+    return _wait(process, lambda: iteration(store), count)
 
 
 def wait_for_tiles(process: subprocess.Popen[bytes], store: Path, count: int) -> None:
     """Wait until a run has written so many chunks."""
+    _wait(process, lambda: len(tiles(store)), count)
+
+
+def _wait(process: subprocess.Popen[bytes], reached: Callable[[], int], count: int) -> int:
     for _ in range(12_000):
-        if len(tiles(store)) >= count:
-            return
+        if (found := reached()) >= count:
+            return found
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.005)
-    raise AssertionError("no tiles appeared")
+    raise AssertionError("the run did not come so far")
 
 
 if __name__ == "__main__":

@@ -1,76 +1,126 @@
-"""Tables on the command line: columns by name, targets among them, errors in one line."""
+"""Tables on the command line: columns by name, transformers, labels and missing values."""
 
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.compose import make_column_transformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from dkrr import KernelRidge
-from tests.interface.test_commands import run
+import dkrr
+from tests.data.flights import flights, targets
+from tests.interface.conftest import run
 
-pa = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
+COLUMNS = "--columns d*,hour,origin,carrier --one-hot origin,carr* --impute mean --standardize"
+FIT = f"fit --x flights.parquet --model m.zarr --quiet {COLUMNS}"
 
 
 @pytest.fixture
-def flights(data, tmp_path):
-    columns = {f"x{k}": column for k, column in enumerate(data.X.T)}
-    targets = {"y": data.y[:, 0], "w": data.weights, "origin": np.where(data.y[:, 0] > 0, "EWR", "JFK")}
-    parquet.write_table(pa.table(targets | columns), tmp_path / "flights.parquet", row_group_size=30)
-    return tmp_path / "flights.parquet"
-
-
-def test_fit_and_predict(data, flights, tmp_path):
-    fit = [
-        "fit",
-        "--x",
-        flights,
-        "--columns",
-        "x*",
-        "--y",
-        "y",
-        "--sample-weight",
-        "w",
-        "--kernel",
-        "rbf",
-        "--gamma",
-        0.2,
-    ]
-    run(*fit, "--alpha", 0.1, "--model", tmp_path / "m.zarr")
-    run("predict", "--model", tmp_path / "m.zarr", "--x", flights, "--out", tmp_path / "p.npy")
-    known = KernelRidge(0.1, kernel="rbf", gamma=0.2).fit(data.X, data.y[:, 0], sample_weight=data.weights)
-    assert np.allclose(np.load(tmp_path / "p.npy"), known.predict(data.X), rtol=0, atol=1e-9)
-
-
-def test_select_and_plan(data, flights):
-    found = json.loads(
-        run("select", "--x", f"{flights}::x*", "--y", "y", "--alphas", "0.1,1", "--cv", 3, "--json").stdout
-    )
-    assert {c["alpha"] for c in found["candidates"]} == {0.1, 1.0}
-    described = json.loads(
-        run("plan", "--x", flights, "--columns", "x*", "--y", "origin", "--logistic", "--json").stdout
-    )
-    assert (described["problem"]["d"], described["problem"]["n_targets"]) == (data.X.shape[1], 1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (["--x", "flights.parquet", "--y", "y"], "X has the column 'origin' of text (string)"),
-        (
-            ["--x", "flights.parquet", "--y", "yy", "--columns", "x*"],
-            "y has 'yy', which is neither a column of X nor a path",
-        ),
-        (
-            ["--x", "flights.parquet", "--y", "y", "--columns", "dep_*"],
-            "--columns has 'dep_*', and flights.parquet has no",
-        ),
-        (["--x", "y.npy", "--y", "y.npy", "--columns", "a"], "--columns is 'a', and --x is not a table"),
-        (["--x", "gone.parquet", "--y", "y"], "X: the path gone.parquet does not exist"),
-    ],
-)
-def test_errors_are_one_line(flights, tmp_path, monkeypatch, arguments, match):
+def table(tmp_path, monkeypatch):
+    """Flights of which some values are missing, with a key, a target, weights and labels, also in a file."""
+    found = flights(300).assign(flight=[f"XY{k}" for k in range(300)], arr_delay=targets(300), w=2.0)
+    found["late"] = np.where(found["distance"] > 2500, "late", "on time")
     monkeypatch.chdir(tmp_path)
-    np.save("y.npy", np.ones(3))
-    result = run("fit", *arguments, "--model", "m.zarr", code=2)
-    assert match in result.stderr and result.stderr.count("\n") == 1
+    found.to_parquet("flights.parquet", index=False, row_group_size=64)
+    return found
+
+
+def test_two_commands_lead_from_a_table_to_a_table_of_predictions(table):
+    run(f"{FIT} --y arr_delay --kernel rbf --gamma 0.1 --memory-limit 2GiB")
+    line = "predict --model m.zarr --x flights.parquet --keep flight,arr_delay --out p.parquet"
+    assert run(line).stdout == "[300] predictions in p.parquet\n"
+    numbers = make_pipeline(SimpleImputer(), StandardScaler())
+    transformer = make_column_transformer((OneHotEncoder(), ["origin", "carrier"]), remainder=numbers)
+    X = table[["distance", "delay", "hour", "origin", "carrier"]]
+    expected = dkrr.KernelRidge(kernel="rbf", gamma=0.1, transformer=transformer).fit(X, table["arr_delay"])
+    found = pd.read_parquet("p.parquet")
+    assert list(found) == ["flight", "arr_delay", "prediction_arr_delay"]
+    assert found["flight"].tolist() == table["flight"].tolist()
+    np.testing.assert_allclose(found["prediction_arr_delay"], expected.predict(X), rtol=1e-8)
+    words = run("info m.zarr").stdout
+    assert "targets     arr_delay\n" in words and "columns     5, and 9 behind the transformer\n" in words
+    assert "transformer ColumnTransformer(transformers=[('one_hot', FrozenEstimator(estimator=OneHotEncoder(" in words
+    assert "SimpleImputer" in words and "StandardScaler" in words and "['distance', 'delay', 'hour']" in words
+    assert json.loads(run("info m.zarr --json").stdout)["target_names"] == ["arr_delay"]
+
+
+def test_a_plan_knows_the_columns_behind_the_transformer_and_the_classes(table):
+    options = "--columns d*,hour,origin --one-hot origin --impute mean --kernel rbf"
+    assert "300 rows × 6 columns" in run(f"plan --x flights.parquet --y arr_delay {options}").stdout
+    plan = json.loads(run("plan --x flights.parquet --columns hour --y late --logistic --json").stdout)
+    assert (plan["problem"]["d"], plan["problem"]["n_targets"]) == (1, 1)
+
+
+def test_labels_and_probabilities_are_columns_of_predictions(table):
+    run(f"{FIT} --y late --logistic --sample-weight w")
+    for line in ("--out p.csv", "--out q.csv --proba"):
+        run(f"predict --model m.zarr --x flights.parquet --keep flight {line}")
+    found = pd.read_csv("p.csv")
+    assert list(found) == ["flight", "late"] and (found["late"] == table["late"]).mean() > 0.9
+    assert list(pd.read_csv("q.csv")) == ["flight", "probability_late", "probability_on time"]
+
+
+def test_a_selection_takes_columns_and_transformers(table):
+    options = "--impute median --standardize --gamma 0.01,0.1 --alphas 0.1,1 --cv 3 --json"
+    line = f"select --x flights.parquet::d*,hour --y arr_delay {options} --model m.zarr --quiet"
+    assert {c["alpha"] for c in json.loads(run(line).stdout)["candidates"]} == {0.1, 1.0}
+    assert "SimpleImputer(strategy='median')" in run("info m.zarr").stdout
+    run("predict --model m.zarr --x flights.parquet --out p.npy")
+    assert np.load("p.npy").shape == (300,)
+
+
+def test_a_table_may_have_more_columns_than_the_model(table):
+    run("fit --x flights.parquet --columns distance,hour --y arr_delay --model m.zarr")
+    for k, columns in enumerate(("", "--columns hour,distance", "--columns distance,hour,delay")):
+        run(f"predict --model m.zarr --x flights.parquet {columns} --out {k}.npy")
+        assert (np.load(f"{k}.npy") == np.load("0.npy")).all()
+
+
+def test_arrays_are_standardised(folder):
+    run("fit --x x.npy --y y.npy --model m.zarr --standardize --quiet")
+    assert "transformer StandardScaler()\n" in run("info m.zarr").stdout
+
+
+def test_other_values_in_new_rows_are_refused_or_zeros(table):
+    table.replace({"carrier": {"UA": "ZZ"}}).to_parquet("new.parquet")
+    predict = "predict --model m.zarr --x new.parquet --out p.npy"
+    run(f"{FIT} --y arr_delay")
+    assert "column 'carrier' of X holds 'ZZ' in row" in run(predict, code=2).stderr
+    run(f"{FIT} --y arr_delay --unknown zeros --overwrite")
+    run(predict)
+
+
+# Missing values
+
+
+@pytest.fixture
+def gaps(table):
+    """Targets are missing in 11 rows, weights in one."""
+    table.loc[::29, "arr_delay"] = np.nan
+    table.loc[7, "w"] = np.nan
+    table.to_parquet("flights.parquet", index=False, row_group_size=64)
+    return table
+
+
+@pytest.mark.parametrize("impute", ["", "--impute mean"])
+def test_rows_with_missing_values_are_left_out(gaps, impute):
+    options = f"--columns d*,hour --sample-weight w --drop-missing --kernel rbf {impute}"
+    run(f"fit --x flights.parquet --y arr_delay {options} --model m.zarr --quiet")
+    used = gaps.dropna(subset=["arr_delay", "w", *(() if impute else ("distance", "delay", "hour"))])
+    assert len(used) == (288 if impute else len(used)) < 300
+    expected = dkrr.KernelRidge(kernel="rbf", transformer=SimpleImputer() if impute else None)
+    expected.fit(used[["distance", "delay", "hour"]], used["arr_delay"], sample_weight=used["w"])
+    np.testing.assert_allclose(dkrr.load("m.zarr").dual_coef_, expected.dual_coef_, rtol=1e-8)
+
+
+def test_rows_with_missing_values_are_counted_and_refused_without_the_option(gaps, caplog):
+    data = "--x flights.parquet --y arr_delay"
+    assert "289 rows × 2 columns" in run(f"plan {data} --columns hour,distance --drop-missing").stdout
+    error = run(f"fit {data} --columns hour --model m.zarr", code=2).stderr
+    assert "column 'arr_delay'" in error and "11 rows, the first is row 0" in error and "--drop-missing" in error
+    with caplog.at_level("INFO", "dkrr"):
+        run(f"select {data} --columns hour --drop-missing --alphas 0.1,1 --gamma 1 --quiet")
+    assert "11 of 300 rows left out, in which values of hour, arr_delay are missing" in caplog.text

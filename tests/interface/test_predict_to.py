@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import dask.array as da
 import numpy as np
@@ -21,42 +22,39 @@ from dkrr.tiles import buckets, remote
 from tests.data.flights import flights, targets
 
 N = 250
+Y = targets(N)
+TABLE = flights(N).assign(
+    flight=[f"XY{k}" for k in range(N)],
+    date=pd.date_range("2013-01-01", periods=N),
+    kind=pd.Categorical(np.where(np.arange(N) % 3, "short", "long")),
+    delayed=Y > 0,
+    arr_delay=Y,
+)
+X = TABLE[["distance", "hour"]]
 
 
-def table():
-    return flights(N).assign(
-        flight=[f"XY{k}" for k in range(N)],
-        date=pd.date_range("2013-01-01", periods=N),
-        kind=pd.Categorical(np.where(np.arange(N) % 3, "short", "long")),
-        delayed=targets(N) > 0,
-        arr_delay=targets(N),
-    )
-
-
-FEATURES = ["distance", "hour"]
-
-
-def parquet(folder, height=40):
-    path = folder / "x.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pandas(table(), preserve_index=False), path, height)
-    return str(path)
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """The current folder, with the table in groups of rows that blocks of predictions do not meet."""
+    monkeypatch.chdir(tmp_path)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pandas(TABLE, preserve_index=False), "x.parquet", 40)
+    monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
 
 
 @pytest.fixture(scope="module")
 def ridge():
-    return dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(table()[FEATURES], table()["arr_delay"])
+    return dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(X, TABLE["arr_delay"])
 
 
 @pytest.fixture(scope="module")
 def logistic():
-    distance = table()["distance"]
-    y = np.where(distance > 4000, "late", np.where(distance < 1000, "früh", "on time")).astype(object)
-    return dkrr.KernelLogisticRegression(transformer="standardize").fit(table()[FEATURES], y)
+    y = pd.cut(TABLE["distance"], [0, 999, 4000, 9999], labels=["früh", "on time", "late"]).to_numpy(object)
+    return dkrr.KernelLogisticRegression(transformer="standardize").fit(X, y)
 
 
 def zarr_frame(path):
-    group = zarr.open_group(path, mode="r")
-    return pd.DataFrame({name: group[name][:] for name in group})
+    found = zarr.open(path, mode="r")
+    return found[:] if isinstance(found, zarr.Array) else pd.DataFrame({name: found[name][:] for name in found})
 
 
 READERS = {
@@ -65,136 +63,124 @@ READERS = {
     ".arrow": lambda path: pyarrow.ipc.open_file(path).read_pandas(),
     ".feather": pd.read_feather,
     ".zarr": zarr_frame,
+    ".npy": np.load,
 }
 
 
-@pytest.mark.parametrize("end", READERS)
-def test_predictions_stand_beside_key_columns(end, ridge, tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
-    expected = ridge.predict(table()[FEATURES])
-    for x, X in enumerate((parquet(tmp_path), table(), polars.from_pandas(table()))):
-        path = str(tmp_path / f"p{x}{end}")
-        keep = "flight,h*,delayed,arr_delay"
-        assert dkrr.predict_to(ridge, X, path, keep=keep) == (N,)
-        found = READERS[end](path)
-        assert set(found) == {"flight", "hour", "delayed", "arr_delay", "prediction_arr_delay"}
-        if end != ".zarr":
-            assert list(found) == ["flight", "hour", "delayed", "arr_delay", "prediction_arr_delay"]
-        np.testing.assert_allclose(found["prediction_arr_delay"], expected, rtol=1e-12)
-        for name in ("flight", "hour", "delayed"):
-            assert found[name].tolist() == table()[name].tolist()
-        np.testing.assert_allclose(found["arr_delay"], table()["arr_delay"], rtol=1e-12)
+def read(path):
+    return READERS[Path(path).suffix](path)
+
+
+@pytest.mark.parametrize("end", [end for end in READERS if end != ".npy"])
+@pytest.mark.parametrize("rows", ["x.parquet", TABLE, polars.from_pandas(TABLE)], ids=["path", "pandas", "polars"])
+def test_predictions_stand_beside_key_columns(end, rows, ridge):
+    assert dkrr.predict_to(ridge, rows, f"p{end}", keep="flight,h*,delayed,arr_delay") == (N,)
+    found, names = read(f"p{end}"), ["flight", "hour", "delayed", "arr_delay", "prediction_arr_delay"]
+    assert list(found) == names if end != ".zarr" else set(found) == set(names)
+    np.testing.assert_allclose(found["prediction_arr_delay"], ridge.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(found["arr_delay"], Y, rtol=1e-12)
+    for name in names[:3]:
+        assert found[name].tolist() == TABLE[name].tolist()
 
 
 @pytest.mark.parametrize("end", [".parquet", ".csv", ".arrow"])
-def test_dates_categories_and_missing_values_are_kept(end, ridge, tmp_path):
-    dkrr.predict_to(ridge, parquet(tmp_path), tmp_path / f"p{end}", keep="date,kind,delay")
-    found = READERS[end](tmp_path / f"p{end}")
-    assert found["kind"].tolist() == table()["kind"].tolist()
-    assert pd.to_datetime(found["date"]).tolist() == table()["date"].tolist()
-    np.testing.assert_allclose(found["delay"], table()["delay"], rtol=1e-12)
+def test_dates_categories_and_missing_values_are_kept(end, ridge):
+    dkrr.predict_to(ridge, "x.parquet", f"p{end}", keep="date,kind,delay")
+    found = read(f"p{end}")
+    assert found["kind"].tolist() == TABLE["kind"].tolist()
+    assert pd.to_datetime(found["date"]).tolist() == TABLE["date"].tolist()
+    np.testing.assert_allclose(found["delay"], TABLE["delay"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("end", [*READERS, ".npy"])
-def test_labels_and_probabilities_are_columns(end, logistic, tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
-    X = table()[FEATURES]
-    assert dkrr.predict_to(logistic, X, tmp_path / f"p{end}") == (N,)
-    assert dkrr.predict_to(logistic, X, tmp_path / f"q{end}", probabilities=True) == (N, 3)
-    if end == ".npy":
-        labels, probabilities = np.load(tmp_path / "p.npy"), np.load(tmp_path / "q.npy")
-    elif end == ".zarr":
-        labels, probabilities = zarr.open_array(tmp_path / "p.zarr")[:], zarr.open_array(tmp_path / "q.zarr")[:]
-    else:
-        labels = READERS[end](tmp_path / f"p{end}")["prediction"]
-        probabilities = READERS[end](tmp_path / f"q{end}")
+@pytest.mark.parametrize("end", READERS)
+def test_labels_and_probabilities_are_columns(end, logistic):
+    assert dkrr.predict_to(logistic, X, f"p{end}") == (N,)
+    assert dkrr.predict_to(logistic, X, f"q{end}", probabilities=True) == (N, 3)
+    labels, probabilities = read(f"p{end}"), read(f"q{end}")
+    if end not in (".zarr", ".npy"):
+        labels = labels["prediction"]
         assert list(probabilities) == ["probability_früh", "probability_late", "probability_on time"]
     assert labels.tolist() == logistic.predict(X).tolist()
     np.testing.assert_allclose(probabilities, logistic.predict_proba(X), rtol=1e-10)
 
 
-def test_labels_in_zarr_are_labels_again(logistic, tmp_path):
-    X = table()[FEATURES]
-    dkrr.predict_to(logistic, X, tmp_path / "p.zarr")
-    again = dkrr.KernelLogisticRegression(transformer="standardize").fit(X, str(tmp_path / "p.zarr"))
-    assert again.classes_.tolist() == ["früh", "late", "on time"] and again.score(X, tmp_path / "p.zarr") > 0.8
-    metadata = json.loads((tmp_path / "p.zarr" / "zarr.json").read_text())
-    assert metadata["data_type"] == "string", "which Zarr specifies"
+def test_labels_in_zarr_are_labels_again(logistic):
+    dkrr.predict_to(logistic, X, "p.zarr")
+    again = dkrr.KernelLogisticRegression(transformer="standardize").fit(X, "p.zarr")
+    assert again.classes_.tolist() == ["früh", "late", "on time"] and again.score(X, "p.zarr") > 0.8
+    assert json.loads(Path("p.zarr/zarr.json").read_text())["data_type"] == "string", "which Zarr specifies"
 
 
-def test_the_index_of_a_frame_is_kept(ridge, tmp_path):
-    X = table().set_index(["flight", "date"])[FEATURES]
-    dkrr.predict_to(ridge, X, tmp_path / "p.parquet")
-    found = pd.read_parquet(tmp_path / "p.parquet")
-    assert list(found) == ["flight", "date", "arr_delay"] and found["flight"].tolist() == table()["flight"].tolist()
-    dkrr.predict_to(ridge, X, tmp_path / "q.parquet", keep=[])
-    assert list(pd.read_parquet(tmp_path / "q.parquet")) == ["arr_delay"]
-    dkrr.predict_to(ridge, X.iloc[::-1].reset_index(drop=True).iloc[::2], tmp_path / "r.csv")
-    assert list(pd.read_csv(tmp_path / "r.csv")) == ["arr_delay"], "rows that are only counted"
-
-
-def test_names_of_several_targets(tmp_path):
-    y = pd.DataFrame({"a": targets(N), "b": -targets(N)})
-    named = dkrr.KernelRidge().fit(table()[FEATURES], y)
-    dkrr.save(named, tmp_path / "m.zarr")
-    plain = dkrr.KernelRidge().fit(table()[FEATURES], y.to_numpy())
-    for model, names in ((dkrr.load(tmp_path / "m.zarr"), ["a", "b"]), (plain, ["prediction_0", "prediction_1"])):
-        assert dkrr.predict_to(model, table()[FEATURES], tmp_path / "p.csv", overwrite=True) == (N, 2)
-        found = pd.read_csv(tmp_path / "p.csv")
+def test_the_index_of_a_frame_is_kept(ridge):
+    indexed = TABLE.set_index(["flight", "date"])[["distance", "hour"]]
+    counted = X.iloc[::-1].reset_index(drop=True).iloc[::2]
+    for rows, keep, names in (
+        (indexed, None, ["flight", "date", "arr_delay"]),
+        (indexed, [], ["arr_delay"]),
+        (counted, None, ["arr_delay"]),
+    ):
+        dkrr.predict_to(ridge, rows, "p.parquet", keep=keep, overwrite=True)
+        found = read("p.parquet")
         assert list(found) == names
-        np.testing.assert_allclose(found, model.predict(table()[FEATURES]), rtol=1e-12)
+        np.testing.assert_allclose(found["arr_delay"], ridge.predict(rows), rtol=1e-12)
+        assert keep == [] or rows is counted or found["flight"].tolist() == TABLE["flight"].tolist()
 
 
-def test_predictions_of_any_rows_are_written(ridge, tmp_path):
-    X = table()[FEATURES].to_numpy(float)
-    model = dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(X, targets(N))
-    np.save(tmp_path / "x.npy", X)
-    for rows in (X, da.from_array(X, chunks=(40, 1)), str(tmp_path / "x.npy")):
-        for end in (".npy", ".zarr", ".parquet"):
-            dkrr.predict_to(model, rows, tmp_path / f"p{end}", overwrite=True)
-        np.testing.assert_allclose(np.load(tmp_path / "p.npy"), model.predict(X), rtol=1e-12)
-        np.testing.assert_array_equal(zarr.open_array(tmp_path / "p.zarr")[:], np.load(tmp_path / "p.npy"))
-        np.testing.assert_array_equal(
-            pd.read_parquet(tmp_path / "p.parquet")["prediction"], np.load(tmp_path / "p.npy")
-        )
+def test_several_targets_have_their_names_or_numbers():
+    y = pd.DataFrame({"a": Y, "b": -Y})
+    dkrr.save(dkrr.KernelRidge().fit(X, y), "m.zarr")
+    plain = dkrr.KernelRidge().fit(X, y.to_numpy())
+    for model, names in ((dkrr.load("m.zarr"), ["a", "b"]), (plain, ["prediction_0", "prediction_1"])):
+        assert dkrr.predict_to(model, X, "p.csv", overwrite=True) == (N, 2)
+        assert list(read("p.csv")) == names
+        np.testing.assert_allclose(read("p.csv"), model.predict(X), rtol=1e-12)
 
 
-def test_workers_of_the_ambient_client_write_predictions(ridge, logistic, tmp_path):
-    path = parquet(tmp_path)
+@pytest.mark.parametrize("kind", ["ndarray", "dask", "path"])
+def test_predictions_of_any_rows_are_written(kind):
+    array = X.to_numpy(float)
+    np.save("x.npy", array)
+    model = dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(array, Y)
+    rows = {"ndarray": array, "dask": da.from_array(array, chunks=(40, 1)), "path": "x.npy"}[kind]
+    for end in (".npy", ".zarr", ".parquet"):
+        dkrr.predict_to(model, rows, f"p{end}")
+        found = read(f"p{end}")
+        found = found["prediction"] if end == ".parquet" else found
+        np.testing.assert_allclose(found, model.predict(array), rtol=1e-12)
+
+
+def test_workers_of_the_ambient_client_write_predictions(ridge, logistic):
     with Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None):
-        dkrr.predict_to(ridge, path, tmp_path / "p.parquet", keep="flight")
-        dkrr.predict_to(logistic, path, tmp_path / "q.parquet", keep="flight")
-    found = pd.read_parquet(tmp_path / "p.parquet")
-    np.testing.assert_allclose(found["arr_delay"], ridge.predict(table()[FEATURES]), rtol=1e-12)
-    assert found["flight"].tolist() == table()["flight"].tolist()
-    labels = pd.read_parquet(tmp_path / "q.parquet")["prediction"]
-    assert labels.tolist() == logistic.predict(table()[FEATURES]).tolist()
+        dkrr.predict_to(ridge, "x.parquet", "p.parquet", keep="flight")
+        dkrr.predict_to(logistic, "x.parquet", "q.parquet", keep="flight")
+    found = read("p.parquet")
+    np.testing.assert_allclose(found["arr_delay"], ridge.predict(X), rtol=1e-12)
+    assert found["flight"].tolist() == TABLE["flight"].tolist()
+    assert read("q.parquet")["prediction"].tolist() == logistic.predict(X).tolist()
 
 
-def test_rows_of_parquet_are_put_together(ridge, tmp_path, monkeypatch):
-    monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
+def test_rows_of_parquet_are_put_together(ridge, monkeypatch):
     monkeypatch.setattr("dkrr.tables.writing.GROUP_ROWS", 60)
-    dkrr.predict_to(ridge, parquet(tmp_path), tmp_path / "p.parquet")
-    metadata = pyarrow.parquet.ParquetFile(tmp_path / "p.parquet").metadata
+    dkrr.predict_to(ridge, "x.parquet", "p.parquet")
+    metadata = pyarrow.parquet.ParquetFile("p.parquet").metadata
     assert [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)] == [66, 66, 66, 52]
 
 
-def test_predictions_go_to_a_bucket(ridge, tmp_path, bucket):
-    expected = ridge.predict(table()[FEATURES])
+def test_predictions_go_to_a_bucket(ridge, bucket):
     tables = {".parquet": pd.read_parquet, ".csv": pd.read_csv, ".arrow": pd.read_feather}
     for end in (*tables, ".zarr"):
         url = f"{bucket}/predictions{end}"
-        dkrr.predict_to(ridge, parquet(tmp_path), url, keep="flight")
+        dkrr.predict_to(ridge, "x.parquet", url, keep="flight")
         with pytest.raises(InputError, match="exists already"):
-            dkrr.predict_to(ridge, parquet(tmp_path), url)
+            dkrr.predict_to(ridge, "x.parquet", url)
         if end in tables:
             found = tables[end](io.BytesIO(remote.get(bucket, f"predictions{end}")))
-            np.testing.assert_allclose(found["arr_delay"], expected, rtol=1e-12)
-            assert found["flight"].tolist() == table()["flight"].tolist()
+            np.testing.assert_allclose(found["arr_delay"], ridge.predict(X), rtol=1e-12)
+            assert found["flight"].tolist() == TABLE["flight"].tolist()
     assert remote.names(bucket) == [f"predictions{end}" for end in (".arrow", ".csv", ".parquet", ".zarr")]
 
 
-def test_a_bucket_that_takes_nothing(ridge, tmp_path, memory_bucket, monkeypatch):
+def test_a_bucket_that_takes_nothing_is_named(ridge, memory_bucket, monkeypatch):
     class Refusing:
         def write(self, data):
             raise TimeoutError("no answer")
@@ -204,60 +190,50 @@ def test_a_bucket_that_takes_nothing(ridge, tmp_path, memory_bucket, monkeypatch
 
     monkeypatch.setattr(buckets.Bucket, "writer", lambda self, key: Refusing())
     with pytest.raises(StoreError, match="cannot write in the store s3://.*: no answer"):
-        dkrr.predict_to(ridge, parquet(tmp_path), f"{memory_bucket}/p.parquet")
+        dkrr.predict_to(ridge, "x.parquet", f"{memory_bucket}/p.parquet")
 
 
-class TestRefused:
-    @pytest.mark.parametrize("path", ["p.txt", "p", "p.parquet/", "p.csv.gz", ""])
-    def test_other_formats_are_refused(self, path, ridge, tmp_path):
-        with pytest.raises(InputError, match="path is .*; expected"):
-            dkrr.predict_to(ridge, table(), path)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({"path": path}, "path is .*; expected") for path in ("p.txt", "p", "p.parquet/", "p.csv.gz", "")),
+        ({"model": 5}, "model is 5; expected a fitted estimator"),
+        ({"keep": "fligth"}, "keep has 'fligth', .*expected 'flight'"),
+        ({"keep": "flight", "X": X.to_numpy()}, "keep is 'flight', and X is a ndarray"),
+        ({"keep": 5}, "keep is 5; expected names of columns"),
+        ({"probabilities": True}, "probabilities is True, and model is a KernelRidge; expected a classifier"),
+        ({"path": "p.npy", "keep": "flight"}, r"\.npy holds one array"),
+        ({"path": "p.zarr", "keep": "date"}, "keep has the column 'date' of timestamp"),
+        ({"path": "s3://b/p.npy"}, "a URL; expected a path of this machine"),
+        ({"path": "memory://p.csv"}, r"predictions are kept in folders and in buckets \(s3://"),
+        ({"X": TABLE[["distance"]]}, "feature names should match"),
+        ({"path": "m.zarr", "overwrite": True}, "is not an array or a group of predictions"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_is_written(ridge, changes, message):
+    dkrr.save(ridge, "m.zarr")
+    before = sorted(Path.cwd().rglob("*"))
+    with pytest.raises(InputError, match=message):
+        dkrr.predict_to(**{"model": ridge, "X": TABLE, "path": "p.parquet"} | changes)
+    assert sorted(Path.cwd().rglob("*")) == before
 
-    def test_wrong_arguments_of_predict_to_are_named(self, ridge, logistic, tmp_path):
-        path = tmp_path / "p.parquet"
-        cases = [
-            ({"model": 5}, "model is 5; expected a fitted estimator"),
-            ({"keep": "fligth"}, "keep has 'fligth', .*expected 'flight'"),
-            ({"keep": "flight", "X": table()[FEATURES].to_numpy()}, "keep is 'flight', and X is a ndarray"),
-            ({"keep": 5}, "keep is 5; expected names of columns"),
-            ({"probabilities": True}, "probabilities is True, and model is a KernelRidge; expected a classifier"),
-            ({"probabilities": 1}, "probabilities is 1; expected True or False"),
-            ({"overwrite": "yes"}, "overwrite is 'yes'"),
-            ({"path": tmp_path / "p.npy", "keep": "flight"}, r"\.npy holds one array"),
-            ({"path": tmp_path / "p.zarr", "keep": "date"}, "keep has the column 'date' of timestamp"),
-            ({"path": "s3://b/p.npy"}, "a URL; expected a path of this machine"),
-            ({"path": "memory://p.csv"}, r"predictions are kept in folders and in buckets \(s3://"),
-            ({"X": table()[["distance"]]}, "feature names should match"),
-            ({"X": 5}, "X"),
-        ]
-        for changes, message in cases:
-            arguments = {"model": ridge, "X": table(), "path": path} | changes
-            with pytest.raises(InputError, match=message):
-                dkrr.predict_to(arguments.pop("model"), arguments.pop("X"), arguments.pop("path"), **arguments)
-        assert not list(tmp_path.iterdir())
 
-    def test_missing_values_that_zarr_cannot_mark(self, ridge, tmp_path):
-        X = table().assign(flight=lambda t: t["flight"].where(t["hour"] > 3))
-        with pytest.raises(InputError, match="missing values in column 'flight'; .*write .parquet"):
-            dkrr.predict_to(ridge, X, tmp_path / "p.zarr", keep="flight")
-        dkrr.predict_to(ridge, X, tmp_path / "p.zarr", keep="delay")
-        np.testing.assert_array_equal(zarr_frame(tmp_path / "p.zarr")["delay"], X["delay"])
+def test_missing_values_that_zarr_cannot_mark_are_refused(ridge):
+    gaps = TABLE.assign(flight=TABLE["flight"].where(TABLE["hour"] > 3))
+    with pytest.raises(InputError, match="missing values in column 'flight'; .*write .parquet"):
+        dkrr.predict_to(ridge, gaps, "p.zarr", keep="flight")
+    dkrr.predict_to(ridge, gaps, "p.zarr", keep="delay")
+    np.testing.assert_array_equal(read("p.zarr")["delay"], TABLE["delay"])
 
-    @pytest.mark.parametrize("end", [*READERS, ".npy"])
-    def test_what_fails_leaves_what_was_there(self, end, ridge, tmp_path, monkeypatch):
-        monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
-        path, bad = tmp_path / f"p{end}", table()
-        bad.loc[200, "distance"] = np.nan
-        for was_there in (False, True):
-            if was_there:
-                dkrr.predict_to(ridge, table(), path, keep=[] if end == ".npy" else "hour")
-            before = sorted((p.name, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-            with pytest.raises((InputError, NotFiniteError), match="row 200"):
-                dkrr.predict_to(ridge, bad, path, overwrite=True)
-            assert sorted((p.name, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
-        dkrr.predict_to(ridge, table(), path, overwrite=True)
 
-    def test_models_are_not_overwritten(self, ridge, tmp_path):
-        dkrr.save(ridge, tmp_path / "m.zarr")
-        with pytest.raises(InputError, match="is not an array or a group of predictions"):
-            dkrr.predict_to(ridge, table(), tmp_path / "m.zarr", overwrite=True)
+@pytest.mark.parametrize("end", READERS)
+def test_what_fails_leaves_what_was_there(end, ridge):
+    bad = TABLE.assign(distance=TABLE["distance"].where(TABLE.index != 200))
+    for was_there in (False, True):
+        if was_there:
+            dkrr.predict_to(ridge, TABLE, f"p{end}", keep=[] if end == ".npy" else "hour")
+        before = {p: p.stat().st_mtime_ns for p in Path.cwd().rglob("*")}
+        with pytest.raises((InputError, NotFiniteError), match="row 200"):
+            dkrr.predict_to(ridge, bad, f"p{end}", overwrite=True)
+        assert {p: p.stat().st_mtime_ns for p in Path.cwd().rglob("*")} == before
+    dkrr.predict_to(ridge, TABLE, f"p{end}", overwrite=True)

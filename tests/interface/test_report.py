@@ -1,285 +1,371 @@
-"""Reports of models and runs: what they say, that they load nothing, and how a browser shows them."""
+"""What notebooks and reports show of models, plans and runs: whole, without work, and without markup from elsewhere."""
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr import inspection, model_description
-from dkrr.cli import dkrr as command
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.inspection import tile_maps
 from dkrr.kernels import CallableKernel
+from dkrr.markup import card_of_text, details, table
 from dkrr.model_description import describe_model, search_summary, summary_of
 from dkrr.reports import _template, pictures
 from dkrr.solvers import ConjugateGradient
 from dkrr.tiles import RunStore
-from dkrr.tiles.descriptions import read_group, write_group
-from tests.interface.test_notebooks import EVIL, linear
+from dkrr.tiles.descriptions import read_group
+from tests.interface.conftest import run as command
+from tests.stores import edit
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SETTINGS = {"kernel": "rbf", "gamma": 0.3, "alpha": 0.05}
-
-
-@pytest.fixture(scope="module")
-def data():
-    rng = np.random.default_rng(7)
-    X = rng.standard_normal((131, 3))
-    y = np.sin(X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.standard_normal(131)
-    return X, y
+EVIL = "<script>alert('x')</script>\"&"
+RBF = {"kernel": "rbf", "gamma": 0.3, "alpha": 0.05}
+RNG = np.random.default_rng(7)
+X = RNG.standard_normal((131, 3))
+Y = np.sin(X[:, 0]) + X[:, 1] ** 2 + 0.1 * RNG.standard_normal(131)
 
 
-@pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
-    """A store of a complete run, and the model."""
-    store = tmp_path_factory.mktemp("run") / "run.zarr"
-    model = dkrr.KernelRidge(**SETTINGS, solver="cholesky", store=str(store), tile=32).fit(*data)
-    return store, model
+class Page(HTMLParser):
+    """Elements of a page, what they say, its headings and its pictures; fails where an element is not closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self.pictures, self._open = [], "", [], []
+        self.feed(text)
+        self.headings = re.findall("<h2>(.*?)</h2>", text)
+        assert not self._open and not {"script", "link"} & set(self.tags) and len(text) < 2**20
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        assert not any(name.startswith("on") or name == "href" for name in values)
+        self.tags.append(tag)
+        if tag not in ("meta", "img"):
+            self._open.append(tag)
+        if tag == "img":  # a picture that the page holds itself
+            content = base64.b64decode(values["src"].removeprefix("data:image/svg+xml;base64,"), validate=True).decode()
+            assert content.startswith("<?xml") and "<script" not in content
+            self.pictures.append(values["alt"])
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data + "\n"
+        assert self._open[-1:] != ["style"] or not re.search("url|@import", data), "nothing is loaded"
 
 
-def sections(page):
-    text = re.sub(r"data:image/svg\+xml;base64,[A-Za-z0-9+/=]*", "", page)
-    assert re.search(r"(https?:|//|url\(|<script|@import|javascript:)", text) is None, "nothing is loaded"
-    assert len(page) < 2**20
-    return re.findall(r"<h2>(.*?)</h2>", text)
+def linear(A, B):
+    return A @ B.T
 
 
-def drawn(page):
-    """Pictures of a page, as SVG by their names."""
-    found = re.findall(r'<img alt="([^"]*)" src="data:image/svg\+xml;base64,([^"]*)">', page)
-    assert len(found) == page.count("<img")
-    images = [(name, base64.b64decode(content).decode()) for name, content in found]
-    assert all(text.startswith("<?xml") and "<script" not in text for _, text in images)
-    return [name for name, _ in images]
+def saved(model, path):
+    dkrr.save(model, path)
+    return path
 
 
-class TestOfAModel:
-    def test_a_report_of_a_tiled_run_has_its_map(self, run, tmp_path):
-        _, model = run
-        dkrr.save(model, tmp_path / "m.zarr")
-        page = dkrr.report(tmp_path / "m.zarr", tmp_path / "report.html")
-        assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
-        assert sections(page) == sections(dkrr.report(model)) == ["Plan", "Result", "Residuals of the training rows"]
-        for words in ("factorisation", "true relative residual", "tiles on disk, since store=", "solver=&#39;cholesky"):
-            assert words in page
-        assert drawn(page) == ["residuals"]
-
-    def test_residuals_are_those_of_predictions(self, data):
-        X, y = data
-        targets, weights = np.column_stack([y, y**2]), np.linspace(0.0, 2.0, len(y))
-        model = dkrr.KernelRidge(alpha=[0.1, 2.0], kernel="rbf", fit_intercept=True)
-        for form, kernel in (("dual", "rbf"), ("primal", "linear")):
-            model.set_params(form=form, kernel=kernel).fit(X, targets, sample_weight=weights)
-            for k, found in enumerate(summary_of(model)["residuals"]):
-                expected = (targets - model.predict(X))[weights > 0, k]
-                assert found["n"] == sum(found["counts"]) == np.count_nonzero(weights)
-                assert found["root_mean_square"] == pytest.approx(np.sqrt(np.mean(expected**2)), rel=1e-5)
-                assert found["largest"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
-                counts, _ = np.histogram(expected, len(found["counts"]), (-found["edge"], found["edge"]))
-                assert np.abs(counts - found["counts"]).sum() <= 4, "those beyond the edges are in the outermost bins"
-
-    def test_residuals_of_changed_targets_are_not_shown(self, data):
-        X, y = data[0], data[1].copy()
-        model = dkrr.KernelRidge(**SETTINGS).fit(X, y)
-        y[0] += 1.0
-        assert summary_of(model)["residuals"] == [] and "Residuals" not in "".join(sections(dkrr.report(model)))
-
-    def test_a_report_draws_convergence(self, data, tmp_path):
-        model = dkrr.KernelRidge(**SETTINGS, solver=ConjugateGradient(preconditioner=None)).fit(*data)
-        dkrr.save(model, tmp_path / "m.zarr")
-        for subject in (model, tmp_path / "m.zarr"):
-            assert drawn(dkrr.report(subject)) == ["convergence", "residuals"]
-        figure = pictures.figure(pictures.convergence(model.solve_result_.to_dict()["history"], 1e-8))
-        line, true, _ = figure.axes[0].lines
-        assert np.array_equal(line.get_ydata(), [h.largest for h in model.solve_result_.history])
-        assert len(true.get_xdata()) == sum(h.is_true for h in model.solve_result_.history) > 0
-
-    def test_a_report_of_classes_draws_the_steps(self, data, tmp_path):
-        model = dkrr.KernelLogisticRegression(**SETTINGS).fit(data[0], data[1] > 1.0)
-        dkrr.save(model, tmp_path / "m.zarr")
-        for page in (dkrr.report(model), dkrr.report(tmp_path / "m.zarr")):
-            assert sections(page) == ["Plan", "Result", "Convergence"] and drawn(page) == ["convergence"]
-            assert "the relative gradient is what was asked for" in page
-        steps = model.solve_result_.to_dict()["steps"]
-        (line,) = pictures.figure(pictures.newton_steps(steps)).axes[0].lines
-        assert np.array_equal(line.get_ydata(), [s.gradient for s in model.solve_result_.steps])
-
-    def test_of_a_search_and_what_it_saves(self, data, tmp_path):
+@pytest.fixture(scope="module", params=["ridge", "cg", "logistic", "search"])
+def model(request):
+    if request.param == "search":
         search = dkrr.KernelRidgeCV(alphas=[1e-3, 0.1, 1.0], gamma=[0.1, 0.3], optimize="length", train_sizes=[0.5])
         with pytest.warns(ConvergenceWarning, match="ended at the bound"):
-            search.fit(*data)
-        page = dkrr.report(search)
-        dkrr.save(search, tmp_path / "m.zarr")
-        saved = dkrr.report(tmp_path / "m.zarr")
-        for one in (page, saved):
-            assert sections(one)[0] == "Selection"
-            for words in ("dkrr optimum", "Chosen of 6 candidates", "the score went", "best score"):
-                assert words in one
-            assert drawn(one)[0] == "scores"
-        assert (tmp_path / "m.zarr").exists() and saved.partition("<h2>")[2] == page.partition("<h2>")[2]
-
-    def test_the_picture_of_a_search_shows_its_scores(self, data):
-        search = dkrr.KernelRidgeCV(alphas=[1e-3, 0.1, 1.0], gamma=[0.1, 0.3], train_sizes=[0.5]).fit(*data)
-        found = summary_of(search)["search"]
-        scores, curve = pictures.figure(
-            pictures.scores(found["candidates"]), pictures.learning_curve(found["curve"])
-        ).axes
-        shown = np.concatenate([line.get_ydata() for line in scores.lines[:-1]])
-        assert np.array_equal(np.sort(shown), np.sort(search.cv_results_["mean_test_score"]))
-        assert scores.lines[-1].get_xdata() == [search.best_params_["alpha"]]
-        assert {text.get_text() for text in scores.get_legend().get_texts()} == {"gamma=0.1", "gamma=0.3", "chosen"}
-        assert np.array_equal(curve.lines[0].get_ydata(), search.learning_curve_["mean_test_score"])
-
-    def test_what_a_search_advises(self, data, tmp_path):
-        search = dkrr.KernelRidgeCV(alphas=[10.0, 20.0, 50.0]).fit(*data)
-        dkrr.save(search, tmp_path / "m.zarr")
-        for page in (dkrr.report(search), dkrr.report(tmp_path / "m.zarr")):
-            assert "<p>the best alpha is the smallest of the candidates, 10" in page
-        found = search_summary(search)
-        draw = pictures.scores(found["candidates"], found["score_name"], found["advice"])
-        (axes,) = pictures.figure(draw).axes
-        assert "the smallest of the candidates, 10" in axes.get_title().replace("\n", " ")
-        assert axes.get_ylabel() == "neg_mean_squared_error of the rows left out"
-
-    def test_the_size_does_not_grow_with_the_candidates(self, data, monkeypatch):
-        search = dkrr.KernelRidgeCV(alphas=np.logspace(-3, 2, 9), cv=2, refit=False).fit(*data)
-        monkeypatch.setattr(model_description, "MAX_CANDIDATES", 4)
-        found = search_summary(search)
-        assert len(found["candidates"]) == 4 and found["n_candidates"] == 9
-        best = np.sort(search.cv_results_["mean_test_score"])[-4:]
-        assert sorted(candidate[2] for candidate in found["candidates"]) == best.tolist()
-        assert [candidate[2] for candidate in found["candidates"] if candidate[4]] == [best[-1]]
-
-    def test_what_has_no_report_is_refused(self, data, run, tmp_path):
-        dkrr.save(run[1], tmp_path / "m.zarr")
-        for subject, words in (
-            (dkrr.KernelRidge(), "without a plan"),
-            (dkrr.load(tmp_path / "m.zarr"), "give the path"),
-            (7, "subject is 7"),
-        ):
-            with pytest.raises(InputError, match=words):
-                dkrr.report(subject)
-        with pytest.raises(StoreError, match="does not exist"):
-            dkrr.report(tmp_path / "none.zarr")
-        for out in (tmp_path, tmp_path / "no" / "x.html"):
-            with pytest.raises(InputError, match="out is"):
-                dkrr.report(run[1], out)
-
-    def test_a_model_without_a_summary(self, data, run, tmp_path):
-        dkrr.save(run[1], tmp_path / "m.zarr")
-        dkrr.save(dkrr.load(tmp_path / "m.zarr"), tmp_path / "again.zarr")
-        with pytest.raises(InputError, match="without a summary"):
-            dkrr.report(tmp_path / "again.zarr")
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("residuals", [{"n": 1}]),
-            ("search", {"score": None}),
-            ("call", "<b>"),
-        ],
-    )
-    def test_a_forged_description_is_refused_or_harmless(self, run, tmp_path, name, value):
-        dkrr.save(run[1], tmp_path / "m.zarr")
-        found = read_group(str(tmp_path / "m.zarr"))
-        found["report"][name] = value
-        write_group(str(tmp_path / "m.zarr"), found)
-        if name == "call":  # text of any kind is shown
-            assert "&lt;b&gt;" in dkrr.report(tmp_path / "m.zarr")
-            return
-        with pytest.raises(StoreError, match="damaged"):
-            dkrr.report(tmp_path / "m.zarr")
-
-    def test_names_from_elsewhere_are_text(self, data, tmp_path):
-        model = dkrr.KernelRidge(kernel=CallableKernel(linear, name=EVIL)).fit(*data)
-        assert EVIL in str(model.plan_)
-        page = dkrr.report(model)
-        assert "<script" not in page and "&lt;script&gt;alert" in page
-
-    def test_texts_from_a_file_are_text(self, run, tmp_path):
-        dkrr.save(run[1], tmp_path / "m.zarr")
-        found = read_group(str(tmp_path / "m.zarr"))
-        best = [["$\\frac{x$ {{ 7 * 7 }}" + EVIL, 0.1, -1.0, 0.1, True]]
-        search = {"best": EVIL, "score": [1.0], "plan": EVIL, "candidates": best, "n_candidates": 1, "optimum": None}
-        found["report"] |= {"call": f"{{{{ 7 * 7 }}}}{EVIL}", "search": {**search, "curve": None}}
-        write_group(str(tmp_path / "m.zarr"), found)
-        page = dkrr.report(tmp_path / "m.zarr")
-        assert "<script" not in page and "{{ 7 * 7 }}&lt;script" in page and ">49<" not in page
-
-    @pytest.mark.parametrize("name", ["matplotlib", "jinja2"])
-    def test_a_missing_package_is_named(self, data, run, tmp_path, monkeypatch, name):
-        dkrr.save(run[1], tmp_path / "m.zarr")
-        _template.cache_clear()
-        monkeypatch.setitem(sys.modules, name, None)
-        for subject in (run[1], tmp_path / "m.zarr"):
-            with pytest.raises(InputError, match=f"needs {name}.*dkrr\\[report\\]"):
-                dkrr.report(subject, tmp_path / "r.html")
-        assert not (tmp_path / "r.html").exists()
+            return search.fit(X, Y)
+    if request.param == "logistic":
+        return dkrr.KernelLogisticRegression(**RBF).fit(X, Y > 1)
+    return dkrr.KernelRidge(**RBF, solver=ConjugateGradient(None) if request.param == "cg" else "auto").fit(X, Y)
 
 
-class TestOfARun:
-    def test_a_report_of_a_complete_run(self, run):
-        page = dkrr.report(run[0])
-        assert sections(page) == ["Progress", "Tiles", "Plan", "Result"] and drawn(page) == ["map of tiles"]
-        assert "nothing is left" in page and "SOLVED" in page
-        (found,) = tile_maps(run[0])
-        assert (found.name, found.present, found.expected) == ("system-0/factor", 15, 15)
-        expected = np.where(np.tri(5, dtype=bool), 1.0, np.nan)
-        assert np.array_equal(found.shares, expected, equal_nan=True)
-
-    def test_a_report_of_an_unfinished_run_says_how_far_it_is(self, run, tmp_path):
-        shutil.copytree(run[0], tmp_path / "run")
-        for column in range(3):
-            (file,) = (tmp_path / "run" / "system-0" / "factor").glob(f"c*4?{column}")
-            file.unlink()
-        found = read_group(str(tmp_path / "run"))
-        del found["notes"]["work"]
-        write_group(str(tmp_path / "run"), found)
-        page = dkrr.report(tmp_path / "run")
-        assert "unfinished" in page and "chunks are left to compute" in page
-        assert sections(page) == ["Progress", "Tiles", "Plan"] and drawn(page) == ["map of tiles"]
-        (found,) = tile_maps(tmp_path / "run")
-        assert (found.present, found.expected) == (12, 15)
-        assert found.shares[4].tolist() == [0.0, 0.0, 0.0, 1.0, 1.0] and found.shares[3, 0] == 1.0
-        assert "unfinished" not in dkrr.report(run[0])
-
-    def test_cells_stand_for_several_tiles(self, run, monkeypatch):
-        monkeypatch.setattr(inspection, "MAX_CELLS", 3)
-        (found,) = tile_maps(run[0])
-        assert (found.present, found.expected) == (15, 15)
-        assert np.array_equal(found.shares, np.where(np.tri(3, dtype=bool), 1.0, np.nan), equal_nan=True)
-
-    def test_a_report_of_a_run_that_has_begun(self, tmp_path, run):
-        RunStore(str(tmp_path / "run")).open()
-        assert "has not begun" in dkrr.report(tmp_path / "run")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A store of a complete run, and the model."""
+    store = tmp_path_factory.mktemp("run") / "run.zarr"
+    return store, dkrr.KernelRidge(**RBF, solver="cholesky", store=str(store), tile=32).fit(X, Y)
 
 
-def test_the_command_writes_a_report(run, tmp_path):
-    dkrr.save(run[1], tmp_path / "m.zarr")
-    for path in (tmp_path / "m.zarr", run[0]):
-        result = CliRunner().invoke(command, ["report", str(path), "--out", str(tmp_path / "r.html"), "--overwrite"])
-        assert result.exit_code == 0 and result.stdout == f"{tmp_path}/r.html\n", result.output
-        sections((tmp_path / "r.html").read_text(encoding="utf-8"))
-    result = CliRunner().invoke(command, ["report", str(tmp_path), "--out", str(tmp_path / "r.html")])
-    assert result.exit_code == 2 and "Traceback" not in result.output
-    assert "report" in describe_model(tmp_path / "m.zarr")
-    assert "report" not in json.loads(CliRunner().invoke(command, ["info", str(tmp_path / "m.zarr"), "--json"]).stdout)
+# Notebooks
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_a_browser_shows_it_without_errors(run, tmp_path):
-    page = tmp_path / "report.html"
-    dkrr.report(run[0], page)
-    assert CHROMIUM is not None
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
-    options += ["--enable-logging=stderr", f"--screenshot={tmp_path / 'p.png'}", "--window-size=1280,1600"]
-    done = subprocess.run([CHROMIUM, *options, page.as_uri()], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0 and (tmp_path / "p.png").stat().st_size > 10_000, done.stderr
-    assert "CONSOLE" not in done.stderr, done.stderr
+def test_plans_and_results_are_a_readable_line_and_their_html_says_what_their_text_says(model):
+    for name in ("plan_", "solve_result_", "selection_plan_", "optimum_"):
+        value = getattr(model, name, None)
+        if value is not None:
+            line, page = repr(value), Page(value._repr_html_())
+            assert len(line) < 240 and "\n" not in line and line.startswith(f"<{type(value).__name__} "), line
+            for text in str(value).splitlines():
+                assert (
+                    text[6:] if text.startswith("    - ") else text[14:] if text[:2] == "  " else text
+                ) in page.words
+            assert {"table", "details"} & set(page.tags) and "style" not in page.tags
+    result = model.solve_result_
+    assert "131 × 3" in repr(model.plan_) and "per process" in repr(model.plan_)
+    assert result.status.name in repr(result) and len(repr(result.record)) < 60
+    words = result.status.value.replace("true residual", "relative gradient" if result.steps else "true residual")
+    assert words in str(result)
+
+
+def test_estimators_have_the_diagram_of_scikit_learn_and_their_plan_and_result(model):
+    bundle = model._repr_mimebundle_()
+    for text in (bundle["text/html"], model._repr_html_()):
+        assert text.count("dkrr plan:") == text.count("dkrr result:") == 1 and "sk-top-container" in text
+    assert bundle["text/plain"] == repr(model)
+    assert "dkrr plan" not in clone(model)._repr_html_(), "it is not fitted"
+    with config_context(display="text"):
+        assert "text/html" not in model._repr_mimebundle_() and not hasattr(model, "_repr_html_")
+    assert "KernelRidge" in make_pipeline(StandardScaler(), dkrr.KernelRidge())._repr_html_()
+
+
+def test_showing_a_model_computes_nothing(monkeypatch):
+    model = dkrr.KernelRidge(kernel="rbf", alpha=0.1).fit(X, Y)
+    for name in ("loo_residuals_", "log_marginal_likelihood_"):
+        monkeypatch.setattr(type(model), name, property(lambda self: pytest.fail("the factorisation of all rows")))
+    assert "dkrr plan" in model._repr_mimebundle_()["text/html"]
+
+
+def test_names_from_elsewhere_are_text(tmp_path):
+    model = dkrr.KernelRidge(kernel=CallableKernel(linear, name=EVIL)).fit(X, Y)
+    place, store = tmp_path / "<b onclick=x>&", tmp_path / "<i>run"
+    saved(dkrr.KernelRidge().fit(X, Y), place)
+    dkrr.KernelRidge(kernel="rbf", store=str(store), tile=64).fit(X, Y)
+    whole, status = dkrr.verify(place), dkrr.status(store)
+    for html, words in (
+        (model.plan_._repr_html_(), EVIL),
+        (dkrr.report(model), EVIL),
+        (whole._repr_html_(), str(place)),
+        (status._repr_html_(), str(store)),
+        (status._repr_html_(), "system-0/factor"),
+        (table([[EVIL, EVIL]], [EVIL, EVIL]), f"{EVIL}\n" * 4),
+        (details(EVIL, ""), EVIL),
+        (card_of_text(f"{EVIL}\n    - {EVIL}\n  name        {EVIL}\n              {EVIL}\n  a\n    - x"), EVIL),
+    ):
+        page = Page(html)
+        assert words in page.words and "i" not in page.tags and ("b" not in page.tags or "h1" in page.tags)
+    assert repr(whole).endswith("whole>") and len(repr(status)) < 240
+
+
+def test_the_plan_of_a_function_whose_file_is_not_python(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Linear\n(the rows\n")
+    names = {}
+    exec(compile("\ndef product(X, Y):\n    return X @ Y.T\n", str(page), "exec"), names)
+    plan = dkrr.KernelRidge(kernel=CallableKernel(names["product"], name="product")).fit(X, Y).plan_
+    assert "product" in str(plan) and "product" in plan._repr_html_()
+
+
+CELLS = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance(colors="NoColor")
+shell.run_cell("import dkrr, numpy as np; one = dkrr.KernelRidge().fit(np.eye(3), np.ones(3))")
+for cell in (
+    "dkrr.KernelRidge(alpha=-1).fit(np.eye(3), np.ones(3))",
+    "dkrr.KernelRidge().fit([[np.nan]], [1.0])",
+    "one.predict(np.eye(2))",
+    "dkrr.plan(n=10**6, d=3, kernel='rbf', memory_limit='100MB')",
+    "dkrr.load('nothing')",
+    "dkrr.KernelRidge().predict(np.eye(2))",
+):
+    print("CELL", flush=True)
+    shell.run_cell(cell)
+"""
+
+
+def test_an_error_of_a_user_is_a_few_lines_with_the_call(tmp_path):
+    pytest.importorskip("IPython")
+    environment = os.environ | {"IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", CELLS], capture_output=True, text=True, check=True, env=environment)
+    _, *shown = done.stdout.split("CELL\n")
+    assert len(shown) == 6
+    for text in shown:
+        lines = text.strip().splitlines()
+        assert len(lines) <= 4 and "line 1, in <module>" in lines[0] and "Error: " in lines[-1], text
+
+
+# Reports of models
+
+
+SECTIONS = {
+    "KernelRidge": ["Plan", "Result", "Residuals of the training rows"],
+    "KernelLogisticRegression": ["Plan", "Result", "Convergence"],
+    "KernelRidgeCV": ["Selection", "Plan", "Result", "Residuals of the training rows"],
+}
+
+
+def test_a_report_has_the_sections_and_pictures_of_its_model_also_from_a_file(model, tmp_path):
+    pages = [dkrr.report(model), dkrr.report(saved(model, tmp_path / "m.zarr"), tmp_path / "r.html")]
+    assert (tmp_path / "r.html").read_text(encoding="utf-8") == pages[1]
+    assert pages[0].partition("<h2>")[2] == pages[1].partition("<h2>")[2]
+    page, sections = Page(pages[1]), SECTIONS[type(model).__name__].copy()
+    drawn = {"Selection": "scores", "Convergence": "convergence", "Residuals of the training rows": "residuals"}
+    if model.solve_result_.history and "Convergence" not in sections:
+        sections.insert(2, "Convergence")
+    assert page.headings == sections and page.pictures == [drawn[name] for name in sections if name in drawn]
+    if "Selection" in sections:
+        for words in ("dkrr optimum", "Chosen of 6 candidates", "the score went", "best score"):
+            assert words in page.words
+
+
+def test_a_report_says_how_a_run_was_solved(run):
+    words = Page(dkrr.report(run[1])).words
+    for part in ("factorisation", "true relative residual", "tiles on disk, since store=", "solver='cholesky"):
+        assert part in words
+
+
+def test_residuals_are_those_of_predictions():
+    targets, weights = np.column_stack([Y, Y**2]), np.linspace(0.0, 2.0, len(Y))
+    for form, kernel in (("dual", "rbf"), ("primal", "linear")):
+        model = dkrr.KernelRidge([0.1, 2.0], kernel=kernel, form=form, fit_intercept=True)
+        model.fit(X, targets, sample_weight=weights)
+        for k, found in enumerate(summary_of(model)["residuals"]):
+            expected = (targets - model.predict(X))[weights > 0, k]
+            assert found["n"] == sum(found["counts"]) == np.count_nonzero(weights)
+            assert found["root_mean_square"] == pytest.approx(np.sqrt(np.mean(expected**2)), rel=1e-5)
+            assert found["largest"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
+            counts, _ = np.histogram(expected, len(found["counts"]), (-found["edge"], found["edge"]))
+            assert np.abs(counts - found["counts"]).sum() <= 4, "those beyond the edges are in the outermost bins"
+
+
+def test_residuals_of_changed_targets_are_not_shown():
+    y = Y.copy()
+    model = dkrr.KernelRidge(**RBF).fit(X, y)
+    y[0] += 1.0
+    assert summary_of(model)["residuals"] == [] and "Residuals" not in dkrr.report(model)
+
+
+def lines_of(*draws):
+    return [axes.lines for axes in pictures.figure(*draws).axes]
+
+
+def test_a_picture_of_iterations_shows_their_residuals():
+    result = dkrr.KernelRidge(**RBF, solver=ConjugateGradient(None)).fit(X, Y).solve_result_
+    ((line, true, _),) = lines_of(pictures.convergence(result.to_dict()["history"], 1e-8))
+    assert np.array_equal(line.get_ydata(), [h.largest for h in result.history])
+    assert len(true.get_xdata()) == sum(h.is_true for h in result.history) > 0
+
+
+def test_a_picture_of_newtons_method_shows_its_gradients():
+    result = dkrr.KernelLogisticRegression(**RBF).fit(X, Y > 1).solve_result_
+    ((line,),) = lines_of(pictures.newton_steps(result.to_dict()["steps"]))
+    assert np.array_equal(line.get_ydata(), [s.gradient for s in result.steps])
+
+
+def test_a_picture_of_a_search_shows_its_scores():
+    search = dkrr.KernelRidgeCV(alphas=[1e-3, 0.1, 1.0], gamma=[0.1, 0.3], train_sizes=[0.5]).fit(X, Y)
+    found = summary_of(search)["search"]
+    scores, curve = lines_of(pictures.scores(found["candidates"]), pictures.learning_curve(found["curve"]))
+    shown = np.concatenate([line.get_ydata() for line in scores[:-1]])
+    assert np.array_equal(np.sort(shown), np.sort(search.cv_results_["mean_test_score"]))
+    assert scores[-1].get_xdata() == [search.best_params_["alpha"]]
+    assert {line.get_label() for line in scores} == {"gamma=0.1", "gamma=0.3", "chosen"}
+    assert np.array_equal(curve[0].get_ydata(), search.learning_curve_["mean_test_score"])
+
+
+def test_a_search_shows_its_advice_and_only_its_best_candidates(tmp_path, monkeypatch):
+    search = dkrr.KernelRidgeCV(alphas=np.linspace(10, 90, 9), cv=2).fit(X, Y)
+    monkeypatch.setattr(model_description, "MAX_CANDIDATES", 4)
+    found = search_summary(search)
+    assert len(found["candidates"]) == 4 and found["n_candidates"] == 9
+    best = np.sort(search.cv_results_["mean_test_score"])[-4:]
+    assert sorted(candidate[2] for candidate in found["candidates"]) == best.tolist()
+    assert [candidate[2] for candidate in found["candidates"] if candidate[4]] == [best[-1]]
+    assert "<p>the best alpha is the smallest of the candidates, 10" in dkrr.report(search)
+    (axes,) = pictures.figure(pictures.scores(found["candidates"], found["score_name"], found["advice"])).axes
+    assert "the smallest of the candidates, 10" in axes.get_title().replace("\n", " ")
+    assert axes.get_ylabel() == "neg_mean_squared_error of the rows left out"
+
+
+def test_what_has_no_report_is_refused(run, tmp_path):
+    path = saved(run[1], tmp_path / "m.zarr")
+    again = saved(dkrr.load(path), tmp_path / "again.zarr")
+    for subject, out, words in (
+        (dkrr.KernelRidge(), None, "without a plan"),
+        (dkrr.load(path), None, "give the path"),
+        (7, None, "subject is 7"),
+        (again, None, "without a summary"),
+        (tmp_path / "none.zarr", None, "does not exist"),
+        (run[1], tmp_path, "out is"),
+        (run[1], tmp_path / "no" / "x.html", "out is"),
+    ):
+        with pytest.raises((InputError, StoreError), match=words):
+            dkrr.report(subject, out)
+
+
+@pytest.mark.parametrize("change", [{"residuals": [{"n": 1}]}, {"search": {"score": None}}])
+def test_a_forged_description_is_refused(run, tmp_path, change):
+    path = saved(run[1], tmp_path / "m.zarr")
+    edit(path, report=read_group(str(path))["report"] | change)
+    with pytest.raises(StoreError, match="damaged"):
+        dkrr.report(path)
+
+
+def test_texts_from_a_file_are_text(run, tmp_path):
+    path = saved(run[1], tmp_path / "m.zarr")
+    best = [["$\\frac{x$ {{ 7 * 7 }}" + EVIL, 0.1, -1.0, 0.1, True]]
+    search = {"best": EVIL, "score": [1.0], "plan": EVIL, "candidates": best, "n_candidates": 1, "optimum": None}
+    call = f"{{{{ 7 * 7 }}}}{EVIL}"
+    edit(path, report=read_group(str(path))["report"] | {"call": call, "search": {**search, "curve": None}})
+    assert call in Page(dkrr.report(path)).words
+
+
+@pytest.mark.parametrize("name", ["matplotlib", "jinja2"])
+def test_a_missing_package_is_named(run, tmp_path, monkeypatch, name):
+    _template.cache_clear()
+    monkeypatch.setitem(sys.modules, name, None)
+    for subject in (run[1], saved(run[1], tmp_path / "m.zarr")):
+        with pytest.raises(InputError, match=f"needs {name}.*dkrr\\[report\\]"):
+            dkrr.report(subject, tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
+
+
+# Reports of runs
+
+
+def test_a_report_of_a_complete_run(run):
+    page = Page(dkrr.report(run[0]))
+    assert page.headings == ["Progress", "Tiles", "Plan", "Result"] and page.pictures == ["map of tiles"]
+    assert "nothing is left" in page.words and "SOLVED" in page.words and "unfinished" not in page.words
+
+
+def test_a_report_of_an_unfinished_run_says_how_far_it_is(run, tmp_path):
+    store = shutil.copytree(run[0], tmp_path / "run")
+    for column in range(3):
+        (file,) = (store / "system-0" / "factor").glob(f"c*4?{column}")
+        file.unlink()
+    notes = {name: note for name, note in read_group(str(store))["notes"].items() if name != "work"}
+    edit(store, notes=notes)
+    page = Page(dkrr.report(store))
+    assert "unfinished" in page.words and "chunks are left to compute" in page.words
+    assert page.headings == ["Progress", "Tiles", "Plan"] and page.pictures == ["map of tiles"]
+    (found,) = tile_maps(store)
+    assert (found.name, found.present, found.expected) == ("system-0/factor", 12, 15)
+    assert found.shares[4].tolist() == [0.0, 0.0, 0.0, 1.0, 1.0] and found.shares[3, 0] == 1.0
+
+
+def test_a_report_of_a_run_without_a_matrix_says_so(tmp_path):
+    RunStore(str(tmp_path / "run")).open()
+    assert "has not begun" in dkrr.report(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("cells", "side"), [(None, 5), (3, 3)])
+def test_a_map_has_a_cell_for_a_tile_or_for_several(run, monkeypatch, cells, side):
+    monkeypatch.setattr(inspection, "MAX_CELLS", cells or inspection.MAX_CELLS)
+    (found,) = tile_maps(run[0])
+    assert (found.present, found.expected) == (15, 15)
+    np.testing.assert_array_equal(found.shares, np.where(np.tri(side, dtype=bool), 1.0, np.nan))
+
+
+def test_the_command_writes_a_report_and_descriptions_leave_it_out(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (saved(run[1], "m.zarr"), run[0]):
+        assert command(f"report {path} --out r.html --overwrite").stdout == "r.html\n"
+        Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert "report" in describe_model("m.zarr") and "report" not in json.loads(command("info m.zarr --json").stdout)

@@ -34,14 +34,11 @@ def test_wrong_settings_are_refused_before_work(monkeypatch, name, value):
         dkrr.KernelRidge(tile=2).fit(np.eye(4), np.ones(4))
 
 
-def test_every_setting_is_checked():
+def test_every_setting_is_checked_and_its_default_is_right():
     given = dask.config.get("dkrr")
     assert {*given.keys() - {"local"}, *(f"local.{name}" for name in given["local"])} == set(WRONG)
-
-
-def test_defaults_are_allowed():
     for name in WRONG:
-        setting(name)
+        setting(name)  # its default
 
 
 def test_every_setting_and_its_variable_are_described():
@@ -61,7 +58,7 @@ def test_every_setting_and_its_variable_are_described():
             assert dask.config.get(setting_name) == 7
 
 
-def test_a_system_without_a_temporary_folder(monkeypatch):
+def test_a_system_without_a_temporary_folder_names_the_setting(monkeypatch):
     """Fits that need none work; what needs one says what to do."""
 
     def none():

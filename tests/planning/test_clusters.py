@@ -2,29 +2,25 @@
 
 import json
 
-import dask
 import pytest
-from click.testing import CliRunner
 
 import dkrr
-from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.planning import Rates
+from tests.interface.conftest import run
 
 SIZES = {"n": 300_000, "d": 79, "kernel": "rbf"}
-OPTIONS = ["plan", "--n", "300000", "--d", "79", "--kernel", "rbf", "--workers", "64"]
 
 
-def seconds(workers, worker_memory="4GiB", **more):
-    return dkrr.plan(**SIZES, workers=workers, worker_memory=worker_memory, **more).seconds
+def planned(workers=64, worker_memory="4GiB", **more):
+    return dkrr.plan(**SIZES, workers=workers, worker_memory=worker_memory, **more)
 
 
 def test_workers_may_be_far_more_than_this_machine_has():
-    plan = dkrr.plan(**SIZES, workers=64, worker_memory="4GiB")
-    c = plan.chosen
+    plan = planned()
+    c, text = plan.chosen, str(plan)
     assert (c.execution, c.n_workers, c.limit_bytes) == ("dask", 64, 4 * 2**30)
     assert c.peak_bytes <= 0.7 * 4 * 2**30 and c.place.start_seconds == 0.0
-    text = str(plan)
     assert "64 Dask workers of one thread and 4 GiB each" in text and "0.5 GB/s to each worker (32 GB/s to all)" in text
     assert "a Dask client exists" not in text and "of disk are free here" not in text
     assert plan.to_dict()["assumed"] and not dkrr.plan(n=100, d=3).to_dict()["assumed"]
@@ -35,7 +31,7 @@ def test_workers_may_be_far_more_than_this_machine_has():
 @pytest.mark.parametrize(("solver", "most"), [("cholesky", 8.2), ("cg", 12)])
 def test_more_workers_are_faster_but_not_without_end(solver, most):
     """Eight times as many; all of them together keep more tiles and a larger factor of conjugate gradient."""
-    eight, sixty_four = seconds(8, solver=solver), seconds(64, solver=solver)
+    eight, sixty_four = (planned(workers, solver=solver).seconds for workers in (8, 64))
     assert 4 < eight / sixty_four < most
     if solver == "cholesky":  # its operations, more than half of whose time is spent in products
         least = SIZES["n"] ** 3 / 3 / (64 * Rates().gemm_flops)
@@ -44,21 +40,13 @@ def test_more_workers_are_faster_but_not_without_end(solver, most):
 
 def test_cores_of_a_worker_share_its_memory():
     """Four threads take the work of four workers, and a quarter of the memory each, in which tiles are smaller."""
-    one, four = (
-        dkrr.plan(**SIZES, workers=64, worker_memory="16GiB", solver="cholesky", **more) for more in ({}, {"cores": 4})
-    )
+    one, four = (planned(worker_memory="16GiB", solver="cholesky", **more) for more in ({}, {"cores": 4}))
     assert (four.chosen.place.slots, four.chosen.n_workers) == (256, 64)
     assert 2.5 < one.seconds / four.seconds < 4.1
     assert four.chosen.tile < one.chosen.tile and four.peak_bytes <= 0.7 * 16 * 2**30
     text = str(four)
     assert "(64 processes of 4 threads)" in text and "0.5 GB/s to each core (128 GB/s to all)" in text
-    assert four.seconds == pytest.approx(seconds(256, "4GiB", solver="cholesky"), rel=0.1)
-
-
-def test_reads_come_from_the_shared_store():
-    with dask.config.set({"dkrr.rates.cold-read-gbytes": 0.01}):
-        slow = dkrr.plan(**SIZES, workers=64, worker_memory="1GiB", solver="cholesky")
-    assert "0.01 GB/s to each worker" in str(slow) and slow.seconds > 1.5 * seconds(64, "1GiB", solver="cholesky")
+    assert four.seconds == pytest.approx(planned(256, solver="cholesky").seconds, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -76,20 +64,17 @@ def test_arguments_that_do_not_go_together_are_refused(settings, message):
 
 def test_too_little_memory_names_what_suffices():
     with pytest.raises(MemoryLimitError, match=r"worker_memory is 100 MiB. The smallest .* is .*\d+ bytes") as error:
-        seconds(64, "100MiB")
+        planned(worker_memory="100MiB")
     needed = int(str(error.value).split("(")[-1].split()[0])
-    assert seconds(64, needed) > 0
+    assert planned(worker_memory=needed).seconds > 0
     with pytest.raises(MemoryLimitError):
-        seconds(64, needed - 2 * 2**20)
+        planned(worker_memory=needed - 2 * 2**20)
 
 
 @pytest.mark.nightly
 def test_the_command_plans_for_such_a_cluster():
-    def invoke(*options):
-        return CliRunner().invoke(command, [*OPTIONS, *options])
-
-    plan = json.loads(invoke("--worker-memory", "4GiB", "--json").stdout)
-    assert plan["n_workers"] == 64 and plan["seconds"] == pytest.approx(seconds(64)) and "64" in plan["assumed"]
-    assert invoke("--worker-memory", "4GiB", "--scheduler", "tcp://127.0.0.1:1").exit_code != 0
-    refused = invoke("--cores", "4")
-    assert refused.exit_code == 2 and "cores is 4 without worker_memory" in refused.stderr
+    line = "plan --n 300000 --d 79 --kernel rbf --workers 64"
+    plan = json.loads(run(f"{line} --worker-memory 4GiB --json").stdout)
+    assert plan["n_workers"] == 64 and plan["seconds"] == pytest.approx(planned().seconds) and "64" in plan["assumed"]
+    assert "scheduler" in run(f"{line} --worker-memory 4GiB --scheduler tcp://127.0.0.1:1", code=2).stderr
+    assert "cores is 4 without worker_memory" in run(f"{line} --cores 4", code=2).stderr

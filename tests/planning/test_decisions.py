@@ -1,4 +1,4 @@
-"""Golden files: what is chosen for some forty problems, and why, by codes; what every candidate of a few should cost.
+"""Golden files: what is chosen for some eighty problems, and why, by codes; what every candidate of a few should cost.
 
 A change of the planner shows as a change of these lines, which are for people to judge.
 """
@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from dkrr.errors import DkrrError
 from dkrr.features import feature_map
-from dkrr.kernels import Laplacian, Polynomial, Precomputed
+from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
 from dkrr.planning import Float32Factor, Layout, Rates, make_plan
 from dkrr.planning.problem import Spectrum
 from dkrr.planning.resources import Share
 from dkrr.planning.selection import FoldSizes, plan_selection, with_parts
 from dkrr.planning.strategy import codes_of
 from dkrr.planning.uncertainty import plan_uncertainty
-from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
 
 CG = ConjugateGradient()
@@ -54,6 +54,12 @@ def decisions():
         "no disk, but another machine": (
             direct(60_013, 13), machine(4 * GIB, disk_free_bytes=GIB, enforce_disk=False, memory_bytes=2 * GIB),
         ),
+        "no disk and little memory here": (
+            problem(300_007, 79), machine(64 * GIB, memory_bytes=20 * GIB, disk_free_bytes=GIB, enforce_disk=False),
+        ),
+        "Cholesky requested, no disk and little memory here": (
+            direct(300_007, 79), machine(64 * GIB, memory_bytes=20 * GIB, disk_free_bytes=GIB, enforce_disk=False),
+        ),
         "confined, tiles": (direct(20_011, 13), machine(GIB, **alone)),
         "confined, a share of a worker": (
             direct(20_011, 13), machine(2 * GIB, share=Share(2, 0.7), local_baseline_bytes=100 * MIB, **alone),
@@ -83,6 +89,9 @@ def decisions():
         "small λ": (problem(60_013, 13, alphas=(1e-7,)), large),
         # Other kernels
         "a slow kernel": (with_kernel(Laplacian(), 60_013, 211), laptop),
+        "a kernel of unknown spectrum": (with_kernel(Sigmoid(), 200_003, 13), laptop),
+        "a sum of kernels on a cluster": (with_kernel(2.0 * RBF() + RBF(), 1009, 13), cluster()),
+        "a kernel of unknown spectrum, cg requested": (with_kernel(AdditiveChi2(), 200_003, 13, solver=CG), laptop),
         "precomputed": (with_kernel(Precomputed(), 30_011, 30_011, x_in_memory=False, x_is_shared=True), large),
         "linear, many rows": (problem(300_007, 211, "linear", fit_intercept=True), desk),
         "linear, many columns": (problem(307, 20_011, "linear"), desk),
@@ -102,11 +111,18 @@ def decisions():
         "polynomial, beyond all bounds": (with_kernel(Polynomial(degree=120), 100, 300, form="primal"), desk),
         "primal of RBF": (problem(100, 3, form="primal"), desk),
         "wide sparse rows": (problem(60_013, 50_021, "linear", **WIDE), laptop),
+        "few sparse rows": (direct(500, 2_000_000, is_sparse=True, row_bytes=24160), desk),
         # Logistic regression
         "logistic, many rows": (problem(10**6, 53, "linear", **logistic), machine(GIB)),
         "logistic, RBF": (problem(20_011, 13, n_targets=5, is_coupled=True, **logistic), laptop),
         "logistic, Cholesky in tiles": (direct(20_011, 13, n_targets=3, is_coupled=True, **logistic), machine(GIB)),
         "logistic, cg": (problem(50_021, 13, solver=CG, **logistic), machine(2 * GIB)),
+        "logistic, few columns": (problem(1000, 20, "linear", loss="logistic"), desk),
+        "logistic, few rows": (problem(100, 5000, "linear", loss="logistic"), desk),
+        "logistic, rows larger than memory": (
+            problem(20_011, 10_007, "linear", x_in_memory=False, **logistic), machine(memory_bytes=GIB),
+        ),
+        "logistic, path of λ": (direct(20_011, 23, alphas=(1.0, 0.1, 0.01), **logistic), laptop),
         "logistic, too wide for a curvature": (
             direct(10**6, 20_011, "linear", 3, form="primal", is_coupled=True, **logistic), desk,
         ),
@@ -135,10 +151,62 @@ def decision(what, where):
     ]
 
 
+def selections():
+    """Choices of λ, as `decisions`, with folds."""
+    alphas = {"alphas": tuple(0.1 * 2.0**k for k in range(10))}
+    many = problem(100_003, 1511, "linear", form="primal", **alphas)
+    wide = problem(20_011, 13, n_targets=101, alphas=(0.1, 1.0), solver=CG)
+    return {
+        "selection, 100,003 rows": (problem(100_003, 16, **alphas), FoldSizes(5), machine(64 * GIB)),
+        "selection, in workers": (problem(100_003, 16, **alphas), FoldSizes(5, refit=True), machine(4 * GIB)),
+        "selection, cg requested": (problem(2003, 16, solver=CG, **alphas), FoldSizes(5), machine()),
+        "selection, Cholesky requested": (direct(2003, 16, **alphas), FoldSizes(5), machine()),
+        "selection, one row out": (problem(8009, 16, **alphas), FoldSizes(0, is_loo=True), machine()),
+        "selection, folds that do not train on the rest": (
+            problem(20_011, 13, **alphas), FoldSizes(3, train_on_the_rest=False), machine(),
+        ),
+        "selection, primal": (problem(10**6, 53, "linear", **alphas), FoldSizes(5), machine()),
+        "selection, primal, predictions": (
+            problem(10**6, 53, "linear", **alphas), FoldSizes(5, predicts=True), machine(),
+        ),
+        "selection, sums of many folds": (many, FoldSizes(20), machine()),
+        "selection, sums of many folds, little memory": (many, FoldSizes(20), machine(300 * MIB)),
+        "selection, many targets": (wide, FoldSizes(5), machine(2 * GIB)),
+        "selection, targets together": (wide, FoldSizes(2, targets_together=True), machine(2 * GIB)),
+    }  # fmt: skip
+
+
+def variances():
+    """Variances of new rows, as `decisions`, with their number."""
+    large, disk = problem(100_003, 13), machine(disk_free_bytes=1000 * GIB)
+    return {
+        "variances, few rows": (problem(2003, 13), machine(), 100),
+        "variances, few rows, cg requested": (problem(2003, 13, solver=CG), machine(), 100),
+        "variances, Cholesky requested": (direct(20_011, 13), machine(), 100),
+        "variances, float32 requested": (problem(20_011, 13, solver=FLOAT32), machine(), 100),
+        "variances, cg requested": (problem(20_011, 13, solver=CG), machine(), 5003),
+        "variances, λ = 0": (problem(20_011, 13, solver=CG, alphas=(0.0,)), machine(), 100),
+        "variances, no disk": (problem(200_003, 13), machine(disk_free_bytes=10 * GIB), 100),
+        "variances, a factor is slower": (large, disk, 10),
+        "variances, many rows": (large, disk, 200_003),
+        "variances, many rows, Cholesky requested": (replace(large, solver=Cholesky()), disk, 200_003),
+        "variances, little memory": (problem(400_009, 13, solver=CG), machine(2 * GIB), 1009),
+    }
+
+
 def test_decisions_are_those_of_the_golden_file(golden):
     lines = []
     for name, (what, where) in decisions().items():
         lines += [name, *decision(what, where)]
+    for name, (what, folds, where) in selections().items():
+        found = plan_selection(what, folds, where)
+        plan, codes = found.plan, f"{', '.join(codes_of(found.reasons))}; not {', '.join(codes_of(found.rejected))}"
+        sizes = f"{plan.problem.n_targets} targets, {found.seconds:.3g} s, {found.peak_bytes:.3g} B"
+        lines += [name, f"  {found.method}: {kind(plan.chosen)}, {sizes}", f"  because {codes}"]
+    for name, (what, where, n_rows) in variances().items():
+        found = plan_uncertainty(what, where, n_rows)
+        sizes = f"{found.columns} at once, {found.seconds:.3g} s"
+        lines += [name, f"  {found.method}: {kind(found.plan.chosen)}, {sizes}, {', '.join(codes_of(found.reasons))}"]
     golden("decisions.txt", "\n".join(lines) + "\n")
 
 
@@ -147,6 +215,7 @@ PRICED = [
     "batches of targets", "float32 requested", "three λ, weights of 0", "precomputed", "linear, many rows",
     "linear, cg in primal form", "linear, more columns than memory", "linear, targets in a file", "wide sparse rows",
     "logistic, many rows", "logistic, RBF", "logistic, Cholesky in tiles", "logistic, cg",
+    "few sparse rows", "logistic, rows larger than memory", "logistic, path of λ",
 ]  # fmt: skip
 
 
@@ -156,7 +225,8 @@ def test_prices_are_those_of_the_golden_file(golden):
     slow = Rates(read_bytes=2e9, cold_read_bytes=0.3e9, write_bytes=0.5e9, fresh_bytes=3e9, network_bytes=0.2e9)
     for name in PRICED:
         what, where = every[name]
-        plan = make_plan(what, replace(where, rates=slow, memory_bytes=80 * GIB, row_rates=slow.faster(2.0)))
+        where = replace(where, rates=slow, memory_bytes=where.memory_bytes or 80 * GIB, row_rates=slow.faster(2.0))
+        plan = make_plan(what, where)
         lines.append(name)
         for c in (plan.chosen, *plan.rejected[:4]):
             lines.append(f"  {c.summary()}")

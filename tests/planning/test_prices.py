@@ -1,4 +1,7 @@
-"""What prices depend on: sizes, settings, rates, memory for the cache of files, and what is known of a spectrum."""
+"""What prices depend on: sizes, settings, rates, memory for the cache of files, and what is known of a spectrum.
+
+What every stage should cost is in the golden file of prices.
+"""
 
 from dataclasses import replace
 from math import inf
@@ -8,40 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkrr.features import feature_map
-from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Linear, Polynomial, Sigmoid
+from dkrr.kernels import RBF, Laplacian
 from dkrr.linalg.normal import ROW_BLOCK_BYTES
 from dkrr.linalg.pivoted_cholesky import PRICED_RANKS
 from dkrr.linalg.tile_steps import PANEL_COLUMNS
-from dkrr.planning import Iterative, KernelRate, Newton, Rates, make_plan
-from dkrr.planning.direct import Direct
+from dkrr.planning import Iterative, KernelRate, Rates, make_plan
 from dkrr.planning.inputs import rows_at_once
 from dkrr.planning.iteration_dual import dual_iterations_expected, iterations_expected
 from dkrr.planning.resources import cold_fraction, interpolate
-from dkrr.planning.strategy import Systems, codes_of
+from dkrr.planning.strategy import Systems
 from dkrr.planning.tilings import fixed_grid, tile_grid
 from dkrr.solvers import Cholesky, ConjugateGradient, RPCholesky
-from tests.pairs import every_pair
-from tests.planning.problems import GIB, KERNELS, MIB, cluster, direct, machine, problem
+from tests.planning.problems import GIB, MIB, cluster, machine, problem
 
-# Distinct primes: a formula that takes one size for another shows.
-N, D, M, WORKERS = 30_011, 13, 3, 5
+N, D, WORKERS = 30_011, 13, 5
 CG = ConjugateGradient()
-
-
-def candidates(settings=CG, where=None, **more):
-    """Every way by conjugate gradient in dual form."""
-    what = problem(N, D, n_targets=M, solver=settings, **more)
-    return list(Iterative.candidates(what, where or machine(workers=WORKERS), "dual"))
-
-
-def of_kernel(kernel, n=N, **settings):
-    return replace(
-        problem(n, D, form="dual", **settings), kernel=kernel.resolved(D), feature_map=feature_map(kernel, D)
-    )
-
-
-# Tiles of factorisations
 
 
 @given(st.integers(1, 10**6), st.integers(1, 20_000))
@@ -64,26 +48,12 @@ def test_blocks_of_rows_stay_within_their_bytes(n, d, tile):
     assert rows == 1 or rows * (2 * 8 * d + 4 * 8 * min(tile, d)) <= ROW_BLOCK_BYTES
 
 
-def test_memory_of_a_factorisation_is_that_of_its_matrix_or_its_tiles():
-    where = machine(7 * GIB, workers=WORKERS)
-    whole, *tiled = Direct.candidates(problem(10_007, D, n_targets=M), where, "dual")
-    assert 150 * MIB + 4 * 10_007**2 <= whole.peak_bytes < 150 * MIB + 8 * 10_007**2
-    for c in tiled:
-        assert c.execution != "memory" and c.peak_bytes >= 160 * MIB + 8 * c.tiling.tile**2
-        if c.execution == "dask":  # fewer workers share what all of them have
-            assert c.limit_bytes == where.worker_limit_bytes * WORKERS // c.n_workers
-    one, three = (next(Direct.candidates(problem(10_007, D, tile=1009), cluster(threads=t), "dual")) for t in (1, 3))
-    task = one.peak_bytes - 184 * MIB
-    assert three.peak_bytes == 184 * MIB + 3 * task and task > 2 * 8 * 1009**2
-
-
 # Conjugate gradient
 
 
 @pytest.mark.parametrize("limit", [400 * MIB, GIB, 5 * GIB, 500 * GIB])
 def test_what_is_kept_stays_within_the_limit_and_is_no_more_than_there_is(limit):
-    where = machine(limit, WORKERS)
-    for c in candidates(where=where):
+    for c in Iterative.candidates(problem(N, D, n_targets=3, solver=CG), machine(limit, WORKERS), "dual"):
         least = c.products.kept_tiles == 0 and c.rank_limit == c.rank
         assert least or c.fits, "more than it needs only where memory is left"
         assert c.limit_bytes == (limit if c.execution == "memory" else limit // WORKERS)
@@ -118,20 +88,6 @@ def test_iterations_fall_with_the_rank_with_alpha_and_with_the_tolerance():
     assert iterations_expected(1e4, 1.0, 1e-6) == pytest.approx(0.5 * 1.2 * 100 * np.log(2e6), rel=0.01)
 
 
-@every_pair(
-    kernel=[Linear(), Sigmoid(), AdditiveChi2(), 2.0 * RBF(), RBF() + RBF()],
-    place=["4 GiB", "cluster"],
-    n=[1009, 200_003],
-    ids=str,
-)
-def test_conjugate_gradient_is_not_chosen_for_other_diagonals_where_a_factorisation_fits(kernel, place, n):
-    where = {"4 GiB": machine(4 * GIB), "cluster": cluster()}[place]
-    plan = make_plan(of_kernel(kernel, n), where)
-    assert plan.solver == "cholesky"
-    assert {c.refused.code for c in plan.rejected if c.solver == "cg"} <= {"spectrum-unknown", "memory"}
-    assert make_plan(of_kernel(kernel, n, solver=CG), where).solver == "cg", "it can be asked for"
-
-
 def test_seconds_have_a_range_that_a_sample_of_the_rows_makes_narrower():
     what, ranges = problem(100_003, 13, solver=CG), []
     for spectrum in (what.spectrum, replace(what.spectrum, decay=2.1)):
@@ -145,55 +101,6 @@ def test_seconds_have_a_range_that_a_sample_of_the_rows_makes_narrower():
     primal = make_plan(problem(10**6, 3001, "linear", solver=CG, form="primal"), machine())
     low, high = (s / primal.seconds for s in primal.seconds_range)
     assert low < 0.2 and high > 2
-
-
-# Sizes of rows and targets
-
-
-def test_sparse_rows_are_priced_by_their_entries():
-    # 500 rows of two million columns with 200 entries each: K, and panels with a pointer for each column.
-    for kernel in ("linear", "rbf"):
-        few, more = (
-            next(Direct.candidates(problem(500, 2_000_000, kernel, is_sparse=True, row_bytes=b), machine(), "dual"))
-            for b in (2416, 24160)
-        )
-        assert few.peak_bytes < 400 * MIB and few.seconds < 1
-        assert few.peak_bytes < more.peak_bytes < 500 * MIB and more.seconds > 3 * few.seconds
-
-
-@every_pair(n=[100_003, 1_000_003], limit=[8 * GIB, 24 * GIB], centred=[False, True])
-def test_targets_are_cut_by_rows_as_x_is(n, limit, centred):
-    p = problem(n, 11, "linear", 10_007, y_in_memory=False, fit_intercept=centred)
-    plan = make_plan(p, machine(limit))
-    assert (plan.form, plan.solver) == ("primal", "cholesky") and plan.seconds < 1800
-    if plan.execution == "memory":
-        assert plan.peak_bytes > 2 * p.y_bytes, "the targets and their errors are counted"
-    else:
-        assert plan.peak_bytes < 1 * GIB and plan.disk_bytes > 2 * p.y_bytes
-    mapped = make_plan(replace(p, y_is_mapped=True), machine(8 * GIB))
-    assert mapped.execution == "memory" and mapped.peak_bytes < 1 * GIB and mapped.disk_bytes == p.y_bytes
-    assert mapped.chosen.read_bytes > 3 * p.y_bytes
-
-
-@pytest.mark.parametrize("solver", [Cholesky(), CG])
-@pytest.mark.parametrize("tile", [None, 20])
-def test_memory_hardly_grows_with_targets_in_a_file(tile, solver):
-    def needed(t):
-        p = problem(100_003, 23, "linear", t, form="primal", solver=solver, tile=tile, y_is_mapped=True)
-        return make_plan(p, machine(limit=64 * GIB)).peak_bytes
-
-    assert needed(10_007) < needed(1) + 300 * MIB
-
-
-def test_sizes_at_the_ends():
-    for kernel in KERNELS:
-        for more in ({}, {"keeps_store": True}, {"tile": 1}):
-            assert str(make_plan(problem(1, 1, kernel, **more), machine()))
-    plan = make_plan(problem(10**7, 5), machine(8 * GIB))
-    assert 0 < plan.chosen.rank < 250, "a lower rank where none of the usual ones fits"
-    value = Polynomial(degree=120).resolved(300)
-    many = replace(problem(100, 300), kernel=value, feature_map=feature_map(value, 300))
-    assert "D = about 5.8e107 features" in str(make_plan(many, machine()))
 
 
 # Rates
@@ -232,11 +139,9 @@ def test_what_was_measured_of_a_kernel_is_used_between_the_points_and_beyond_the
     st.lists(st.tuples(st.integers(-50, 50), st.floats(-9, 9)), min_size=1, unique_by=lambda p: p[0]),
     st.floats(-60, 60),
 )
-def test_interpolation_meets_its_points_and_stays_between_them(points, x):
+def test_interpolation_is_linear_between_its_points_and_constant_beyond_them(points, x):
     xs, ys = zip(*sorted(points), strict=True)
-    assert min(ys) - 1e-9 <= interpolate(x, xs, ys) <= max(ys) + 1e-9
-    for a, b in zip(xs, ys, strict=True):
-        assert interpolate(a, xs, ys) == pytest.approx(b)
+    assert interpolate(x, xs, ys) == pytest.approx(np.interp(x, xs, ys))
 
 
 def test_what_the_cache_of_files_has_no_memory_for_is_read_at_the_rate_of_the_disk():
@@ -253,67 +158,23 @@ def test_what_the_cache_of_files_has_no_memory_for_is_read_at_the_rate_of_the_di
     assert cluster(workers=8, memory_bytes=20 * GIB, n_hosts=3).cache_bytes(8, 2 * GIB) == 14 * GIB
 
 
-COLD = Rates(
-    gemm_flops=45e9,
-    read_bytes=5e9,
-    cold_read_bytes=0.4e9,
-    write_bytes=1e9,
-    kernels=tuple(KernelRate("RBF", 64, p, s) for p, s in (("float64", 5e-9), ("float32", 3e-9))),
+COLD = Rates(gemm_flops=45e9, read_bytes=5e9, cold_read_bytes=0.4e9, write_bytes=1e9)
+
+
+@pytest.mark.parametrize(
+    ("form", "solver", "loss"),
+    [
+        ("primal", Cholesky(), "squared"),
+        ("primal", CG, "squared"),
+        ("dual", Cholesky(), "squared"),
+        ("primal", Cholesky(), "logistic"),
+    ],
 )
-
-
-@pytest.mark.parametrize(("form", "solver"), [("primal", Cholesky()), ("primal", CG), ("dual", Cholesky())])
-def test_less_memory_for_the_cache_never_makes_a_plan_faster(form, solver):
+def test_less_memory_for_the_cache_never_makes_a_plan_faster(form, solver, loss):
     kernel, n, d = ("linear", 20_000_003, 6007) if form == "primal" else ("rbf", 200_003, 79)
-    this = problem(n, d, kernel, solver=solver, form=form, x_is_shared=True, x_in_memory=False)
+    this = problem(n, d, kernel, solver=solver, form=form, loss=loss, x_is_shared=True, x_in_memory=False)
     seconds = [
         make_plan(this, machine(2 * GIB, rates=COLD, memory_bytes=memory, disk_free_bytes=10**15)).seconds
         for memory in (None, 10_000 * GIB, 60 * GIB, 3 * GIB)
     ]
     assert seconds[0] == seconds[1] and seconds == sorted(seconds) and seconds[3] > 1.05 * seconds[0]
-
-
-@pytest.mark.parametrize("form", ["dual", "primal"])
-def test_rows_larger_than_memory_are_read_from_the_disk_at_every_step_of_newtons_method(form):
-    p = problem(20_011, 10_007, "linear", loss="logistic", x_in_memory=False)  # 1.5 GiB of rows
-
-    def in_memory(cold, memory):
-        where = machine(rates=Rates(cold_read_bytes=cold), memory_bytes=memory)
-        return [c.seconds for c in Newton.candidates(p, where, form) if c.execution == "memory"]
-
-    slow, fast = (in_memory(rate, GIB) for rate in (0.1e9, 1e9))
-    assert slow and all(a - b > 5 for a, b in zip(slow, fast, strict=True))
-    assert in_memory(0.1e9, 1000 * GIB) == in_memory(1e9, 1000 * GIB)
-
-
-def test_a_disk_and_a_memory_that_are_not_here_are_only_remarked():
-    where = machine(64 * GIB, rates=COLD, memory_bytes=20 * GIB, disk_free_bytes=GIB, enforce_disk=False)
-    for solver in (Cholesky(), CG):
-        plan = make_plan(problem(300_007, 79, solver=solver), where)
-        assert ("disk-short-here" in codes_of(plan.reasons)) == (plan.disk_bytes > GIB)
-        assert "memory-short-here" in codes_of(plan.reasons)
-
-
-# Logistic regression
-
-
-def test_a_step_of_newtons_method_has_a_factor_for_every_class():
-    sizes = {"loss": "logistic", "fit_intercept": True, "tol": 1e-6}
-    one, ten, apart = (
-        make_plan(direct(20_011, 23, n_targets=t, is_coupled=c, **sizes), machine(GIB))
-        for t, c in ((1, False), (10, True), (10, False))
-    )
-    assert one.execution == ten.execution == "dask" and 8 < ten.seconds / one.seconds < 25
-    # Those of a softmax exist together, those of independent models one after the other.
-    assert ten.disk_bytes > 5 * apart.disk_bytes
-    path = make_plan(direct(20_011, 23, alphas=(1.0, 0.1, 0.01, 1e-3, 1e-4), **sizes), machine(4 * GIB))
-    single = make_plan(direct(20_011, 23, **sizes), machine(4 * GIB))
-    assert 1.5 < path.seconds / single.seconds < 5, "less than as many fits"
-
-
-@pytest.mark.parametrize("n", [100, 1000])
-@pytest.mark.parametrize("d", [5, 20])
-def test_a_small_logistic_problem_is_solved_in_the_smaller_form(n, d):
-    """What every step takes, however small, counts in both forms."""
-    for columns, form in ((d, "primal"), (50 * n, "dual")):
-        assert make_plan(problem(n, columns, "linear", loss="logistic"), machine()).form == form

@@ -79,26 +79,6 @@ def test_a_plan_meets_the_simulation_of_dask(n_tiles, chain_seconds):
             assert 0.8 * exact <= factorisation_seconds(grid, columns_per_task, slots, rates, 0.0) <= 1.15 * exact
 
 
-def test_the_estimate_counts_the_scheduler():
-    grid, costs = TileGrid(30 * 64, 64, 64), TaskCosts.of_rates(RATES, 0.0)
-    n_tasks = len(list(tile_steps(30, 2)))
-    slow = SimulatedCluster(1000, scheduler_seconds=1.0)
-    assert n_tasks <= estimated_seconds(grid, 2, costs, slow) <= 1.2 * n_tasks
-    assert simulate_factorisation(grid, 2, costs, slow).seconds >= n_tasks
-
-
-def test_the_time_of_a_task_is_that_of_its_parts():
-    grid, step = TileGrid(23 * 7, 23, 23), next(s for s in tile_steps(7, 0) if s.key == "L-4-2")
-    tile = 8 * 23**2
-    free = Rates(read_bytes=1e30, write_bytes=1e30, task_seconds=0.0).faster(1e30)
-    for kind, flops in (("gemm", 2 * 23 * 23 * 46), ("trsm", 23**3), ("syrk", 0), ("potrf", 0)):
-        slow = replace(free, **{f"{kind}_flops": 1.0})
-        assert step_seconds(step, grid, slow, 0.0) == pytest.approx(flops, abs=1e-6)
-    assert step_seconds(step, grid, replace(free, read_bytes=1.0), 0.0) == pytest.approx(2 * 2 * tile + tile)
-    assert step_seconds(step, grid, replace(free, write_bytes=1.0), 0.0) == pytest.approx(tile)
-    assert step_seconds(step, grid, replace(free, task_seconds=5.0), 3.0) == pytest.approx(8.0)
-
-
 @given(cases())
 def test_the_operations_of_a_task_are_those_of_its_kind(case):
     grid, columns_per_task = case

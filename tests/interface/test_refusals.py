@@ -1,0 +1,149 @@
+"""What commands refuse: in one line that names it, with status 2, before work, and without a change of any file."""
+
+import contextlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.interface.conftest import run, write_inputs
+
+FIT, SELECT = "fit --x x.npy --y y.npy --model m.zarr", "select --x x.npy --y y.npy"
+TABLE = "fit --x t.csv --y y --model m.zarr"
+PREDICT = "predict --out p.npy --model model.zarr --x x.npy"
+PLAN = "plan --n 100 --d 3"
+KINDS = "fit --x kinds.parquet --y y --model m.zarr --columns y"
+REFUSED = [
+    # Data
+    ("fit --x no.npy --y no.npy --model m.zarr", "no.npy does not exist"),
+    ("fit --x x.npy --y d.npz::z --model m.zarr", "no array 'z'"),
+    (f"{FIT} --logistic", "does not hold class labels"),
+    ("plan --x x.npy --y y.npy --logistic", "continuous"),
+    ("fit --x x.npy --y labels.npy --model m.zarr", r"KernelLogisticRegression \(or --logistic\)"),
+    ("predict --out p.npy --model model.zarr --x bad.npy", "row 210, column 2"),
+    ("predict --out p.npy --model model.zarr --x narrow.npy", "X has 2 features, but the model was fitted with 5"),
+    # Tables
+    ("fit --x t.csv --columns a,b --y kind --model m.zarr", r"KernelLogisticRegression \(or --logistic\)"),
+    (TABLE, r"the column 'name' of text .*leave it out \(columns='a,b,c,d,e'\)"),
+    ("fit --x t.csv --y yy --columns a* --model m.zarr", "y has 'yy', which is neither a column of X nor a path"),
+    (f"{TABLE} --columns dep_*", "--columns has 'dep_.', and t.csv has no"),
+    (f"{FIT} --columns a", "--columns is 'a', and --x is not a table"),
+    ("fit --x gone.parquet --y y --model m.zarr", "X: the path gone.parquet does not exist"),
+    (f"{FIT} --drop-missing", "--x is not a table with named columns"),
+    ("fit --x t.csv --columns a --y y.npy --drop-missing --model m.zarr", "--y is .*expected a column of --x"),
+    ("predict --out p.npy --model table.zarr --x t.csv --columns c,d", "without its column 'a'"),
+    ("predict --out p.npy --model table.zarr --x other.csv", "X has no column 'b'"),
+    ("predict --out p.npy --model model.zarr --x t.csv --columns a,b", "X has 2 features"),
+    # Transformers
+    (f"{FIT} --one-hot a", "--x is not a table"),
+    (f"{TABLE} --standardize", "--x has the column 'name' of text"),
+    (f"{TABLE} --one-hot name", "--x has the column 'kind' of text"),
+    (f"{TABLE} --one-hot nam,kind", "--one-hot has 'nam', .* expected 'name'"),
+    (f"{TABLE} --unknown zeros", "--unknown is given without --one-hot"),
+    *((f"{KINDS},{kind} --one-hot {kind}", f"column '{kind}' of .*cannot hold; expected numbers, text or categories")
+      for kind in ("date", "time", "decimal", "bytes")),
+    # Kernels and numbers
+    (f"{PLAN} --kernel matern --kernel-param nu", "--kernel-param is 'nu'; expected NAME=VALUE"),
+    (f"{PLAN} --kernel matern --kernel-param nu=1.5 --kernel-param nu=2.5", "given twice"),
+    (f"{PLAN} --kernel matern --kernel-param mu=1", "has no parameter mu; expected 'nu', 'length_scale'"),
+    (f"{PLAN} --kernel matern --gamma 1", "--kernel-param length_scale="),
+    (f"{FIT} --alpha 1,2", r"KernelRidgeCV \(dkrr select\) chooses among several"),
+    (f"{FIT} --gamma 1,2", "dkrr select chooses among several"),
+    ("fit --x x.npy --y labels.npy --logistic --model m.zarr --alpha 1,2", "--alpha has several values"),
+    (f"{FIT} --alpha 1:2", "expected numbers with commas between, or from:to"),
+    (f"{FIT} --memory-limit 2000", "expected a unit with it: 2000 MB"),
+    (f"{SELECT} --gamma 1:0.1:3", "--gamma is '1:0.1:3'; expected"),
+    (f"{SELECT} --cv many", "--cv is 'many'; expected a whole number"),
+    (f"{SELECT} --train-sizes half", "--train-sizes is 'half'; expected fractions such as"),
+    (f"{SELECT} --memory-limit 16", "expected a unit with it: 16 GB"),
+    (f"{PLAN} --alphas 0.1,nan", r"alphas is \[0.1, nan\]; expected finite numbers >= 0"),
+    (f"{PLAN} --workers 2 --worker-memory 4000", "worker_memory is '4000'"),
+    # Options that do not go together
+    ("plan --n 10", "--n and --d"),
+    (f"{FIT} --max-iter 3", "give --logistic"),
+    (f"{PLAN} --multi-class ovr", "give --logistic"),
+    *((f"{SELECT} {option}", f"{option.split()[0]} is given without --logistic; give --logistic with it")
+      for option in ("--class-weight balanced", "--max-iter 5", "--multi-class ovr")),
+    *((f"{SELECT} --logistic {option}", f"{option.split()[0]} is given with --logistic; leave it out")
+      for option in ("--store new", "--alpha-per-target")),
+    (f"{SELECT} --train-sizes 0.5 --cv loo", "train_sizes is given, and cv is leave-one-out"),
+    (f"{FIT} --uncertainty --logistic", "--uncertainty is given with --logistic"),
+    (f"{SELECT} --uncertainty", "--uncertainty is given without --model"),
+    (f"{PREDICT} --std", "--uncertainty"),
+    (f"{PREDICT} --interval 0.9", "--uncertainty"),
+    (f"{PREDICT} --interval 90", "between 0 and 1"),
+    ("predict --out p.npy --model classes.zarr --x x.npy --std", "expected a regression"),
+    (f"{PREDICT} --proba", "--proba is given, but model.zarr is a KernelRidge"),
+    ("fit --x x.npy", "Missing option"),
+    (f"{PLAN} --logistic --n-classes 1", "at least 2"),
+    # The machine
+    ("calibrate --folder nowhere", "expected an existing folder"),
+    ("plan --n 10000 --d 5 --kernel rbf --memory-limit 1MiB", "smallest memory_limit"),
+    (f"{FIT} --scheduler nowhere://127.0.0.1", "no Dask"),
+    # Places
+    ("info nothing.zarr", "does not exist"),
+    ("info x.npy", "not a Zarr group"),
+    ("status model.zarr", "is a saved model; expected the store of a run"),
+    ("predict --out p.npy --model nothing.zarr --x x.npy", "does not exist"),
+    ("predict --model model.zarr --x x.npy --out data.zarr --overwrite", "is not an"),
+    *((f"{command} {option}", message)
+      for command in ("fit --x x.npy --y y.npy", SELECT)
+      for option, message in (
+          ("--model no/m.zarr", "--model is 'no/m.zarr', and the folder .*/no does not exist"),
+          ("--model x.npy/m.zarr", "the folder .*/x.npy does not exist"),
+          ("--model /proc/m.zarr", "--model: cannot write /proc/m.zarr"),
+          ("--model m.zarr --store no/run.zarr", "--store is 'no/run.zarr', and the folder .*/no does not"),
+          ("--model m.zarr --store /proc/run.zarr", "--store: cannot write /proc/run.zarr"),
+          ("--model m.zarr --store model.zarr", "^(?!.*delete).*model.zarr.* a (saved )?model"),
+      )),
+    ("plan --x x.npy --y y.npy --store model.zarr", "^(?!.*delete).*is a saved model"),
+    (f"{FIT} --quiet --store run.zarr --kernel linear --alpha 3", "the values of alpha differ"),
+    (f"{FIT} --quiet --store run.zarr --kernel linear --solver cg", "began with solver='cholesky'"),
+    (f"{SELECT} --quiet --store runs --alphas 1,2,4", "belongs to another problem"),
+    (f"{SELECT} --out /proc/scores.png", "--out: cannot write /proc/scores.png"),
+    ("report model.zarr --out page.html", r"exists already; delete it, .*overwrite=True \(--overwrite\)"),
+    ("report model.zarr --out /proc/page.html", "--out: cannot write /proc/page.html"),
+    ("report model.zarr --out y.npy --overwrite", "y.npy is not a report of dkrr"),
+    ("report data.zarr --out new.html", "data.zarr"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(data, tmp_path_factory):
+    """A folder with inputs, models, runs and a report, of which no test may change a file."""
+    folder = tmp_path_factory.mktemp("place")
+    with contextlib.chdir(folder):
+        write_inputs(data)
+        np.save("narrow.npy", data.X[:, :2])
+        bad = data.X.copy()
+        bad[-1, 2] = np.nan
+        np.save("bad.npy", bad)
+        Path("other.csv").write_text(Path("t.csv").read_text().replace("a,b", "a,B", 1))
+        numbers = pa.array(range(9), pa.int32())
+        kinds = {"date": pa.date32(), "decimal": pa.decimal128(20)}
+        columns = {name: numbers.cast(kind) for name, kind in kinds.items()}
+        columns |= {"time": numbers.cast(pa.int64()).cast(pa.timestamp("us")), "bytes": pa.array([b"1"] * 9)}
+        parquet.write_table(pa.table({"y": np.arange(9.0), **columns}), "kinds.parquet")
+        run("fit --x x.npy --y y.npy --solver cholesky --store run.zarr --model model.zarr --kernel linear")
+        run("select --x x.npy --y y.npy --store runs --alphas 1,2")
+        run("fit --x t.csv --columns a,b --y y --model table.zarr")
+        run("fit --x x.npy --y labels.npy --logistic --model classes.zarr")
+        run("report model.zarr --out page.html")
+    return folder
+
+
+def times(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("line", "message"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_a_wrong_command_is_refused_in_one_line_and_changes_nothing(place, monkeypatch, line, message):
+    monkeypatch.chdir(place)
+    before = times(place)
+    text = run(line, code=2).stderr
+    is_one_line = text.startswith("dkrr: ") and text.count("\n") == 1
+    assert re.search(message, text) and (is_one_line or text.startswith("Usage: ")), text
+    assert times(place) == before
