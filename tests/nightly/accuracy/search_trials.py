@@ -43,9 +43,7 @@ class Search:
     def problem(self) -> Problem:
         """The rows, as models of training sets take them."""
         weights = np.ones(len(self.y)) if self.sample_weight is None else self.sample_weight
-        return Problem(
-            self.X, self.y, self.kernel, weights, self.fit_intercept, is_precomputed=self.kernel == "precomputed"
-        )
+        return Problem(self.X, self.y, self.kernel, weights, self.fit_intercept)
 
     def pairs(self) -> list[tuple[Numbers, Numbers]]:
         """Training rows and rows held out of every fold, in ascending order."""

@@ -36,11 +36,8 @@ class TestChecks:
         assert dual_residual(RBF(0.4), X, Y, 0.3, exact.dual_coef, **problem) < 1e-15
         w, centre = parts(problem)
         change = 1e-3 * rng.standard_normal((15, 2)) * (w > 0)[:, None]
-        change = (
-            np.where(w[:, None] > 0, change - change.sum(axis=0) / (w > 0).sum(), 0)
-            if "fit_intercept" in problem
-            else change
-        )
+        if "fit_intercept" in problem:
+            change = np.where(w[:, None] > 0, change - change.sum(axis=0) / (w > 0).sum(), 0)
         inverse = np.divide(0.3, w, out=np.zeros(15), where=w > 0)
         left = np.sqrt(w)[:, None] * (centre @ (RBF(0.4)(X) @ change + inverse[:, None] * change))
         expected = np.linalg.norm(left, axis=0) / np.linalg.norm(np.sqrt(w)[:, None] * (centre @ Y), axis=0)
@@ -63,7 +60,7 @@ class TestChecks:
         problem = {"fit_intercept": False, **problem}
         exact = precise.logistic(Linear(), X, LABELS, 0.3, **problem)
         coef = X.T @ exact.dual_coef
-        for given in ({"dual_coef": exact.dual_coef}, {"coef": coef}):
+        for given in ({"form": "dual", "coef": exact.dual_coef}, {"form": "primal", "coef": coef}):
             found, _ = logistic_gradient(Linear(), X, LABELS, 0.3, intercept=exact.intercept[0], **given, **problem)
             assert found < 1e-14
             found, _ = logistic_gradient(Linear(), X, LABELS, 0.6, intercept=exact.intercept[0], **given, **problem)
@@ -84,8 +81,8 @@ def of_kind(is_logistic):
 class TestVerdicts:
     def test_an_ordinary_fit_is_accurate_and_honest(self, is_logistic):
         outcome = fits.run(of_kind(is_logistic))
-        assert outcome.is_success and outcome.dishonest == () and outcome.surprising == ()
-        assert outcome.true <= 10 * outcome.reported + 1e-13 and outcome.predictions < 1e-6
+        assert outcome.ended in ("SOLVED", "CONVERGED") and outcome.dishonest == () and outcome.surprising == ()
+        assert outcome.errors["predictions"] < 1e-6
 
     def fitted(self, is_logistic, **changes):
         one = replace(of_kind(is_logistic), settings={"form": "dual", "solver": "cholesky"})
@@ -93,7 +90,7 @@ class TestVerdicts:
         model = make(one.alpha, kernel=one.kernel, fit_intercept=one.fit_intercept, form="dual")
         model.fit(one.X, one.y, one.sample_weight)
         model.solve_result_ = replace(model.solve_result_, **changes)
-        found = np.vstack([precise_scores(model, rows) for rows in (one.X, one.X_new)])
+        found = np.vstack([fits.scores(model, rows) for rows in (one.X, one.X_new)])
         return one, model, found
 
     def test_a_residual_that_is_understated_is_not(self, is_logistic):
@@ -104,11 +101,6 @@ class TestVerdicts:
         honest = replace(model.solve_result_, residual=1e-2, status=Status.STALLED)
         model.solve_result_ = honest
         assert fits.judge(one, model, found, None, []).dishonest == ()
-
-
-def precise_scores(model, rows):
-    found = model.decision_function(rows) if hasattr(model, "decision_function") else model.predict(rows)
-    return np.asarray(found).reshape(len(rows), -1)
 
 
 @pytest.mark.parametrize(

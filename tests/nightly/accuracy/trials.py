@@ -1,14 +1,19 @@
-"""Small random problems at the edges of float64, each from a recorded seed, for `python -m tests.nightly.accuracy`."""
+"""Small random problems at the edges of float64, each from a recorded seed, for `python -m tests.nightly.accuracy`.
+
+What every kind of trial has: its outcome, and the answer of dkrr to a question.
+"""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.errors import ConvergenceWarning, DkrrError
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Polynomial
 
 Array = NDArray[np.float64]
@@ -38,6 +43,79 @@ class Trial:
     sample_weight: Array | None
     settings: dict[str, Any]
     """Form, solver and tile."""
+
+    @property
+    def all_rows(self) -> Any:
+        """Training rows, and the new ones behind them."""
+        return self.X + self.X_new if isinstance(self.X, list) else np.vstack([self.X, self.X_new])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one trial: how it ended, and its errors."""
+
+    trial: Any
+    ended: str
+    """Name of the status, or of the error."""
+    how: str = ""
+    """Way to the result, and what was found."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Largest errors that the tables show."""
+    ill_conditioned: int = 0
+    """Numbers that float64 does not determine."""
+    dishonest: tuple[str, ...] = ()
+    surprising: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        one, found = self.trial, vars(self.trial)
+        alphas = ", ".join(f"{a:.2g}" for a in np.atleast_1d(found.get("alphas", found.get("alpha"))))
+        also = [f"{k}={v}" for k, v in one.settings.items() if v]
+        also += [name for name in ("is_logistic", "cv", "fit_intercept") if found.get(name)]
+        weights = " weights" * (one.sample_weight is not None)
+        what = f"{one.name} {one.kernel!r} {one.y.shape} λ={alphas} {' '.join(also)}{weights}"
+        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+        return f"{what}: {self.ended} by {self.how}, {errors}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What dkrr answered to one question."""
+
+    values: Any = None
+    error: Exception | None = None
+    own: tuple[str, ...] = ()
+    """Warnings of its accuracy."""
+    others: tuple[str, ...] = ()
+    """Other warnings."""
+
+    @property
+    def name(self) -> str:
+        """Name of the error."""
+        return type(self.error).__name__
+
+    @property
+    def refusal(self) -> tuple[str, ...]:
+        """An error of dkrr's own."""
+        return (f"refused: {self.name}: {self.error}",) if isinstance(self.error, DkrrError) else ()
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """Any other error."""
+        is_raw = self.error is not None and not self.refusal
+        return (f"an error that is not dkrr's own: {self.name}: {self.error}",) if is_raw else ()
+
+
+def ask(question: Callable[[], Any]) -> Answer:
+    """Answer to a question, with what was warned of."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            values = question()
+    except Exception as error:  # what a user would see, whatever it is
+        return Answer(error=error)
+    own = tuple(str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning))
+    others = {f"{w.category.__name__}: {w.message}" for w in caught if not issubclass(w.category, ConvergenceWarning)}
+    return Answer(values, None, own, tuple(sorted(others)))
 
 
 def trial(of_class: str, number: int) -> Trial:
