@@ -4,7 +4,6 @@ import getpass
 import os
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import environment, free_port, gone, session, stop
+from tests.nightly.cluster.recipes import run
+from tests.processes import free_port, gone, session, stop
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "sinfo")
 MEBIBYTES = 4096
@@ -49,16 +49,12 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def _found(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin")
-
-
 @contextmanager
-def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """Variables with which Slurm's commands reach a controller with one node; skips the test where it cannot run."""
-    programs = {name: _found(name) for name in PROGRAMS}
-    missing = [name for name, path in programs.items() if path is None]
-    if missing:
+def slurm(folder: Path) -> Iterator[str]:
+    """Configuration with which Slurm's commands reach a controller with one node; skips the test where none can run."""
+    path = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
+    programs = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    if missing := [name for name, found in programs.items() if found is None]:
         pytest.skip(f"not installed: {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client)")
     if os.getuid() != 0:
         pytest.skip("slurmd starts jobs as root only")
@@ -67,27 +63,19 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     host = socket.gethostname().partition(".")[0]
     values = {"host": host, "user": getpass.getuser(), "folder": folder, "cores": os.cpu_count(), "memory": MEBIBYTES}
     (folder / "plugstack.conf").touch()
-    configuration, log = folder / "slurm.conf", folder / "daemons.log"
-    configuration.write_text(CONFIGURATION.format(ports=(free_port(), free_port()), **values))
-    variables = environment(SLURM_CONF=str(configuration))
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(ports=(free_port(), free_port()), **values))
+    variables = {"SLURM_CONF": str(folder / "slurm.conf")}
+    logs = [folder / "controller.log", folder / "node.log"]
     with (
-        session([programs["slurmctld"], "-D"], log, SLURM_CONF=str(configuration)) as controller,
-        session([programs["slurmd"], "-D"], folder / "node.log", SLURM_CONF=str(configuration)) as node,
+        session([programs["slurmctld"], "-D"], logs[0], **variables) as controller,
+        session([programs["slurmd"], "-D"], logs[1], **variables) as node,
     ):
         deadline = time.monotonic() + 60
-        while _state(variables) != "idle":
+        while run("sinfo", "--noheader", "--format=%T", seconds=30, **variables).stdout.strip() != "idle":
             if controller.poll() is not None or node.poll() is not None or time.monotonic() > deadline:
-                said = log.read_text() + (folder / "node.log").read_text()
-                pytest.skip(f"Slurm does not start here: {said[-2000:]}")
+                pytest.skip(f"Slurm does not start here: {[log.read_text()[-1000:] for log in logs]}")
             time.sleep(0.2)
-        yield variables
-        stop(node)
-        stop(controller)
-        assert gone(node.pid) and gone(controller.pid)
-
-
-def _state(variables: dict[str, str]) -> str:
-    done = subprocess.run(
-        ["sinfo", "--noheader", "--format=%T"], env=variables, capture_output=True, text=True, check=False, timeout=30
-    )
-    return done.stdout.strip()
+        yield variables["SLURM_CONF"]
+        for process in (node, controller):
+            stop(process)
+            assert gone(process.pid)

@@ -2,9 +2,8 @@
 
 import os
 import signal
-import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import pytest
@@ -13,8 +12,10 @@ from distributed import Client
 from dkrr.runtime.progress import Progress
 from tests.nightly.chaos import processes
 from tests.nightly.chaos.fits import fitted, same
+from tests.nightly.chaos.processes import ENVIRONMENT
+from tests.nightly.cluster.recipes import run
 
-FITS = ("Cholesky",)
+NAME = "Cholesky"
 """Of `tests.nightly.chaos.fits`, which kills all of them at random times."""
 CLIENT = """
 import os, signal, sys
@@ -22,9 +23,9 @@ from distributed import Client
 from tests.nightly.chaos.fits import fitted
 from tests.nightly.cluster.test_killed_stages import in_stages
 
-address, name, store, stage = sys.argv[1:]
+address, store, stage = sys.argv[1:]
 with Client(address), in_stages(lambda found: found == stage and os.kill(os.getpid(), signal.SIGKILL)):
-    fitted(name, store, "cluster")
+    fitted("Cholesky", store, "cluster")
 """
 
 
@@ -55,37 +56,41 @@ def in_stages(act):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with (
-        mock.patch.dict(os.environ, processes.ENVIRONMENT),
-        mock.patch.object(processes, "N_WORKERS", 4),
-        processes.cluster(tmp_path_factory.mktemp("cluster") / "four") as found,
-    ):
-        found.ensure()
-        yield found
+def four(tmp_path_factory):
+    with mock.patch.dict(os.environ, ENVIRONMENT), mock.patch.object(processes, "N_WORKERS", 4), ExitStack() as stack:
+        cluster = processes.Cluster(tmp_path_factory.mktemp("cluster") / "four")
+        stack.callback(cluster.stop)
+        cluster.ensure()
+        yield cluster
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_a_fit_is_killed_in_each_of_its_stages(cluster, tmp_path, name):
-    cluster.ensure()
-    with Client(cluster.address), in_stages(lambda _: None) as stages:
-        whole = fitted(name, str(tmp_path / "whole"), "cluster")
-    assert whole.execution == "dask" and len(stages) >= 4, stages
+@pytest.fixture
+def cluster(four):
+    """All its workers live."""
+    four.ensure()
+    return four
+
+
+@pytest.fixture(scope="module")
+def whole(four, tmp_path_factory):
+    """The fit that nothing interrupts, and its stages."""
+    with Client(four.address), in_stages(lambda _: None) as stages:
+        found = fitted(NAME, str(tmp_path_factory.mktemp("whole") / "run"), "cluster")
+    assert found.execution == "dask" and len(stages) >= 4, stages
+    return found, stages
+
+
+def test_a_fit_is_killed_in_each_of_its_stages(whole, cluster, tmp_path):
     store = str(tmp_path / "run")
-    for stage in stages:
-        command = [sys.executable, "-c", CLIENT, cluster.address, name, store, stage]
-        done = subprocess.run(command, cwd=processes.ROOT, capture_output=True, text=True, timeout=60, check=False)
+    for stage in whole[1]:
+        done = run(sys.executable, "-c", CLIENT, cluster.address, store, stage, cwd=processes.ROOT, **ENVIRONMENT)
         assert done.returncode == -signal.SIGKILL, (stage, done.stderr)
     with Client(cluster.address):
-        assert same(name, fitted(name, store, "cluster"), whole)
+        assert same(NAME, fitted(NAME, store, "cluster"), whole[0])
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_a_worker_is_killed_in_each_stage(cluster, tmp_path, name):
-    cluster.ensure()
-    with Client(cluster.address):
-        whole = fitted(name, str(tmp_path / "whole"), "cluster")
-        with in_stages(lambda _: cluster.workers()[0].kill()) as stages:
-            found = fitted(name, str(tmp_path / "run"), "cluster")
+def test_a_worker_is_killed_in_each_stage(whole, cluster, tmp_path):
+    with Client(cluster.address), in_stages(lambda _: cluster.workers()[0].kill()) as stages:
+        found = fitted(NAME, str(tmp_path / "run"), "cluster")
     assert len(stages) >= 4
-    assert same(name, found, whole)
+    assert same(NAME, found, whole[0])

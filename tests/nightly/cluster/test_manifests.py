@@ -12,7 +12,9 @@ import dask.utils
 import pytest
 import yaml
 
-from tests.processes import CLUSTER, environment
+import dkrr.cli
+from tests.nightly.cluster.recipes import run
+from tests.processes import CLUSTER
 
 KUBERNETES = CLUSTER / "kubernetes"
 SHELL = sorted([*CLUSTER.rglob("*.sh"), *CLUSTER.rglob("*.sbatch")])
@@ -29,20 +31,23 @@ def cluster() -> dict[str, Any]:
     return found
 
 
+def job_script() -> str:
+    found: str = documents("fit.yaml")["Job"]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    return found
+
+
 def options(arguments: list[str]) -> dict[str, str]:
     return {name: value for name, value in pairwise(arguments) if name.startswith("--")}
 
 
 @pytest.mark.parametrize("script", SHELL, ids=lambda path: path.name)
 def test_shell_scripts_parse(script: Path) -> None:
-    subprocess.run(["bash", "-n", script], check=True, timeout=20)
+    assert run("bash", "-n", script).returncode == 0
 
 
 @pytest.mark.parametrize("script", PYTHON, ids=lambda path: path.name)
 def test_python_scripts_show_help(script: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, script, "--help"], env=environment(), capture_output=True, text=True, check=False, timeout=60
-    )
+    done = run(sys.executable, script, "--help")
     assert done.returncode == 0 and done.stdout.startswith("Usage:"), done.stderr
 
 
@@ -68,13 +73,6 @@ def test_kubernetes_worker_has_one_thread_and_the_memory_of_its_container(cluste
     assert given["--preload"] == "dkrr.preload"
 
 
-def test_kubernetes_arguments_are_strings(cluster: dict[str, Any]) -> None:
-    pods = [cluster["spec"][part]["spec"] for part in ("worker", "scheduler")]
-    for container in [c for pod in pods for c in pod["containers"]]:
-        assert all(isinstance(a, str) for a in container["args"])
-        assert all(isinstance(v["value"], str) for v in container.get("env", []) if "value" in v)
-
-
 def test_kubernetes_service_leads_to_the_scheduler(cluster: dict[str, Any]) -> None:
     scheduler, name = cluster["spec"]["scheduler"], cluster["metadata"]["name"]
     ports = {p["name"]: p["containerPort"] for p in scheduler["spec"]["containers"][0]["ports"]}
@@ -83,8 +81,7 @@ def test_kubernetes_service_leads_to_the_scheduler(cluster: dict[str, Any]) -> N
     assert {p["targetPort"]: p["port"] for p in scheduler["service"]["ports"]} == ports
     selector = {"dask.org/cluster-name": name, "dask.org/component": "scheduler"}
     assert scheduler["service"]["selector"] == selector
-    script = documents("fit.yaml")["Job"]["spec"]["template"]["spec"]["containers"][0]["args"][0]
-    assert f"tcp://{name}-scheduler:8786" in script
+    assert f"tcp://{name}-scheduler:8786" in job_script()
 
 
 def test_kubernetes_workers_and_fit_share_one_volume(cluster: dict[str, Any]) -> None:
@@ -96,17 +93,6 @@ def test_kubernetes_workers_and_fit_share_one_volume(cluster: dict[str, Any]) ->
         mounts = {m["mountPath"]: m["name"] for m in pod["containers"][0]["volumeMounts"]}
         assert mounts["/shared"] == "shared" and set(mounts.values()) == set(volumes)
         assert pod["containers"][0]["image"] == cluster["spec"]["scheduler"]["spec"]["containers"][0]["image"]
-
-
-def test_kubernetes_job_calls_dkrr_with_options_that_exist(cluster: dict[str, Any]) -> None:
-    import dkrr.cli
-
-    script = documents("fit.yaml")["Job"]["spec"]["template"]["spec"]["containers"][0]["args"][0]
-    subprocess.run(["sh", "-n"], input=script.encode(), check=True, timeout=20)
-    known = {name for parameter in dkrr.cli.dkrr.commands["fit"].params for name in parameter.opts}
-    call = script.replace("\\\n", " ").split("dkrr fit", 1)[1].split()
-    assert {word for word in call if word.startswith("--")} <= known
-    assert f"--workers {cluster['spec']['worker']['replicas']} " in script
 
 
 def test_cluster_from_python_has_no_shared_volume() -> None:
@@ -171,15 +157,19 @@ def test_compose_services_share_image_folder_and_a_closed_network() -> None:
     assert context == CLUSTER.parent and (context / build["dockerfile"]).exists()
 
 
-def test_compose_calls_dkrr_with_options_that_exist() -> None:
-    import dkrr.cli
-
-    script = services()["fit"]["command"][2].replace("${DKRR_OPTIONS:---kernel rbf}", "--kernel rbf")
+@pytest.mark.parametrize("recipe", ["kubernetes", "compose"])
+def test_the_recipes_call_dkrr_with_options_that_exist(cluster: dict[str, Any], recipe: str) -> None:
+    if recipe == "kubernetes":
+        script, workers = job_script(), cluster["spec"]["worker"]["replicas"]
+    else:
+        script, workers = services()["fit"]["command"][2], "${DKRR_WORKERS:-2}"
+        assert services()["worker"]["scale"] == workers
+    script = script.replace("${DKRR_OPTIONS:---kernel rbf}", "--kernel rbf")
     subprocess.run(["sh", "-n"], input=script.encode(), check=True, timeout=20)
     known = {name for parameter in dkrr.cli.dkrr.commands["fit"].params for name in parameter.opts}
     call = script.replace("\\\n", " ").split("dkrr fit", 1)[1].split()
     assert {word for word in call if word.startswith("--")} <= known
-    assert "--workers ${DKRR_WORKERS:-2} " in script and services()["worker"]["scale"] == "${DKRR_WORKERS:-2}"
+    assert f"--workers {workers} " in script
 
 
 def test_compose_accepts_the_file() -> None:
