@@ -20,7 +20,7 @@ RUNS = ("Cholesky", "CG, normal equations", "Newton, CG", "selection, Cholesky")
 CAMPAIGNS = {
     "models": (40, "damage", "--target", "models", "--trials", "42"),
     "runs": (38, "damage", "--target", "runs", "--trials", "42", *(word for name in RUNS for word in ("--only", name))),
-    "kills here": (6, "kills", "--place", "here", "--trials", "6"),
+    "kills here": (10, "kills", "--place", "here", "--trials", "10"),
     "kills without a store": (3, "kills", "--place", "here, no store", "--trials", "3"),
     "kills of own workers": (2, "kills", "--place", "own workers", "--trials", "2"),
     "kills on a cluster": (4, "kills", "--place", "cluster", "--trials", "4"),

@@ -51,28 +51,25 @@ def test_a_search_within_a_task_of_joblib(workers):
     assert found == [selected([0.1, 10.0]), selected([1.0, 100.0])]
 
 
-@pytest.fixture(scope="module")
-def dask_ml():
-    """Dask-ML, which warns where it is imported."""
+def dask_ml(module):
+    """A module of Dask-ML, which warns where it is imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wrappers = pytest.importorskip("dask_ml.wrappers", reason="Dask-ML is not installed")
-        searches = pytest.importorskip("dask_ml.model_selection", reason="Dask-ML is not installed")
-    return wrappers, searches
+        return pytest.importorskip(f"dask_ml.{module}", reason="Dask-ML is not installed")
 
 
 @pytest.mark.parametrize("estimator", [KernelRidge, KernelLogisticRegression])
-def test_predictions_by_dask_ml(dask_ml, estimator):
+def test_predictions_by_dask_ml(estimator):
     targets = Y if estimator is KernelRidge else (Y > 0).astype(int)
-    model = dask_ml[0].ParallelPostFit(estimator(kernel=RBF())).fit(X, targets)
+    model = dask_ml("wrappers").ParallelPostFit(estimator(kernel=RBF())).fit(X, targets)
     predictions = model.predict(da.from_array(X, chunks=(10, 3)))
     assert predictions.numblocks == (4,)
     expected = estimator(kernel=RBF()).fit(X, targets).predict(X)
     assert predictions.compute(scheduler="sync") == pytest.approx(expected, rel=1e-9)
 
 
-def test_grid_search_of_dask_ml(dask_ml):
-    found = dask_ml[1].GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2, scheduler="sync").fit(X, Y)
+def test_grid_search_of_dask_ml():
+    found = dask_ml("model_selection").GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2, scheduler="sync").fit(X, Y)
     expected = GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2).fit(X, Y)
     scores = found.cv_results_["mean_test_score"]
     assert scores == pytest.approx(expected.cv_results_["mean_test_score"], rel=1e-9)

@@ -17,11 +17,7 @@ import dkrr
 from tests import typed_program
 
 ROOT = Path(__file__).parents[2]
-RECIPES = {
-    path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "cluster").rglob("*")
-    if path.is_file() and "__pycache__" not in path.parts
-}
+RECIPES = [path for path in (ROOT / "cluster").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,7 @@ def test_the_sdist_has_what_tests_and_builds_it(built):
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "Makefile", "LICENSE", "CITATION.cff", "tests/conftest.py", "docs/method.md"} <= names
-    assert names >= RECIPES
+    assert names >= {path.relative_to(ROOT).as_posix() for path in RECIPES}
     assert not [name for name in names if name.startswith((".venv", "output", ".git/"))]
 
 

@@ -16,7 +16,6 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "cluster").rglob("*.md"))]
 PAGES_WITH_COMMANDS = [page for page in PAGES if re.search(r"^(\$ )?(dask )?dkrr ", page.read_text(), re.M)]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-MODULES = ("dkrr", "dkrr.kernels", "dkrr.features", "dkrr.solvers", "dkrr.planning")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -57,11 +56,7 @@ def commands_of(page: Path, kind: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_have_known_options(page):
     for name, *arguments in commands_of(page, "(?:sh|console)"):
-        known = {
-            option
-            for parameter in dkrr.commands[name].params
-            for option in [*parameter.opts, *parameter.secondary_opts]
-        }
+        known = {option for p in dkrr.commands[name].params for option in [*p.opts, *p.secondary_opts]}
         given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
         assert given <= known | {"--help"}, (name, given - known)
 

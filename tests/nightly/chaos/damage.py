@@ -33,7 +33,7 @@ from dkrr.kernels import RBF, BagOfWords, Columns, Linear, Matern, Polynomial
 from dkrr.runtime.local_workers import LocalWorkers
 from tests.nightly.chaos.fits import FITS, Fitted, fitted, same
 from tests.nightly.chaos.outcomes import GOOD, Outcome, of_error, words
-from tests.nightly.chaos.processes import ENVIRONMENT, ROOT
+from tests.nightly.chaos.processes import ENVIRONMENT, FIT, ROOT
 
 Random = np.random.Generator
 MAX_DRAWS = 200
@@ -422,7 +422,7 @@ def snapshots(name: str) -> tuple[Path, ...]:
     folder = _folder() / f"run-{list(FITS).index(name)}"
     store, seconds = folder / "run.zarr", reference(name).seconds
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.nightly.chaos.fits", json.dumps({"name": name, "store": str(store)})]
+    command = [sys.executable, "-c", FIT, json.dumps({"name": name, "store": str(store)})]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT)
     found: list[Path] = []
     while process.poll() is None:

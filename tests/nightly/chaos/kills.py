@@ -1,11 +1,10 @@
 """Kills of fits at random times: every process x way to solve x place x signal; the run is resumed, and compared.
 
 An episode begins with an empty store and ends with a result: until then fits of the same call are started, and
-processes of them killed. Nothing here imports dkrr: fits are forks (`processes.FitProcess`).
+processes of them killed.
 """
 
 import contextlib
-import importlib
 import os
 import random
 import shutil
@@ -131,9 +130,6 @@ def reference(name: str) -> tuple[Fitted, int]:
 
 def episode(place: str, target: str, signal_name: str, name: str, seed: int, number: int) -> dict[str, Any]:
     """Carry out an episode, and judge it."""
-    # What all forks need, but not dkrr.
-    for module in ("dask.array", "distributed", "fsspec", "scipy.linalg", "scipy.sparse", "sklearn.base", "zarr"):
-        importlib.import_module(module)
     one = Episode(place, target, signal_name, name)
     folder = lane().folder / f"episode-{number}"
     folder.mkdir()

@@ -4,7 +4,6 @@
 arguments, and answers each with a line. As a preload of Dask's workers this module lets each say which process it is.
 """
 
-import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -16,7 +15,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -51,6 +49,8 @@ ROOT_RIGHTS = "-dac_override,-dac_read_search"
 """Rights of root that a child gives up: to read and write files without permission."""
 FOLDER = "CHAOS_WORKERS"
 """Variable of the environment with the folder for the numbers of workers' processes."""
+FIT = "from tests.nightly.chaos.fits import main; main()"
+"""Program of a fit: as a module its classes would be those of `__main__`."""
 PR_SET_PDEATHSIG = 1
 """Operation of prctl(2)."""
 
@@ -218,43 +218,36 @@ def left_of_session(leader: int, seconds: float) -> list[str]:
 
 
 class FitProcess:
-    """A fit in a fork of this process, which leads a session of its own.
-
-    Imports of the libraries are those of this process; dkrr is imported in the fork, which is to be an ordinary process
-    to it.
-    """
+    """A fit in a process that leads a session of its own."""
 
     def __init__(self, folder: Path, name: str, store: Path | None, place: str, address: str | None = None) -> None:
-        assert not any(module.startswith("dkrr") for module in sys.modules)
         self.folder = folder
         (folder / "tmp").mkdir(parents=True)
+        arguments = {"name": name, "place": place, "address": address, "folder": str(folder)}
+        arguments["store"] = None if store is None else str(store)
         self.started = time.monotonic()
-        self._status: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            _fit(folder, name, None if store is None else str(store), place, address)
-
-    def poll(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
-        if self._status is None:
-            number, status = os.waitpid(self.pid, os.WNOHANG)
-            if number:
-                self._status = os.waitstatus_to_exitcode(status)
-        return self._status
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", FIT, json.dumps(arguments)],
+                cwd=ROOT,
+                env=os.environ | {"TMPDIR": str(folder / "tmp")},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        self.pid, self.poll = self.process.pid, self.process.poll
 
     def wait(self, seconds: float) -> int | None:
         """Exit status, or None if it has not ended after so many seconds: it is then killed, and says where it was."""
-        deadline = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGABRT)
-            time.sleep(0.5)
-            self.kill_all(signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            self._status = -signal.SIGKILL
-            return None
-        return self._status
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        self.process.send_signal(signal.SIGABRT)
+        time.sleep(0.5)
+        self.kill_all(signal.SIGKILL)
+        self.process.wait()
+        return None
 
     def kill_all(self, number: int) -> None:
         """Send a signal to all its processes at once."""
@@ -288,57 +281,6 @@ class FitProcess:
             are_workers = ["multiprocessing" in line and "resource_tracker" not in line for line in lines]
             return list(itertools.compress(children, are_workers))
         return []
-
-
-def _fit(folder: Path, name: str, store: str | None, place: str, address: str | None) -> None:
-    """Fit in a fork, which ends as an interpreter does."""
-    status = 1
-    try:
-        os.setsid()
-        end_with_parent()
-        log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for descriptor, number in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(descriptor, number)
-        sys.stdin, sys.stdout, sys.stderr = (open(k, mode) for k, mode in ((0, "r"), (1, "w"), (2, "w")))  # noqa: PTH123, SIM115
-        faulthandler.enable()
-        os.environ["TMPDIR"], tempfile.tempdir = str(folder / "tmp"), None
-        status = _fitted(folder, name, store, place, address)
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-    except KeyboardInterrupt:
-        status = 130
-        with contextlib.suppress(KeyboardInterrupt):
-            atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-
-def _fitted(folder: Path, name: str, store: str | None, place: str, address: str | None) -> int:
-    from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV  # noqa: F401
-    from dkrr.errors import DkrrError
-    from tests.nightly.chaos.fits import fitted
-    from tests.nightly.chaos.outcomes import of_error
-
-    found: Any
-    status = 0
-    try:
-        with contextlib.ExitStack() as stack:
-            if address is not None:
-                from distributed import Client
-
-                stack.enter_context(Client(address, timeout="15s"))
-            (folder / "started").touch()
-            found = fitted(name, store, place)
-    except DkrrError as error:
-        found, status = of_error(error), 3
-    (folder / "answer").write_bytes(pickle.dumps(found))
-    return status
 
 
 # A cluster ----------------------------------------------------------------------------------------------------------
