@@ -1,4 +1,4 @@
-"""A cluster of the user's that loses all its workers, or its scheduler: dkrr waits, says so, and ends in time."""
+"""Clusters that lose workers or their scheduler: dkrr waits or starts others, says so, and ends in time."""
 
 import logging
 import re
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import dask
 import dask.array as da
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, LocalCluster
 
@@ -24,6 +25,8 @@ from dkrr.runtime import Progress, Task
 from dkrr.runtime.dask_client import check_path_is_shared, held_when_ready, on_every_worker
 from dkrr.runtime.dask_executor import DaskExecutor
 from dkrr.runtime.dask_watch import Watch
+from dkrr.runtime.local_server import MAX_STARTS
+from dkrr.runtime.local_workers import LocalWorkers
 from tests.nightly.cluster.recipes import until
 from tests.stores import place
 
@@ -199,3 +202,35 @@ def test_a_lost_scheduler_is_a_clear_error_for_every_use(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_worker_that_dies_while_it_starts_is_started_again(tmp_path, capfd):
+    with LocalWorkers(2, 10**9, str(tmp_path)) as workers:
+        workers.address()
+        server = psutil.Process(workers._process.pid)
+
+        def starting():
+            return [child for child in server.children() if any("spawn_main" in part for part in child.cmdline())]
+
+        found = []
+        until(lambda: found.extend(starting()) or found, why="no worker starts")
+        first = found[0]
+        first.kill()
+        with workers.client() as client:
+            assert len(client.nthreads()) == 2
+            assert client.submit(int, "7").result() == 7
+        with pytest.raises(psutil.NoSuchProcess):
+            first.cmdline()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_workers_are_started_a_bounded_number_of_times(tmp_path, capfd):
+    (tmp_path / "dies.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with (
+        dask.config.set({"distributed.worker.preload": [str(tmp_path / "dies.py")]}),
+        LocalWorkers(1, 10**9, str(tmp_path)) as workers,
+        pytest.raises(DkrrError, match=f"1 workers .* did not start: a worker ended {MAX_STARTS} times.*Nothing"),
+        workers.client(),
+    ):
+        pass
+    assert capfd.readouterr().err.count("Nanny failed to start.\n") == 1

@@ -1,27 +1,37 @@
-"""cluster/dask-cli for real: a scheduler and workers in processes of their own, on the loopback interface."""
+"""cluster/dask-cli for real: schedulers and workers in processes of their own, with TLS, and on machines by SSH."""
 
 import os
+import shutil
 import signal
+import stat
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import dask
 import numpy as np
+import psutil
 import pytest
 from distributed import Client
+from distributed.security import Security
 
 import dkrr
-from dkrr.errors import ClusterError
+from dkrr.errors import ClusterError, InputError
+from dkrr.runtime.dask_client import connect
+from dkrr.runtime.local_workers import new_credentials
 from tests.nightly.cluster.recipes import (
     FIT,
     SETTINGS,
     START,
     Running,
     assert_predicts_like_sklearn,
+    new_certificates,
     problem,
     result_of,
     run,
@@ -29,8 +39,8 @@ from tests.nightly.cluster.recipes import (
     started,
     until,
 )
-from tests.processes import blas_threads, free_port, gone, session, wait_for_text
-from tests.programs import tiles
+from tests.processes import CLUSTER, blas_threads, environment, free_port, gone, session, wait_for_text
+from tests.programs import tiles, wait_for_tiles
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +167,133 @@ def test_wrong_arguments_and_machines_without_address_or_certificates_are_refuse
     done = run(START, *arguments)
     assert done.returncode == 2 and remedy in done.stderr
     assert done.stderr.startswith("start.sh: ") and done.stderr.count("\n") == 1
+
+
+N_WORKERS, TILE, SIDE = 4, 128, 14
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_certificates(tmp_path_factory.mktemp("tls") / "certificates")
+
+
+@pytest.fixture(scope="module")
+def four(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with started(tmp_path_factory.mktemp("cluster"), N_WORKERS, "--tls", certificates, scheme="tls") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def tls_client(four: Running, certificates: Path) -> Iterator[Client]:
+    """With what environment.sh sets for a client, as Dask's configuration."""
+    files = {"client.cert": "client.pem", "client.key": "client.key", "ca-file": "ca.pem"}
+    settings = {f"distributed.comm.tls.{name}": str(certificates / file) for name, file in files.items()}
+    with dask.config.set(settings), Client(four.address) as client:
+        client.wait_for_workers(N_WORKERS, timeout=30)
+        yield client
+
+
+def test_the_files_are_private_and_never_replaced(certificates: Path) -> None:
+    assert stat.S_IMODE(certificates.stat().st_mode) == 0o700
+    keys = {f"{role}.{end}" for role in ("scheduler", "worker", "client") for end in ("key", "pem")}
+    assert {p.name for p in certificates.iterdir()} == {"ca.pem", "environment.sh", *keys}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in certificates.iterdir()} == {0o600}
+    again = run(sys.executable, CLUSTER / "certificates.py", certificates)
+    assert again.returncode == 1 and "expected a new folder" in again.stderr
+
+
+def test_who_has_no_certificate_is_refused(four: Running) -> None:
+    address = four.address
+    with pytest.raises(InputError, match=r"asks for certificates"):
+        connect(address)
+    with pytest.raises(OSError):
+        Client(address.replace("tls", "tcp"), timeout=2, set_as_default=False)
+    with pytest.raises(OSError):
+        Client(address, timeout=2, set_as_default=False, security=Security(**new_credentials()))
+    listening = four.listening()
+    assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
+    for place in listening:  # the pages of Dask's HTTP servers are empty
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{place.laddr.port}/health", timeout=5):
+            raise AssertionError("it answers")
+
+
+def test_a_fit_is_killed_and_resumed(tls_client: Client, four: Running, certificates: Path, tmp_path: Path) -> None:
+    """By the command line with a worker killed first, then everything of it; resumed here, to the same bits."""
+    X, y, paths = saved(tmp_path, TILE * SIDE)
+    settings = {**SETTINGS, "tile": TILE, "solver": "cholesky"}
+    store, chunks = tmp_path / "run.zarr", SIDE * (SIDE + 1) // 2
+    more = ["--model", "m.zarr", "--store", store, "--tile", TILE, "--solver", "cholesky"]
+    words = ["dkrr", "fit", "--scheduler", four.address, *paths, *FIT, *more]
+    command = f"source {certificates}/environment.sh && exec {' '.join(map(str, words))}"
+    process = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=environment(), start_new_session=True)
+    try:
+        wait_for_tiles(process, store, chunks // 4)
+        os.kill(next(iter(tls_client.run(os.getpid).values())), signal.SIGKILL)
+        wait_for_tiles(process, store, chunks // 2)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    before = len(tiles(store))
+    assert before < chunks
+    tls_client.wait_for_workers(N_WORKERS, timeout=30)
+    model = dkrr.KernelRidge(**settings, store=str(store)).fit(X, y)
+    assert model.plan_.execution == "dask"
+    computed = [t.key for t in model.solve_result_.record.tasks if t.key.startswith("L-")]
+    assert len(computed) <= chunks - before + N_WORKERS, "one task of each worker may be redone"
+    with dask.config.set({"dkrr.rates.gemm-gflops": 1e6}):  # in this process, where nothing interrupts it
+        whole = dkrr.KernelRidge(**settings, store=str(tmp_path / "whole.zarr")).fit(X, y)
+    assert whole.plan_.execution == "serial"
+    np.testing.assert_array_equal(model.dual_coef_, whole.dual_coef_)
+
+
+SERVER = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/client.pub
+AuthenticationMethods publickey
+PidFile none
+UsePAM no
+StrictModes no
+"""
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Command that logs in at 127.0.0.1, as cluster/dask-cli takes it."""
+    server = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+    if server is None or not shutil.which("ssh") or not shutil.which("ssh-keygen"):
+        pytest.skip("not installed: sshd, ssh or ssh-keygen (Debian: openssh-server, openssh-client)")
+    folder, port = tmp_path_factory.mktemp("ssh"), free_port()
+    for name in ("host", "client"):
+        assert run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name).returncode == 0
+    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder))
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # what the server of a distribution changes its root to
+    log = folder / "log"
+    with session([server, "-D", "-e", "-f", folder / "sshd_config"], log) as process:
+        wait_for_text("Server listening", log, process)
+        command = f"ssh -p {port} -i {folder}/client -o IdentitiesOnly=yes -F none -o LogLevel=ERROR"
+        command += f" -o UserKnownHostsFile={folder}/known -o StrictHostKeyChecking=accept-new"
+        tried = run(*command.split(), "127.0.0.1", "true")
+        if tried.returncode:
+            pytest.skip(f"no login at 127.0.0.1 here: {tried.stderr}")
+        yield command
+
+
+def test_start_runs_workers_on_two_hosts_with_certificates(ssh: str, tmp_path: Path) -> None:
+    X, y, paths = saved(tmp_path, 700)
+    port, log, tls = free_port(), tmp_path / "log", new_certificates(tmp_path / "tls")
+    options = ["--hosts", "127.0.0.1,localhost", "-w", 1, "-m", "600MiB", "-p", port, "--tls", tls]
+    fit = ["dkrr", "fit", "--scheduler", f"tls://127.0.0.1:{port}", *paths, "--model", tmp_path / "m.zarr", *FIT]
+    with session([START, *options, "--", *fit, "--tile", 128], log, DKRR_SSH=ssh) as process:
+        assert process.wait(120) == 0, log.read_text()
+        assert gone(process.pid), "a process is left behind"
+
+    def none_is_left() -> bool:
+        """No process, in sessions of the server's, has the scheduler's address."""
+        return not any(f":{port}" in " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+
+    until(none_is_left, why="a worker is left behind on a host")
+    assert "on Dask workers, tiles on disk (2 processes)" in log.read_text()
+    assert_predicts_like_sklearn(dkrr.load(tmp_path / "m.zarr"), X, y)

@@ -1,4 +1,4 @@
-"""Trials of searches and of posteriors: their oracles, verdicts and tables."""
+"""Trials of fits, searches and posteriors: their oracles, verdicts and tables."""
 
 from dataclasses import replace
 
@@ -9,19 +9,119 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as gaussian_kernels
 from sklearn.model_selection import KFold
 
-from dkrr import KernelRidge, KernelRidgeCV
-from dkrr.features import Nystroem
-from dkrr.kernels import RBF, BagOfWords, Linear, Polynomial
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
+from dkrr.features import Nystroem, feature_map
+from dkrr.kernels import RBF, BagOfWords, Cosine, Linear, Polynomial
+from dkrr.solvers import Status
+from tests import precise
 from tests.nightly.accuracy import __main__ as campaign
-from tests.nightly.accuracy import posteriors, search_trials, searches
+from tests.nightly.accuracy import fits, posteriors, search_trials, searches
+from tests.nightly.accuracy.checks import dual_residual, features, logistic_gradient, primal_residual
 from tests.nightly.accuracy.models import Problem
 from tests.nightly.accuracy.posterior_trials import posterior
 from tests.nightly.accuracy.search_trials import Search
-from tests.nightly.accuracy.trials import ask
+from tests.nightly.accuracy.trials import ask, trial
 
 rng = np.random.default_rng(3)
 X, Y = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
 WEIGHTS = np.append(0.0, rng.uniform(0.5, 2, 19))
+LABELS = (Y[:, 0] > 0).astype(float)
+PROBLEMS = [{}, {"sample_weight": WEIGHTS}, {"fit_intercept": True}, {"sample_weight": WEIGHTS, "fit_intercept": True}]
+each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: "+".join(p) or "plain")
+
+
+def parts(problem):
+    """W and the projection that an intercept stands for, as matrices."""
+    w = problem.get("sample_weight", np.ones(20))
+    centre = np.eye(20) - (np.outer(np.ones(20), w) / w.sum() if problem.get("fit_intercept") else 0.0)
+    return w, centre
+
+
+class TestChecks:
+    """Against the same formulae in float64, far above rounding, and at the exact solution, far below it."""
+
+    @each_problem
+    def test_dual_residual(self, problem):
+        exact = precise.ridge(RBF(0.4), X, Y, 0.3, **problem)
+        assert dual_residual(RBF(0.4), X, Y, 0.3, exact.dual_coef, **problem) < 1e-15
+        w, centre = parts(problem)
+        change = 1e-3 * rng.standard_normal((20, 2)) * (w > 0)[:, None]
+        if "fit_intercept" in problem:
+            change = np.where(w[:, None] > 0, change - change.sum(axis=0) / (w > 0).sum(), 0)
+        inverse = np.divide(0.3, w, out=np.zeros(20), where=w > 0)
+        left = np.sqrt(w)[:, None] * (centre @ (RBF(0.4)(X) @ change + inverse[:, None] * change))
+        expected = np.linalg.norm(left, axis=0) / np.linalg.norm(np.sqrt(w)[:, None] * (centre @ Y), axis=0)
+        found = dual_residual(RBF(0.4), X, Y, 0.3, exact.dual_coef + change, **problem)
+        np.testing.assert_allclose(found, expected.max(), rtol=1e-9)
+
+    @each_problem
+    @pytest.mark.parametrize("kernel", [Linear(), Cosine(), Polynomial(3, 0.5, 2.0), Polynomial(2, coef0=0.0)], ids=str)
+    def test_primal_residual(self, kernel, problem):
+        phi, (w, centre) = feature_map(kernel, 3).transform(X), parts(problem)
+        np.testing.assert_allclose(np.array(features(kernel, X), float), phi, rtol=1e-13, atol=1e-20)
+        coef, phi = rng.standard_normal((phi.shape[1], 2)), centre @ phi
+        right = phi.T @ (w[:, None] * (centre @ Y))
+        rest = np.linalg.norm(right - phi.T @ (w[:, None] * (phi @ coef)) - 0.3 * coef, axis=0)
+        found, _ = primal_residual(kernel, X, Y, 0.3, coef, **problem)
+        np.testing.assert_allclose(found, (rest / np.linalg.norm(right, axis=0)).max(), rtol=1e-9)
+
+    @each_problem
+    def test_logistic_gradient(self, problem):
+        problem = {"fit_intercept": False, **problem}
+        exact = precise.logistic(Linear(), X, LABELS, 0.3, **problem)
+        coef = X.T @ exact.dual_coef
+        for given in ({"form": "dual", "coef": exact.dual_coef}, {"form": "primal", "coef": coef}):
+            found, _ = logistic_gradient(Linear(), X, LABELS, 0.3, intercept=exact.intercept[0], **given, **problem)
+            assert found < 1e-14
+            found, _ = logistic_gradient(Linear(), X, LABELS, 0.6, intercept=exact.intercept[0], **given, **problem)
+            K, w = X @ X.T, problem.get("sample_weight", np.ones(20))
+            forms, start = [], w * (0.5 - LABELS)
+            for of in (np.eye(20), np.eye(20) - 1 / 20):  # the added penalty is all that is left of the gradient
+                r, g = of @ (0.6 * exact.dual_coef[:, 0]), of @ start
+                total = start.sum() ** 2 if problem["fit_intercept"] else 0.0
+                forms.append(np.sqrt(r @ K @ r / (g @ K @ g + total)))
+            np.testing.assert_allclose(found, min(forms) if problem["fit_intercept"] else forms[0], rtol=1e-9)
+
+
+def of_kind(is_logistic):
+    return next(t for t in (trial("ordinary", k) for k in range(20)) if t.is_logistic == is_logistic)
+
+
+@pytest.mark.parametrize("is_logistic", [False, True])
+class TestVerdicts:
+    def test_an_ordinary_fit_is_accurate_and_honest(self, is_logistic):
+        outcome = fits.run(of_kind(is_logistic))
+        assert outcome.ended in ("SOLVED", "CONVERGED") and outcome.dishonest == () and outcome.surprising == ()
+        assert outcome.errors["predictions"] < 1e-6
+
+    def fitted(self, is_logistic, **changes):
+        one = replace(of_kind(is_logistic), settings={"form": "dual", "solver": "cholesky"})
+        make = KernelLogisticRegression if is_logistic else KernelRidge
+        model = make(one.alpha, kernel=one.kernel, fit_intercept=one.fit_intercept, form="dual")
+        model.fit(one.X, one.y, one.sample_weight)
+        model.solve_result_ = replace(model.solve_result_, **changes)
+        found = np.vstack([fits.scores(model, rows) for rows in (one.X, one.X_new)])
+        return one, model, found
+
+    def test_a_residual_that_is_understated_is_not(self, is_logistic):
+        one, model, found = self.fitted(is_logistic, residual=1e-9)
+        model.dual_coef_ = model.dual_coef_ * (1 + 1e-4)
+        (message, *more) = fits.judge(one, model, found, None, []).dishonest
+        assert "is reported as 1.0e-09" in message and len(more) == is_logistic
+        honest = replace(model.solve_result_, residual=1e-2, status=Status.STALLED)
+        model.solve_result_ = honest
+        assert fits.judge(one, model, found, None, []).dishonest == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_class"), [(kind, name) for kind in campaign.KINDS.values() for name in kind.classes], ids=str
+)
+def test_trials_of_every_class_are_the_same_each_time_and_honest(kind, of_class):
+    for number in (3, 4):
+        outcome, again = kind.run(of_class, number), kind.run(of_class, number)
+        assert outcome.dishonest == () and str(outcome) == str(again)
+
+
 SETTINGS = {"form": "dual", "solver": "cholesky", "alpha_per_target": False, "scoring": None, "race": False}
 KERNELS = {
     "linear": (Linear(), X),
@@ -33,7 +133,7 @@ KERNELS = {
 }
 
 
-def numbers(values):
+def as_floats(values):
     return np.vectorize(lambda v: float(v.mid()))(values)
 
 
@@ -42,7 +142,7 @@ def numbers(values):
 def test_predictions_of_a_problem_are_those_of_a_fit_to_the_training_rows(name, fit_intercept):
     (kernel, rows), train, test = KERNELS[name], np.arange(4, 20), np.arange(4)
     problem = Problem(rows, Y, kernel, WEIGHTS, fit_intercept)
-    found = numbers(problem.predictions(0.3, train, test))
+    found = as_floats(problem.predictions(0.3, train, test))
     inner, outer = rows[4:], rows[:4]
     if name == "precomputed":
         inner, outer = inner[:, train], outer[:, train]
@@ -125,7 +225,7 @@ class TestPosteriors:
             scale * gaussian_kernels.RBF(np.sqrt(1 / 0.8)), alpha=scale * one.alpha, optimizer=None
         ).fit(one.X, one.y[:, 0])
         _, std = process.predict(one.all_rows, return_std=True)
-        np.testing.assert_allclose(np.sqrt(numbers(found.variances * found.scales[0])), std, rtol=1e-7)
+        np.testing.assert_allclose(np.sqrt(as_floats(found.variances * found.scales[0])), std, rtol=1e-7)
         assert float(found.likelihood[0].mid()) == pytest.approx(process.log_marginal_likelihood_value_, rel=1e-9)
         other = KernelRidge(one.alpha, kernel=one.kernel).fit(one.X[1:], one.y[1:])
         assert float(found.loo[0, 0].mid()) == pytest.approx((one.y[:1] - other.predict(one.X[:1])).item(), rel=1e-9)
