@@ -11,11 +11,9 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import dask
@@ -33,17 +31,17 @@ CHOLESKY = {**TILED, "solver": "cholesky"}
 PRIMAL = {"kernel": "linear", "form": "primal", "tile": 32}
 
 
-def save(at: Path) -> Any:
+def save(at):
     dkrr.save(MODEL, at / "model.zarr", overwrite=True)
     return dkrr.load(at / "model.zarr").dual_coef_
 
 
-def fit(estimator: Any, at: Path, y: Any = Y, rows: Any = X) -> Any:
+def fit(estimator, at, y=Y, rows=X):
     fitted = estimator.set_params(store=f"{at}/run.zarr").fit(rows, y)
     return fitted.coef_ if fitted.form == "primal" else fitted.dual_coef_
 
 
-OPERATIONS: dict[str, Callable[[Path], Any]] = {
+OPERATIONS = {
     "ridge": lambda at: fit(dkrr.KernelRidge(0.1, **CHOLESKY), at),
     "iterated": lambda at: fit(dkrr.KernelRidge(0.1, **TILED, solver="cg"), at),
     "copied": lambda at: fit(dkrr.KernelRidge(0.1, **CHOLESKY), at, rows=dask.array.from_array(X, chunks=(40, 3))),
@@ -56,7 +54,7 @@ OPERATIONS: dict[str, Callable[[Path], Any]] = {
 """f(folder): writes there, and returns its answer."""
 
 
-def attempted(name: str, call: Callable[[], Any]) -> list[str]:
+def attempted(name, call):
     try:
         call()
     except DkrrError as error:
@@ -66,7 +64,7 @@ def attempted(name: str, call: Callable[[], Any]) -> list[str]:
     return [name, "", ""]
 
 
-def is_answer(name: str, at: Path, expected: Any) -> bool:
+def is_answer(name, at, expected):
     try:
         return bool(abs(OPERATIONS[name](at) - expected).max() <= 1e-8)  # of conjugate gradient; entries are up to 2
     except Exception as error:
@@ -74,7 +72,7 @@ def is_answer(name: str, at: Path, expected: Any) -> bool:
         return False
 
 
-def in_folders(root: Path) -> dict[str, Any]:
+def in_folders(root):
     """Answers of all operations, each in a folder of its name."""
     for name in OPERATIONS:
         (root / name).mkdir()
@@ -82,11 +80,11 @@ def in_folders(root: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def at_the_write(number: int, root: Path, fault: Callable[[], Any]) -> Iterator[list[int]]:
+def at_the_write(number, root, fault):
     """Cause a fault at one of the openings of files for writing below a folder; a list of those that were seen."""
     opened, seen = os.open, list[int]()
 
-    def watched(path: Any, flags: int, *more: Any, **named: Any) -> int:
+    def watched(path, flags, *more, **named):
         if flags & (os.O_WRONLY | os.O_RDWR) and str(path).startswith(str(root)):
             seen.append(len(seen) + 1)
             if seen[-1] == number:
@@ -97,14 +95,12 @@ def at_the_write(number: int, root: Path, fault: Callable[[], Any]) -> Iterator[
         yield seen
 
 
-def mount(folder: Path, options: str) -> None:
+def mount(folder, options):
     folder.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
 
 
-def at_every_write(
-    folder: Path, name: str, step: int, fault: Callable[[], Any], mend: Callable[[], Any] = int
-) -> Iterator[list[Any]]:
+def at_every_write(folder, name, step, fault, mend=int):
     """One attempt for every write of an operation: the fault comes there, and is mended before the next attempt."""
     at, operation = folder / "here", OPERATIONS[name]
     at.mkdir()
@@ -122,13 +118,13 @@ def at_every_write(
     shutil.rmtree(at)
 
 
-def full_disk(folder: Path) -> Iterator[list[Any]]:
+def full_disk(folder):
     """The disk is full from one of the writes on."""
     disk = folder / "disk"
     mount(disk, "size=2m")
     filler = disk / "filler"
 
-    def fill() -> None:
+    def fill():
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(b"x" * 4096)
@@ -137,20 +133,20 @@ def full_disk(folder: Path) -> Iterator[list[Any]]:
         yield from at_every_write(disk, name, step, fill, lambda: filler.unlink(missing_ok=True))
 
 
-def vanished(folder: Path) -> Iterator[list[Any]]:
+def vanished(folder):
     """The disk is unmounted at one of the writes, and comes back with all that was on it."""
     at, away = folder / "here", folder / "away"
     for name in ("ridge", "copied", "gram", "save"):
         yield from at_every_write(folder, name, 5, lambda: at.rename(away), lambda: away.exists() and away.rename(at))
 
 
-def deleted(folder: Path) -> Iterator[list[Any]]:
+def deleted(folder):
     """All of a run is deleted while it writes."""
     for name in ("ridge", "gram"):
         yield from at_every_write(folder, name, 5, lambda: shutil.rmtree(folder / "here" / "run.zarr"))
 
 
-def read_only(folder: Path) -> Iterator[list[Any]]:
+def read_only(folder):
     """The file system is read-only, with finished work on it and without."""
     disk = folder / "read-only"
     mount(disk, "size=16m")
@@ -167,13 +163,13 @@ def read_only(folder: Path) -> Iterator[list[Any]]:
     yield from ([*one, are_right] for one in found)
 
 
-def limits(folder: Path) -> Iterator[list[Any]]:
+def limits(folder):
     """Few open files (all may be in use already but for some), and small files only."""
     expected = in_folders(folder)
     of_files, of_size = resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_FSIZE)
-    tried: list[tuple[list[str], str, Path]] = []
+    tried = []
 
-    def try_all(title: str, names: Iterable[str]) -> None:
+    def try_all(title, names):
         for name in names:
             at = folder / f"{title} {name}"
             at.mkdir()
@@ -182,7 +178,7 @@ def limits(folder: Path) -> Iterator[list[Any]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, of_files[1]))
     try_all("ulimit -n 64", OPERATIONS)
     for free in (1, 2, 3):
-        files: list[Any] = []
+        files = []
         with suppress(OSError):
             while True:
                 files.append(Path(os.devnull).open())  # noqa: SIM115
@@ -200,7 +196,7 @@ def limits(folder: Path) -> Iterator[list[Any]]:
         yield [*one, is_answer(name, at, expected[name])]
 
 
-def permissions(folder: Path) -> Iterator[list[Any]]:
+def permissions(folder):
     """Another user's folders and files, and no home directory (calibrate keeps its profile there by default)."""
     closed, others = folder / "closed", folder / "others"
     np.save(folder / "secret.npy", X)
@@ -218,7 +214,7 @@ def permissions(folder: Path) -> Iterator[list[Any]]:
     os.environ["HOME"] = "/nonexistent"
     os.environ.pop("XDG_CACHE_HOME", None)
     plain = dkrr.KernelRidge(kernel="rbf")
-    calls: dict[str, Callable[[], Any]] = {
+    calls = {
         "X": lambda: plain.fit(str(folder / "secret.npy"), Y),
         "X in a closed folder": lambda: plain.fit(str(closed / "x.npy"), Y),
         "y": lambda: plain.fit(X, str(folder / "secret.npy")),
@@ -237,7 +233,7 @@ def permissions(folder: Path) -> Iterator[list[Any]]:
 CASES = (full_disk, vanished, deleted, read_only, limits, permissions)
 
 
-def main(root: Path) -> None:
+def main(root):
     warnings.simplefilter("ignore")
     dask.config.set({"dkrr.quick-measurement": False})
     for case in CASES:

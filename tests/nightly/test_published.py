@@ -84,7 +84,7 @@ def test_the_citation_is_of_this_version():
     assert citation["license"] == "BSD-3-Clause"
 
 
-def test_a_typed_program_runs(tmp_path: Path) -> None:
+def test_a_typed_program_runs(tmp_path):
     """Its types are checked with those of the package; it uses all public names."""
     program = Path(typed_program.__file__).read_text()
     assert {name for name in dkrr.__all__ if f"dkrr.{name}" not in program} == {"__version__", "calibrate"}
@@ -94,7 +94,7 @@ def test_a_typed_program_runs(tmp_path: Path) -> None:
     assert min(typed_program.work(X, y, tmp_path / "x.parquet", tmp_path)) > 0.8
 
 
-def test_a_python_that_is_missing_is_an_error() -> None:
+def test_a_python_that_is_missing_is_an_error():
     """Nothing would be tested with it."""
     done = subprocess.run([ROOT / ".ci" / "pythons", "3.99", "tests"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "there is no Python 3.99" in done.stderr
@@ -134,7 +134,7 @@ def test_the_notebook_runs_and_is_stored_without_outputs(tmp_path):
 COMMAND = re.compile(r"^(?:\$ )?(?:dask )?dkrr ((?:.*\\\n)*.*)", re.M)
 
 
-def commands_of(page: Path, kind: str) -> list[list[str]]:
+def commands_of(page, kind):
     """Arguments of the commands in the blocks of one kind, of the first of several in a pipe."""
     blocks = re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(), re.M | re.S)
     found = [match[1].replace("\\\n", " ") for block in blocks for match in COMMAND.finditer(block)]

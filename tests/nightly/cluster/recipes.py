@@ -4,10 +4,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -18,16 +16,16 @@ from tests.processes import CLUSTER, environment, free_port, gone, of_session, s
 START = CLUSTER / "dask-cli" / "start.sh"
 GAMMA, ALPHA = 0.1, 1e-2
 FIT = ["--kernel", "rbf", "--gamma", GAMMA, "--alpha", ALPHA]
-SETTINGS: dict[str, Any] = {"kernel": "rbf", "gamma": GAMMA, "alpha": ALPHA}
+SETTINGS = {"kernel": "rbf", "gamma": GAMMA, "alpha": ALPHA}
 
 
-def problem(n: int) -> tuple[Any, Any]:
+def problem(n):
     rng = np.random.default_rng(n)
     X = rng.normal(size=(n, 5))
     return X, np.sin(X).sum(axis=1) + 0.1 * rng.normal(size=n)
 
 
-def saved(folder: Path, n: int) -> tuple[Any, Any, list[object]]:
+def saved(folder, n):
     """A problem, which is also in X.npy and y.npy, and the options of the command line that name them."""
     X, y = problem(n)
     np.save(folder / "X.npy", X)
@@ -35,27 +33,24 @@ def saved(folder: Path, n: int) -> tuple[Any, Any, list[object]]:
     return X, y, ["--x", folder / "X.npy", "--y", folder / "y.npy"]
 
 
-def assert_predicts_like_sklearn(model: Any, X: Any, y: Any) -> None:
+def assert_predicts_like_sklearn(model, X, y):
     new = np.random.default_rng(1).normal(size=(101, 5))
     expected = Oracle(alpha=ALPHA, kernel="rbf", gamma=GAMMA).fit(X, y).predict(new)
     np.testing.assert_allclose(model.predict(new), expected, rtol=1e-8, atol=1e-8)
 
 
-def run(
-    *command: object, cwd: Path | None = None, seconds: float = 60, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(*command, cwd=None, seconds=60, **variables):
     """A command that has ended, with what it printed."""
-    options: dict[str, Any] = {"cwd": cwd, "env": environment(**variables), "timeout": seconds}
+    options = {"cwd": cwd, "env": environment(**variables), "timeout": seconds}
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
 
 
-def result_of(printed: str) -> dict[str, Any]:
+def result_of(printed):
     """Result of a fit that was asked for --json."""
-    found: dict[str, Any] = next(json.loads(line) for line in printed.splitlines() if line.startswith("{"))
-    return found
+    return next(json.loads(line) for line in printed.splitlines() if line.startswith("{"))
 
 
-def new_certificates(folder: Path) -> Path:
+def new_certificates(folder):
     """A folder with the certificates of a new cluster."""
     assert run(sys.executable, CLUSTER / "certificates.py", folder).returncode == 0
     return folder
@@ -68,14 +63,14 @@ class Running(NamedTuple):
     session: int
     port: int
 
-    def listening(self) -> list[Any]:
+    def listening(self):
         """Its sockets that listen."""
         pids = {process.pid for process in of_session(self.session)}
         return [c for c in psutil.net_connections("tcp") if c.pid in pids and c.status == psutil.CONN_LISTEN]
 
 
 @contextmanager
-def started(folder: Path, workers: int, *options: object, scheme: str = "tcp", **variables: str) -> Iterator[Running]:
+def started(folder, workers, *options, scheme="tcp", **variables):
     """A cluster with so many workers of 600 MiB, which leaves no process behind."""
     port, log = free_port(), folder / "log"
     command = [START, "--workers", workers, "--memory", "600MiB", "--scratch", folder, "--port", port, *options]
@@ -86,7 +81,7 @@ def started(folder: Path, workers: int, *options: object, scheme: str = "tcp", *
         assert gone(process.pid), "a process is left behind"
 
 
-def until(condition: Any, seconds: float = 30, why: str = "") -> None:
+def until(condition, seconds=30, why=""):
     """Wait until a function returns true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -5,9 +5,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -50,7 +48,7 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[str]:
+def slurm(folder):
     """Configuration with which Slurm's commands reach a controller with one node; skips the test where none can run."""
     path = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
     programs = {name: shutil.which(name, path=path) for name in PROGRAMS}

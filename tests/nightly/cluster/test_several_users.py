@@ -2,11 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import dask
 import numpy as np
@@ -21,7 +19,7 @@ from dkrr.runtime import dask_executor
 from tests.runtime.clients import all_released
 
 MIB = 2**20
-SETTINGS: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tile": 128, "solver": "cholesky"}
+SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tile": 128, "solver": "cholesky"}
 USABLE = int(0.7 * 2**30)
 BALLAST = 300 * MIB
 WAIT = 240
@@ -29,27 +27,27 @@ WAIT = 240
 
 
 @pytest.fixture
-def slow_machine() -> Iterator[None]:
+def slow_machine():
     """A machine so slow that no work is small."""
     with dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
         yield
 
 
 @pytest.fixture
-def users(workers: Client, slow_machine: None) -> Iterator[tuple[Client, Client]]:
+def users(workers, slow_machine):
     """Two clients of one cluster, none of them the one that started it."""
     options = {"security": workers.security, "set_as_default": False}
     with Client(workers.scheduler.address, **options) as ada, Client(workers.scheduler.address, **options) as bob:
         yield ada, bob
 
 
-def fit(client: Client, seed: int, n: int = 700, **settings: Any) -> dkrr.KernelRidge:
+def fit(client, seed, n=700, **settings):
     X = np.random.default_rng(seed).normal(size=(n, 3))
     with client.as_current():
         return dkrr.KernelRidge(**{**SETTINGS, **settings}).fit(X, np.sin(X).sum(axis=1))
 
 
-def assert_same(found: dkrr.KernelRidge, whole: dkrr.KernelRidge) -> None:
+def assert_same(found, whole):
     """The same bits by Cholesky; by conjugate gradient, the same to its tolerance.
 
     A worker that takes over tiles of another one does not keep them: it forms them in strips, which round otherwise.
@@ -61,13 +59,13 @@ def assert_same(found: dkrr.KernelRidge, whole: dkrr.KernelRidge) -> None:
     assert result.residual <= 1e-8 and error <= 2e-8 * result.condition
 
 
-def plan(client: Client, **settings: Any) -> Any:
+def plan(client, **settings):
     with client.as_current():
         return dkrr.plan(n=20_000, d=3, kernel="rbf", **settings)
 
 
 @contextmanager
-def taken(client: Client) -> Iterator[None]:
+def taken(client):
     """Memory of each worker that other work holds."""
     client.run(exec, f"import sys; sys.ballast = b'1' * {BALLAST}")
     try:
@@ -76,7 +74,7 @@ def taken(client: Client) -> Iterator[None]:
         client.run(exec, "import sys; del sys.ballast")
 
 
-def test_plans_count_the_memory_that_workers_hold(users: tuple[Client, Client]) -> None:
+def test_plans_count_the_memory_that_workers_hold(users):
     ada, bob = users
     alone = plan(bob)
     with taken(ada):
@@ -89,13 +87,11 @@ def test_plans_count_the_memory_that_workers_hold(users: tuple[Client, Client]) 
     assert plan(bob, tile=4096, solver="cholesky").peak_bytes <= USABLE
 
 
-def test_a_fit_without_room_is_refused_before_it_starts(
-    users: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_without_room_is_refused_before_it_starts(users, monkeypatch):
     """The memory was free when the plan was made."""
     (ada, bob), planned, begun = users, run.plan_of, ExitStack()
 
-    def meanwhile(request: Any) -> Any:
+    def meanwhile(request):
         found = planned(request)
         begun.enter_context(taken(ada))
         return found
@@ -105,11 +101,11 @@ def test_a_fit_without_room_is_refused_before_it_starts(
         fit(bob, 1, n=9000, solver="cg", tile=None)
 
 
-def after_first_task(monkeypatch: pytest.MonkeyPatch, hooks: dict[str, Callable[[], object]]) -> None:
+def after_first_task(monkeypatch, hooks):
     """Call a function of a thread, by its name, when the first task of a fit in it has ended."""
     note = dask_executor.DaskExecutor._note
 
-    def noted(self: Any, records: Any) -> None:
+    def noted(self, records):
         note(self, records)
         hook = hooks.pop(threading.current_thread().name, None)
         if hook is not None:
@@ -118,12 +114,12 @@ def after_first_task(monkeypatch: pytest.MonkeyPatch, hooks: dict[str, Callable[
     monkeypatch.setattr(dask_executor.DaskExecutor, "_note", noted)
 
 
-def test_a_fit_is_done_beside_another(users: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_is_done_beside_another(users, monkeypatch):
     ada, bob = users
     whole = [fit(ada, 1).dual_coef_, fit(bob, 2).dual_coef_]
     begun, go_on = threading.Event(), threading.Event()
 
-    def pause() -> None:
+    def pause():
         begun.set()
         assert go_on.wait(WAIT)
 
@@ -141,16 +137,14 @@ def test_a_fit_is_done_beside_another(users: tuple[Client, Client], monkeypatch:
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
-def test_ctrl_c_of_one_does_not_disturb_the_other(
-    users: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch, solver: str
-) -> None:
+def test_ctrl_c_of_one_does_not_disturb_the_other(users, monkeypatch, solver):
     ada, bob = users
     whole = fit(bob, 3, solver=solver)
 
-    def interrupt() -> None:
+    def interrupt():
         raise KeyboardInterrupt
 
-    def cancelled() -> None:
+    def cancelled():
         with ThreadPoolExecutor(1, thread_name_prefix="ada") as pool:
             assert isinstance(pool.submit(fit, ada, 1, solver=solver).exception(WAIT), KeyboardInterrupt)
 
@@ -160,13 +154,13 @@ def test_ctrl_c_of_one_does_not_disturb_the_other(
     assert_same(model, whole)
 
 
-def test_a_worker_that_joins_gets_tasks(slow_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_joins_gets_tasks(slow_machine, monkeypatch):
     monkeypatch.setattr(dask_executor, "ASK_SECONDS", 0.0)
     options = {"threads_per_worker": 1, "memory_limit": 2**30, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(n_workers=1, **options) as cluster, Client(cluster, set_as_default=False) as client:
         before = {str(pid) for pid in client.run(os.getpid).values()}
 
-        def join() -> None:
+        def join():
             cluster.scale(2)
             client.wait_for_workers(2, timeout=240)
 
@@ -178,9 +172,7 @@ def test_a_worker_that_joins_gets_tasks(slow_machine: None, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
-def test_a_worker_that_retires_hands_over(
-    slow_machine: None, workers: Client, monkeypatch: pytest.MonkeyPatch, solver: str
-) -> None:
+def test_a_worker_that_retires_hands_over(slow_machine, workers, monkeypatch, solver):
     whole, gone = fit(workers, 5, solver=solver), min(workers.nthreads())
     retire = partial(workers.retire_workers, [gone], close_workers=True)
     after_first_task(monkeypatch, {threading.current_thread().name: retire})

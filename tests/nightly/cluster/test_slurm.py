@@ -3,8 +3,6 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ wait
 CERTIFICATES = '*certificates.py) mkdir "$2" && touch "$2/environment.sh"'
 
 
-def stand_ins(folder: Path, **scripts: str) -> Path:
+def stand_ins(folder, **scripts):
     """Commands that do what scripts say."""
     folder.mkdir(exist_ok=True)
     for command, script in scripts.items():
@@ -41,7 +39,7 @@ def stand_ins(folder: Path, **scripts: str) -> Path:
 
 
 @pytest.fixture
-def allocation(tmp_path: Path) -> dict[str, str]:
+def allocation(tmp_path):
     """Variables that Slurm sets in a job of two tasks, and a stand-in for srun."""
     return {
         "PATH": f"{stand_ins(tmp_path / 'bin', srun=SRUN)}:{environment()['PATH']}",
@@ -56,7 +54,7 @@ def allocation(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def run_job(allocation: dict[str, str], log: Path, *arguments: object) -> int:
+def run_job(allocation, log, *arguments):
     spooled = log.with_name("slurm_script")  # Slurm runs a copy
     shutil.copy(SBATCH, spooled)
     with session(["bash", spooled, *arguments], log, **allocation) as process:
@@ -65,7 +63,7 @@ def run_job(allocation: dict[str, str], log: Path, *arguments: object) -> int:
     return status
 
 
-def test_sbatch_script_fits_on_its_tasks(allocation: dict[str, str], tmp_path: Path) -> None:
+def test_sbatch_script_fits_on_its_tasks(allocation, tmp_path):
     X, y, paths = saved(tmp_path, 1501)
     # What a requeued job finds: a scheduler that is gone.
     stale = tmp_path / ".dkrr-17" / "scheduler.json"
@@ -75,14 +73,16 @@ def test_sbatch_script_fits_on_its_tasks(allocation: dict[str, str], tmp_path: P
     status, said = run_job(allocation, tmp_path / "log", *paths, *more, *FIT), (tmp_path / "log").read_text()
     assert status == 0, said
     assert "tls://" in said and "tcp://" not in said, "scheduler and workers speak TLS only"
-    plan = result_of(said)["plan"]
+    result = result_of(said)
+    plan = result["plan"]
+    assert result["peak_bytes"] <= plan["peak_bytes"] and plan["tile"] == 256
     # Nine tenths of --mem-per-cpu.
     assert (plan["execution"], plan["n_workers"], plan["limit_bytes"]) == ("dask", 2, 540 * 2**20)
     assert_predicts_like_sklearn(dkrr.load(tmp_path / "m.zarr"), X, y)
     assert not stale.parent.exists()
 
 
-def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str], tmp_path: Path) -> None:
+def test_sbatch_script_returns_the_status_of_the_fit(allocation, tmp_path):
     # The command refuses to start: stand-ins take the place of the scheduler, the workers and the wait for them.
     python = f"case $1 in {CERTIFICATES} ;; *) echo tcp://127.0.0.1:9 ;; esac"
     stand_ins(tmp_path / "bin", dask="exec sleep 60", python=python)
@@ -101,9 +101,7 @@ def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str],
         ({"SLURM_MEM_PER_NODE": "0", "SLURM_TASKS_PER_NODE": "4"}, None),  # --mem=0: the whole node
     ],
 )
-def test_sbatch_script_takes_memory_of_cores_or_of_nodes(
-    allocation: dict[str, str], tmp_path: Path, given: dict[str, str], limit: str | None
-) -> None:
+def test_sbatch_script_takes_memory_of_cores_or_of_nodes(allocation, tmp_path, given, limit):
     # Stand-ins: that of srun notes the options of the workers, and the wait for them ends then.
     noted, log = tmp_path / "workers", tmp_path / "log"
     srun = f'echo "$@" > {noted}.new && mv {noted}.new {noted}'
@@ -117,12 +115,12 @@ def test_sbatch_script_takes_memory_of_cores_or_of_nodes(
         assert status == 0 and f"--memory-limit {limit} " in noted.read_text(), log.read_text()
 
 
-def test_sbatch_script_needs_the_repository(allocation: dict[str, str], tmp_path: Path) -> None:
+def test_sbatch_script_needs_the_repository(allocation, tmp_path):
     assert run_job({**allocation, "DKRR_CLUSTER": str(tmp_path)}, tmp_path / "log") == 2
     assert "submit from dkrr's root" in (tmp_path / "log").read_text()
 
 
-def test_without_dask_jobqueue_there_is_help_and_an_error_that_names_it(tmp_path: Path) -> None:
+def test_without_dask_jobqueue_there_is_help_and_an_error_that_names_it(tmp_path):
     (tmp_path / "dask_jobqueue.py").write_text("raise ImportError('hidden by a test')")
     done = run(sys.executable, SCRIPT, "--help", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -132,7 +130,7 @@ def test_without_dask_jobqueue_there_is_help_and_an_error_that_names_it(tmp_path
     assert "pip install 'dkrr[slurm]'" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_job_script(tmp_path: Path) -> None:
+def test_job_script(tmp_path):
     pytest.importorskip("dask_jobqueue")
     options = ["--cores", "3", "--memory", "6GiB", "--interface", "lo", "--job-script"]
     done = run(sys.executable, SCRIPT, "--x", "X", "--y", "y", "--shared", tmp_path, *options)
@@ -142,12 +140,12 @@ def test_job_script(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def slurm_conf(tmp_path_factory):
     with slurm(tmp_path_factory.mktemp("slurm")) as configuration:
         yield configuration
 
 
-def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_conf: str, tmp_path: Path) -> None:
+def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_conf, tmp_path):
     X, y, _ = saved(tmp_path, 601)
     for k in (0, 1):
         np.save(tmp_path / f"y{k}.npy", y + k * X[:, 1] ** 2)
@@ -164,7 +162,7 @@ def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_conf: str, tmp_path: Pa
     assert not list(tmp_path.glob(".dkrr-*")), "certificates are left behind"
 
 
-def test_slurm_runs_workers_in_jobs_of_their_own(slurm_conf: str, tmp_path: Path) -> None:
+def test_slurm_runs_workers_in_jobs_of_their_own(slurm_conf, tmp_path):
     pytest.importorskip("dask_jobqueue")
     *_, paths = saved(tmp_path, 601)
     options = ["--shared", "shared", "--jobs", 2, "--cores", 1, "--memory", "700MiB", "--start-with", 2]
