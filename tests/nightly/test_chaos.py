@@ -23,7 +23,7 @@ CAMPAIGNS = {
     "kills here": (10, "kills", "--place", "here", "--trials", "10"),
     "kills without a store": (3, "kills", "--place", "here, no store", "--trials", "3"),
     "kills of own workers": (2, "kills", "--place", "own workers", "--trials", "2"),
-    "kills on a cluster": (4, "kills", "--place", "cluster", "--trials", "4"),
+    "kills on a cluster": (8, "kills", "--place", "cluster", "--trials", "8"),
 }
 
 

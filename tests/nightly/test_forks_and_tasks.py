@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import threadpoolctl
 import zarr
 from distributed import Client, LocalCluster, worker_client
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
@@ -56,12 +56,6 @@ def fit():
 def fit_with_the_slot_given_up():
     with worker_client():
         return fit()
-
-
-def test_cross_validation_on_the_workers(client):
-    with joblib.parallel_backend("dask"):
-        scores = cross_val_score(model(), X, Y, cv=5)
-    np.testing.assert_allclose(scores, cross_val_score(model(tile=None), X, Y, cv=5), rtol=1e-9)
 
 
 def test_a_fit_in_a_task_stays_there_and_the_plan_says_so(client):

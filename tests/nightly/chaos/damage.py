@@ -87,14 +87,6 @@ def zero_range(content: bytes, rng: Random) -> bytes:
     return content[:start] + bytes(stop - start) + content[stop:]
 
 
-def truncate(content: bytes, rng: Random) -> bytes:
-    return content[: int(rng.integers(len(content)))] if content else content
-
-
-def append_bytes(content: bytes, rng: Random) -> bytes:
-    return content + (rng.bytes(int(rng.integers(1, 65))) if rng.random() < 0.5 else bytes(int(rng.integers(1, 4097))))
-
-
 def exchange_blocks(content: bytes, rng: Random) -> bytes:
     """Two parts of a file trade places, at multiples of 8 bytes."""
     units, changed = len(content) // 8, bytearray(content)
@@ -169,9 +161,9 @@ CONTENTS: dict[str, Callable[[bytes, Random], bytes]] = {
     "bytes changed": scatter_bytes,
     "range of zeros": zero_range,
     "all zeros": lambda content, rng: bytes(len(content)),
-    "truncated": truncate,
+    "truncated": lambda content, rng: content[: int(rng.integers(len(content) or 1))],
     "empty file": lambda content, rng: b"",
-    "bytes appended": append_bytes,
+    "bytes appended": lambda content, rng: content + rng.bytes(int(rng.integers(1, 65))) * int(rng.integers(1, 65)),
     "parts exchanged": exchange_blocks,
     "digit changed": partial(change_character, b"0123456789"),
     "letter changed": partial(change_character, bytes(range(97, 123))),

@@ -67,6 +67,14 @@ def confined(command: list[str]) -> list[str]:
     return ["prlimit", f"--as={ADDRESS_SPACE}", *(["setpriv", *rights] if os.geteuid() == 0 else []), *command]
 
 
+def started(command: list[str], log: Path, variables: dict[str, str], **pipes: int) -> subprocess.Popen[bytes]:
+    """A process that leads a session of its own, ends with this one, and writes what it says to a file."""
+    with log.open("wb") as out:
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, **pipes}
+        options |= {"start_new_session": True, "preexec_fn": end_with_parent}
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | variables, **options)
+
+
 # Children -----------------------------------------------------------------------------------------------------------
 
 
@@ -132,17 +140,13 @@ class Child:
             return self._process, False
         self._end()
         command = [sys.executable, "-m", "tests.nightly.chaos.processes"]
-        with (self._folder / "messages").open("wb") as messages:
-            self._process = subprocess.Popen(
-                confined(command) if self._is_confined else command,
-                cwd=ROOT,
-                env=os.environ | ENVIRONMENT | {"TMPDIR": str(self._folder)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=messages,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+        self._process = started(
+            confined(command) if self._is_confined else command,
+            self._folder / "messages",
+            ENVIRONMENT | {"TMPDIR": str(self._folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         return self._process, True
 
     def _end(self) -> None:
@@ -226,17 +230,8 @@ class FitProcess:
         arguments = {"name": name, "place": place, "address": address, "folder": str(folder)}
         arguments["store"] = None if store is None else str(store)
         self.started = time.monotonic()
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", FIT, json.dumps(arguments)],
-                cwd=ROOT,
-                env=os.environ | {"TMPDIR": str(folder / "tmp")},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+        command = [sys.executable, "-c", FIT, json.dumps(arguments)]
+        self.process = started(command, folder / "log", {"TMPDIR": str(folder / "tmp")})
         self.pid, self.poll = self.process.pid, self.process.poll
 
     def wait(self, seconds: float) -> int | None:
@@ -344,17 +339,8 @@ class Cluster:
             "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
         }
         command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *options, "--no-dashboard"]
-        with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(
-                [*command, "--scheduler-file", str(self.folder / "scheduler.json")],
-                cwd=ROOT,
-                env=os.environ | settings,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+        command += ["--scheduler-file", str(self.folder / "scheduler.json")]
+        return started(command, self.folder / f"{what}-{self._number}.log", settings)
 
     def workers(self) -> list[psutil.Process]:
         """Workers that have started and live."""
