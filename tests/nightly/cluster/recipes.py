@@ -39,7 +39,7 @@ def assert_predicts_like_sklearn(model, X, y):
     np.testing.assert_allclose(model.predict(new), expected, rtol=1e-8, atol=1e-8)
 
 
-def run(*command, cwd=None, seconds=60, **variables):
+def run(*command, cwd=None, seconds=120, **variables):
     """A command that has ended, with what it printed."""
     options = {"cwd": cwd, "env": environment(**variables), "timeout": seconds}
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
@@ -75,7 +75,7 @@ def started(folder, workers, *options, scheme="tcp", **variables):
     port, log = free_port(), folder / "log"
     command = [START, "--workers", workers, "--memory", "600MiB", "--scratch", folder, "--port", port, *options]
     with session(command, log, **variables) as process:
-        wait_for_text(f"{workers} workers at {scheme}:", log, process)
+        wait_for_text(f"{workers} workers at {scheme}:", log, process, seconds=240)
         yield Running(f"{scheme}://127.0.0.1:{port}", process.pid, port)
         assert stop(process) == 143, log.read_text()
         assert gone(process.pid), "a process is left behind"
