@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +32,7 @@ from dkrr.kernels import RBF, BagOfWords, Columns, Linear, Matern, Polynomial
 from dkrr.runtime.local_workers import LocalWorkers
 from tests.nightly.chaos.fits import FITS, Fitted, fitted, same
 from tests.nightly.chaos.outcomes import GOOD, Outcome, of_error, words
-from tests.nightly.chaos.processes import ENVIRONMENT, FIT, ROOT
+from tests.nightly.chaos.processes import ENVIRONMENT, FIT, started
 
 Random = np.random.Generator
 MAX_DRAWS = 200
@@ -415,7 +414,7 @@ def snapshots(name: str) -> tuple[Path, ...]:
     store, seconds = folder / "run.zarr", reference(name).seconds
     folder.mkdir()
     command = [sys.executable, "-c", FIT, json.dumps({"name": name, "store": str(store)})]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT)
+    process = started(command, folder / "log", ENVIRONMENT)
     found: list[Path] = []
     while process.poll() is None:
         time.sleep(seconds / (N_SNAPSHOTS + 1) if store.exists() else 0.001)
