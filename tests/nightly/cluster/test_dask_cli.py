@@ -27,6 +27,7 @@ from tests.nightly.cluster.recipes import (
     START,
     assert_predicts_like_sklearn,
     new_certificates,
+    problem,
     run,
     saved,
     started,
@@ -36,6 +37,7 @@ from tests.processes import CLUSTER, blas_threads, environment, free_port, gone,
 from tests.programs import tiles, wait_for_tiles
 
 N_WORKERS, TILE, SIDE = 4, 128, 14
+TILED = {**SETTINGS, "tile": TILE, "solver": "cholesky"}
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +159,17 @@ def test_who_has_no_certificate_is_refused(running):
             raise AssertionError("it answers")
 
 
-def test_a_fit_is_killed_and_resumed(client, running, certificates, tmp_path):
+@pytest.fixture
+def whole(tmp_path):
+    """Coefficients of a fit in this process, that nothing interrupts."""
+    model = dkrr.KernelRidge(**TILED, store=str(tmp_path / "whole.zarr")).fit(*problem(TILE * SIDE))
+    assert model.plan_.execution == "serial"
+    return model.dual_coef_
+
+
+def test_a_fit_is_killed_and_resumed(whole, client, running, certificates, tmp_path):
     """By the command line with a worker killed first, then everything of it; resumed here, to the same bits."""
     X, y, paths = saved(tmp_path, TILE * SIDE)
-    settings = {**SETTINGS, "tile": TILE, "solver": "cholesky"}
     store, chunks = tmp_path / "run.zarr", SIDE * (SIDE + 1) // 2
     more = ["--model", "m.zarr", "--store", store, "--tile", TILE, "--solver", "cholesky"]
     words = ["dkrr", "fit", "--scheduler", running.address, *paths, *FIT, *more]
@@ -176,16 +185,13 @@ def test_a_fit_is_killed_and_resumed(client, running, certificates, tmp_path):
     before = len(tiles(store))
     assert before < chunks
     client.wait_for_workers(N_WORKERS, timeout=30)
-    model = dkrr.KernelRidge(**settings, store=str(store)).fit(X, y)
+    model = dkrr.KernelRidge(**TILED, store=str(store)).fit(X, y)
     assert model.plan_.execution == "dask"
     workers = {str(pid) for pid in client.run(os.getpid).values()}  # no task ran in this process
     assert {task.worker for task in model.solve_result_.record.tasks} <= workers
     computed = [t.key for t in model.solve_result_.record.tasks if t.key.startswith("L-")]
     assert len(computed) <= chunks - before + N_WORKERS, "one task of each worker may be redone"
-    with dask.config.set({"dkrr.rates.gemm-gflops": 1e6}):  # in this process, where nothing interrupts it
-        whole = dkrr.KernelRidge(**settings, store=str(tmp_path / "whole.zarr")).fit(X, y)
-    assert whole.plan_.execution == "serial"
-    np.testing.assert_array_equal(model.dual_coef_, whole.dual_coef_)
+    np.testing.assert_array_equal(model.dual_coef_, whole)
 
 
 SERVER = """

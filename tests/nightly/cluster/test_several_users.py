@@ -1,6 +1,7 @@
 """Fits of several users at once on the workers of one cluster; workers that join it, and that leave it with notice."""
 
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -64,14 +65,22 @@ def plan(client, **settings):
         return dkrr.plan(n=20_000, d=3, kernel="rbf", **settings)
 
 
+def take_memory():
+    sys.ballast = b"\1" * BALLAST
+
+
+def release_memory():
+    del sys.ballast
+
+
 @contextmanager
 def taken(client):
     """Memory of each worker that other work holds."""
-    client.run(exec, f"import sys; sys.ballast = b'1' * {BALLAST}")
+    client.run(take_memory)
     try:
         yield
     finally:
-        client.run(exec, "import sys; del sys.ballast")
+        client.run(release_memory)
 
 
 def test_plans_count_the_memory_that_workers_hold(users):
