@@ -22,7 +22,7 @@ from tests.runtime.clients import all_released
 MIB = 2**20
 SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tile": 128, "solver": "cholesky"}
 USABLE = int(0.7 * 2**30)
-BALLAST = 300 * MIB
+BALLAST = 400 * MIB
 WAIT = 240
 """Seconds, on a machine that does other work meanwhile."""
 
@@ -91,7 +91,7 @@ def test_plans_count_the_memory_that_workers_hold(users):
         with pytest.raises(MemoryLimitError, match=r"of which \d+ MiB are in use now.*or wait until other work"):
             plan(bob, tile=4096, solver="cholesky")
     before, now = (p.resources.worker_baseline_bytes for p in (alone, beside))
-    assert before + 0.9 * BALLAST < now < before + 1.5 * BALLAST
+    assert before + 0.8 * BALLAST < now < before + 1.5 * BALLAST
     assert beside.peak_bytes <= USABLE
     assert plan(bob, tile=4096, solver="cholesky").peak_bytes <= USABLE
 

@@ -61,7 +61,7 @@ def run_job(allocation, log, *arguments):
     spooled = log.with_name("slurm_script")  # Slurm runs a copy
     shutil.copy(SBATCH, spooled)
     with session(["bash", spooled, *arguments], log, **allocation) as process:
-        status = process.wait(60)
+        status = process.wait(180)
         assert gone(process.pid), "a process is left behind"
     return status
 
