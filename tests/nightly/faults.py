@@ -11,10 +11,10 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import dask
 import dask.array
@@ -27,48 +27,34 @@ X = np.random.default_rng(0).normal(size=(96, 3))
 Y = X[:, 0]
 TILED = {"kernel": "rbf", "tile": 32}
 MODEL = dkrr.KernelRidge(0.1, kernel="rbf").fit(X, Y)
-Operation = Callable[[Path], Any]
+CHOLESKY = {**TILED, "solver": "cholesky"}
+PRIMAL = {"kernel": "linear", "form": "primal", "tile": 32}
 
 
-def ridge(at: Path) -> Any:
-    return dkrr.KernelRidge(0.1, **TILED, solver="cholesky", store=f"{at}/run.zarr").fit(X, Y).dual_coef_
-
-
-def iterated(at: Path) -> Any:
-    return dkrr.KernelRidge(0.1, **TILED, solver="cg", store=f"{at}/run.zarr").fit(X, Y).dual_coef_
-
-
-def copied(at: Path) -> Any:
-    rows = dask.array.from_array(X, chunks=(40, 3))
-    return dkrr.KernelRidge(0.1, **TILED, solver="cholesky", store=f"{at}/run.zarr").fit(rows, Y).dual_coef_
-
-
-def primal(at: Path) -> Any:
-    model = dkrr.KernelRidge(0.1, kernel="linear", form="primal", tile=32, store=f"{at}/run.zarr")
-    return model.fit(X, Y).coef_
-
-
-def logistic(at: Path) -> Any:
-    return dkrr.KernelLogisticRegression(0.1, **TILED, store=f"{at}/run.zarr").fit(X, Y > 0).dual_coef_
-
-
-def search(at: Path) -> Any:
-    return dkrr.KernelRidgeCV((0.1, 1.0), **TILED, store=f"{at}/run.zarr").fit(X, Y).dual_coef_
-
-
-def gram(at: Path) -> Any:
-    return dkrr.gram(X, kernel="rbf", chunks=32, store=f"{at}/run.zarr").compute()
-
-
-def save(at: Path) -> Any:
+def save(at):
     dkrr.save(MODEL, at / "model.zarr", overwrite=True)
     return dkrr.load(at / "model.zarr").dual_coef_
 
 
-OPERATIONS = (ridge, iterated, copied, primal, logistic, search, gram, save)
+def fit(estimator, at, y=Y, rows=X):
+    fitted = estimator.set_params(store=f"{at}/run.zarr").fit(rows, y)
+    return fitted.coef_ if fitted.form == "primal" else fitted.dual_coef_
 
 
-def attempted(name: str, call: Callable[[], Any]) -> list[str]:
+OPERATIONS = {
+    "ridge": lambda at: fit(dkrr.KernelRidge(0.1, **CHOLESKY), at),
+    "iterated": lambda at: fit(dkrr.KernelRidge(0.1, **TILED, solver="cg"), at),
+    "copied": lambda at: fit(dkrr.KernelRidge(0.1, **CHOLESKY), at, rows=dask.array.from_array(X, chunks=(40, 3))),
+    "primal": lambda at: fit(dkrr.KernelRidge(0.1, **PRIMAL), at),
+    "logistic": lambda at: fit(dkrr.KernelLogisticRegression(0.1, **TILED), at, Y > 0),
+    "search": lambda at: fit(dkrr.KernelRidgeCV((0.1, 1.0), **TILED), at),
+    "gram": lambda at: dkrr.gram(X, kernel="rbf", chunks=32, store=f"{at}/run.zarr").compute(),
+    "save": save,
+}
+"""f(folder): writes there, and returns its answer."""
+
+
+def attempted(name, call):
     try:
         call()
     except DkrrError as error:
@@ -78,141 +64,127 @@ def attempted(name: str, call: Callable[[], Any]) -> list[str]:
     return [name, "", ""]
 
 
-def is_answer(operation: Operation, at: Path, expected: Any) -> bool:
+def is_answer(name, at, expected):
     try:
-        return bool(abs(operation(at) - expected).max() <= 1e-8)  # of conjugate gradient; the largest entry is about 2
+        return bool(abs(OPERATIONS[name](at) - expected).max() <= 1e-8)  # of conjugate gradient; entries are up to 2
     except Exception as error:
-        print(f"{operation.__name__} in {at}: {error!r}", file=sys.stderr)
+        print(f"{name} in {at}: {error!r}", file=sys.stderr)
         return False
 
 
-@contextmanager
-def at_the_write(number: int, root: Path, fault: Callable[[], None]) -> Iterator[list[bool]]:
-    """Cause a fault at one of the openings of files for writing below a folder; whether it came to that."""
-    opened, count, caused = os.open, 0, [False]
+def in_folders(root):
+    """Answers of all operations, each in a folder of its name."""
+    for name in OPERATIONS:
+        (root / name).mkdir()
+    return {name: operation(root / name) for name, operation in OPERATIONS.items()}
 
-    def watched(path: Any, flags: int, *more: Any, **named: Any) -> int:
-        nonlocal count
+
+@contextmanager
+def at_the_write(number, root, fault):
+    """Cause a fault at one of the openings of files for writing below a folder; a list of those that were seen."""
+    opened, seen = os.open, list[int]()
+
+    def watched(path, flags, *more, **named):
         if flags & (os.O_WRONLY | os.O_RDWR) and str(path).startswith(str(root)):
-            count += 1
-            if count == number:
+            seen.append(len(seen) + 1)
+            if seen[-1] == number:
                 fault()
-                caused[0] = True
         return opened(path, flags, *more, **named)
 
-    os.open = watched  # type: ignore[assignment]
-    try:
-        yield caused
-    finally:
-        os.open = opened  # type: ignore[assignment]
+    with mock.patch.object(os, "open", watched):
+        yield seen
 
 
-def mount(folder: Path, options: str) -> None:
+def mount(folder, options):
     folder.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
 
 
-def at_every_write(
-    folder: Path, operation: Operation, step: int, fault: Callable[[], None], mend: Callable[[], None]
-) -> Iterator[list[Any]]:
+def at_every_write(folder, name, step, fault, mend=int):
     """One attempt for every write of an operation: the fault comes there, and is mended before the next attempt."""
-    at = folder / "here"
+    at, operation = folder / "here", OPERATIONS[name]
     at.mkdir()
-    expected = operation(at)
-    number, caused = 1, [True]
-    while caused[0]:
+    expected, number, is_caused = operation(at), 1, True
+    while is_caused:
         shutil.rmtree(at)
         at.mkdir()
         if operation is save:
             save(at)
-        with at_the_write(number, folder, fault) as caused:
-            found = attempted(f"{operation.__name__} {number}", lambda: operation(at))
+        with at_the_write(number, folder, fault) as seen:
+            found = attempted(f"{name} {number}", lambda: operation(at))
         mend()
-        yield [*found, is_answer(operation, at, expected)]
-        number += step
+        yield [*found, is_answer(name, at, expected)]
+        is_caused, number = number in seen, number + step
     shutil.rmtree(at)
 
 
-def full_disk(folder: Path) -> Iterator[list[Any]]:
+def full_disk(folder):
     """The disk is full from one of the writes on."""
     disk = folder / "disk"
     mount(disk, "size=2m")
     filler = disk / "filler"
 
-    def fill() -> None:
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"x" * 4096)
-            except OSError:
-                return
+    def fill():
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
 
-    for operation, step in ((ridge, 1), (copied, 3), (gram, 1), (save, 1), (search, 23)):
-        yield from at_every_write(disk, operation, step, fill, lambda: filler.unlink(missing_ok=True))
+    for name, step in (("ridge", 1), ("copied", 3), ("gram", 1), ("save", 1), ("search", 23)):
+        yield from at_every_write(disk, name, step, fill, lambda: filler.unlink(missing_ok=True))
 
 
-def vanished(folder: Path) -> Iterator[list[Any]]:
+def vanished(folder):
     """The disk is unmounted at one of the writes, and comes back with all that was on it."""
     at, away = folder / "here", folder / "away"
-
-    def return_() -> None:
-        if away.exists():
-            away.rename(at)
-
-    for operation in (ridge, copied, gram, save):
-        yield from at_every_write(folder, operation, 5, lambda: (at.rename(away), None)[1], return_)
+    for name in ("ridge", "copied", "gram", "save"):
+        yield from at_every_write(folder, name, 5, lambda: at.rename(away), lambda: away.exists() and away.rename(at))
 
 
-def deleted(folder: Path) -> Iterator[list[Any]]:
+def deleted(folder):
     """All of a run is deleted while it writes."""
-    store = folder / "here" / "run.zarr"
-    for operation in (ridge, gram):
-        yield from at_every_write(folder, operation, 5, lambda: shutil.rmtree(store), lambda: None)
+    for name in ("ridge", "gram"):
+        yield from at_every_write(folder, name, 5, lambda: shutil.rmtree(folder / "here" / "run.zarr"))
 
 
-def read_only(folder: Path) -> Iterator[list[Any]]:
+def read_only(folder):
     """The file system is read-only, with finished work on it and without."""
     disk = folder / "read-only"
     mount(disk, "size=16m")
-    expected = {}
-    for operation in OPERATIONS:
-        (disk / operation.__name__).mkdir()
-        expected[operation] = operation(disk / operation.__name__)
+    expected = in_folders(disk)
     (disk / "new").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    found = [attempted(f"finished {op.__name__}", lambda op=op: op(disk / op.__name__)) for op in OPERATIONS]
-    found += [attempted(f"new {op.__name__}", lambda op=op: op(disk / "new")) for op in OPERATIONS]
-    precomputed = dkrr.KernelRidge(kernel="precomputed")
-    found.append(attempted("gram as X", lambda: precomputed.fit(f"{disk}/gram/run.zarr", Y)))
-    found.append(attempted("load", lambda: dkrr.load(disk / "save" / "model.zarr")))
+    calls = {f"finished {name}": partial(operation, disk / name) for name, operation in OPERATIONS.items()}
+    calls |= {f"new {name}": partial(operation, disk / "new") for name, operation in OPERATIONS.items()}
+    calls["gram as X"] = lambda: dkrr.KernelRidge(kernel="precomputed").fit(f"{disk}/gram/run.zarr", Y)
+    calls["load"] = lambda: dkrr.load(disk / "save" / "model.zarr")
+    found = [attempted(*each) for each in calls.items()]
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-    are_right = all(is_answer(op, disk / op.__name__, expected[op]) for op in OPERATIONS)
+    are_right = all(is_answer(name, disk / name, answer) for name, answer in expected.items())
     yield from ([*one, are_right] for one in found)
 
 
-def limits(folder: Path) -> Iterator[list[Any]]:
+def limits(folder):
     """Few open files (all may be in use already but for some), and small files only."""
-    expected = {op: op(folder / op.__name__) for op in OPERATIONS if not (folder / op.__name__).mkdir()}
+    expected = in_folders(folder)
     of_files, of_size = resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_FSIZE)
-    tried: list[tuple[list[str], Operation, Path]] = []
+    tried = []
 
-    def try_all(name: str, operations: tuple[Operation, ...]) -> None:
-        for op in operations:
-            at = folder / f"{name} {op.__name__}"
+    def try_all(title, names):
+        for name in names:
+            at = folder / f"{title} {name}"
             at.mkdir()
-            tried.append((attempted(at.name, lambda op=op, at=at: op(at)), op, at))
+            tried.append((attempted(at.name, partial(OPERATIONS[name], at)), name, at))
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, of_files[1]))
     try_all("ulimit -n 64", OPERATIONS)
     for free in (1, 2, 3):
         files = []
-        try:
+        with suppress(OSError):
             while True:
                 files.append(Path(os.devnull).open())  # noqa: SIM115
-        except OSError:
-            for file in files[:free]:
-                file.close()
-        try_all(f"{free} files left", (ridge, gram, save))
+        for file in files[:free]:
+            file.close()
+        try_all(f"{free} files left", ("ridge", "gram", "save"))
         for file in files:
             file.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, of_files)
@@ -220,18 +192,18 @@ def limits(folder: Path) -> Iterator[list[Any]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, of_size[1]))
         try_all(f"{size} bytes", OPERATIONS)
         resource.setrlimit(resource.RLIMIT_FSIZE, of_size)
-    for one, op, at in tried:
-        yield [*one, is_answer(op, at, expected[op])]
+    for one, name, at in tried:
+        yield [*one, is_answer(name, at, expected[name])]
 
 
-def permissions(folder: Path) -> Iterator[list[Any]]:
+def permissions(folder):
     """Another user's folders and files, and no home directory (calibrate keeps its profile there by default)."""
     closed, others = folder / "closed", folder / "others"
     np.save(folder / "secret.npy", X)
     for at in (closed, others):
         at.mkdir()
         save(at)
-        ridge(at)
+        OPERATIONS["ridge"](at)
     (folder / "secret.npy").chmod(0o600)
     (others / "model.zarr" / "dual_coef" / "c.0.0").chmod(0o600)
     closed.chmod(0o700)
@@ -241,19 +213,18 @@ def permissions(folder: Path) -> Iterator[list[Any]]:
     os.setuid(65534)
     os.environ["HOME"] = "/nonexistent"
     os.environ.pop("XDG_CACHE_HOME", None)
-    for op in OPERATIONS:
-        for at in (closed, others):
-            yield [*attempted(f"{at.name} {op.__name__}", lambda op=op, at=at: op(at)), True]
     plain = dkrr.KernelRidge(kernel="rbf")
-    for name, call in {
+    calls = {
         "X": lambda: plain.fit(str(folder / "secret.npy"), Y),
         "X in a closed folder": lambda: plain.fit(str(closed / "x.npy"), Y),
         "y": lambda: plain.fit(X, str(folder / "secret.npy")),
         "model in a closed folder": lambda: dkrr.load(closed / "model.zarr"),
         "part of a model": lambda: dkrr.load(others / "model.zarr"),
         "fit without a home directory": lambda: plain.fit(X, Y),
-    }.items():
-        yield [*attempted(name, call), True]
+    }
+    calls |= {f"{at.name} {name}": partial(OPERATIONS[name], at) for name in OPERATIONS for at in (closed, others)}
+    for each in calls.items():
+        yield [*attempted(*each), True]
     for where in (None, "/nonexistent/folder", str(closed / "more"), str(others)):
         with dask.config.set({"dkrr.profile-directory": where}):
             yield [*attempted(f"calibrate with profiles in {where}", dkrr.calibrate), True]
@@ -262,7 +233,7 @@ def permissions(folder: Path) -> Iterator[list[Any]]:
 CASES = (full_disk, vanished, deleted, read_only, limits, permissions)
 
 
-def main(root: Path) -> None:
+def main(root):
     warnings.simplefilter("ignore")
     dask.config.set({"dkrr.quick-measurement": False})
     for case in CASES:

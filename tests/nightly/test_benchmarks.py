@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from itertools import combinations, combinations_with_replacement
 
 import click
 import numpy as np
@@ -57,22 +58,17 @@ def test_a_goal_is_judged_by_the_median_of_repetitions_and_the_worst_of_differen
 
 def naive_descriptor(symbols, positions):
     """Eigenvalues of the Coulomb matrix, counts of elements, sums of r⁻¹, r⁻³ and r⁻⁶ over each pair of elements."""
-    n, coulomb, sums = len(symbols), np.zeros((len(symbols), len(symbols))), {}
-    for a, first in enumerate("HCNOF"):
-        for second in "HCNOF"[a:]:
-            sums[first, second] = [0.0, 0.0, 0.0]
-    for i in range(n):
-        coulomb[i, i] = 0.5 * SYMBOLS[symbols[i]] ** 2.4
-        for j in range(i):
-            r = math.dist(positions[i], positions[j])
-            coulomb[i, j] = coulomb[j, i] = SYMBOLS[symbols[i]] * SYMBOLS[symbols[j]] / (r / 0.529177210903)
-            pair = tuple(sorted((symbols[i], symbols[j]), key="HCNOF".index))
-            for slot, power in enumerate((1, 3, 6)):
-                sums[pair][slot] += r**-power
+    charges = [SYMBOLS[symbol] for symbol in symbols]
+    coulomb = np.diag([0.5 * z**2.4 for z in charges])
+    sums = {(power, *pair): 0.0 for power in (1, 3, 6) for pair in combinations_with_replacement("HCNOF", 2)}
+    for i, j in combinations(range(len(symbols)), 2):
+        r = math.dist(positions[i], positions[j])
+        coulomb[i, j] = coulomb[j, i] = charges[i] * charges[j] / (r / 0.529177210903)
+        for power in (1, 3, 6):
+            sums[power, *sorted((symbols[i], symbols[j]), key="HCNOF".index)] += r**-power
     eigenvalues = sorted(np.linalg.eigvalsh(coulomb), key=abs, reverse=True)
     counts = [symbols.count(symbol) for symbol in "HCNOF"]
-    pairs = [values[slot] for slot in range(3) for values in sums.values()]
-    return np.array([*eigenvalues, *[0.0] * (29 - n), *counts, *pairs])
+    return np.array([*eigenvalues, *[0.0] * (29 - len(symbols)), *counts, *sums.values()])
 
 
 def test_descriptors_of_molecules_are_those_of_naive_loops():
@@ -98,9 +94,5 @@ def test_the_simulated_cluster_waits_as_worked_out_by_hand():
     chain = [("a", 2.0, "", 0), ("b", 3.0, "a", 0), ("c", 5.0, "b", 0)]
     delayed = run(chain, SimulatedCluster(4, round_trip_seconds=0.5, scheduler_seconds=0.25))
     assert delayed.seconds == pytest.approx(10 + 2 * 0.5 + 3 * 0.25)
-    assert run([(str(k), 0.5, "", 0) for k in range(4)], SimulatedCluster(4, scheduler_seconds=1.0)).starts == (
-        1,
-        2,
-        3,
-        4,
-    )
+    alike = run([(str(k), 0.5, "", 0) for k in range(4)], SimulatedCluster(4, scheduler_seconds=1.0))
+    assert alike.starts == (1, 2, 3, 4)

@@ -17,56 +17,35 @@ from tests.nightly.chaos.outcomes import Observation, Outcome, of_error
 from tests.nightly.chaos.processes import Child
 
 RUNS = ("Cholesky", "CG, normal equations", "Newton, CG", "selection, Cholesky")
+CAMPAIGNS = {
+    "models": (40, "damage", "--target", "models", "--trials", "42"),
+    "runs": (38, "damage", "--target", "runs", "--trials", "42", *(word for name in RUNS for word in ("--only", name))),
+    "kills here": (10, "kills", "--place", "here", "--trials", "10"),
+    "kills without a store": (3, "kills", "--place", "here, no store", "--trials", "3"),
+    "kills of own workers": (2, "kills", "--place", "own workers", "--trials", "2"),
+    "kills on a cluster": (8, "kills", "--place", "cluster", "--trials", "8"),
+}
 
 
 @pytest.mark.guard
-@pytest.mark.parametrize(
-    ("part", "arguments", "least"),
-    [
-        ("models", ["damage", "--target", "models", "--trials", "42"], 40),
-        (
-            "runs",
-            ["damage", "--target", "runs", "--trials", "42", *(word for name in RUNS for word in ("--only", name))],
-            38,
-        ),
-        ("kills", ["kills", "--place", "here", "--trials", "6"], 6),
-        ("kills", ["kills", "--place", "here, no store", "--trials", "3"], 3),
-        ("kills", ["kills", "--place", "own workers", "--trials", "2"], 2),
-        ("kills", ["kills", "--place", "cluster", "--trials", "4"], 4),
-    ],
-    ids=[
-        "models",
-        "runs and searches",
-        "kills here",
-        "kills without a store",
-        "kills of own workers",
-        "kills on a cluster",
-    ],
-)
-def test_nothing_is_lost_or_wrong_after_kills_and_damage(tmp_path, part, arguments, least):
-    file = tmp_path / "lines.jsonl"
+@pytest.mark.parametrize("name", CAMPAIGNS)
+def test_nothing_is_lost_or_wrong_after_kills_and_damage(tmp_path, name):
+    (least, *arguments), file = CAMPAIGNS[name], tmp_path / "lines.jsonl"
     # Not in tmp_path: sockets of workers need a folder with a short name.
     options = ["--seed", "3", "--processes", "1", "--json", str(file)]
     done = CliRunner().invoke(command.main, [*arguments, *options])
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sum(line.get("count", 0) for line in lines) >= least and lines[-1]["campaign"] == part
+    assert sum(line.get("count", 0) for line in lines) >= least and lines[-1]["campaign"] == name.split()[0]
 
 
 def made(folder, version):
     rng = np.random.default_rng(version)
-    for name in ("a.json", "x/c.0", "x/c.1", "y/z/c.0"):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(json.dumps({"n": version, "of": "rows"}).encode() if name == "a.json" else rng.bytes(160))
+    contents = {name: rng.bytes(160) for name in ("x/c.0", "x/c.1", "y/z/c.0")}
+    for name, content in {"a.json": json.dumps({"n": version, "of": "rows"}).encode(), **contents}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     return folder
-
-
-def state(folder):
-    return {
-        str(p.relative_to(folder.parent)): (p.stat().st_mode, p.read_bytes() if p.is_file() else None)
-        for p in folder.parent.rglob("*")
-    }
 
 
 @pytest.mark.parametrize("operation", damage.OPERATIONS)
@@ -75,9 +54,9 @@ def test_damage_is_done_and_can_be_repeated(tmp_path, operation):
     found = []
     for name in ("one", "two"):
         folder = made(tmp_path / name / "store", 0)
-        before = state(folder)
+        before = damage.state(folder.parent)
         done = damage.damage(damage.Scene(folder, [older], [foreign]), np.random.default_rng(5), operation)
-        found.append((done, state(folder)))
+        found.append((done, damage.state(folder.parent)))
         assert found[-1][1] != before
         damage.open_again(folder.parent)
     assert found[0] == found[1] and operation in found[0][0]
@@ -129,15 +108,8 @@ def test_a_child_survives_what_happens_in_it_and_respects_permissions(tmp_path):
 
 def test_every_process_and_way_to_solve_is_killed():
     found = {(one.place, one.target, one.signal, one.name) for one in islice(episodes(15), 600)}
-    every = {
-        (place, target, signal, name)
-        for place, targets in TARGETS.items()
-        for target, signals in targets.items()
-        for signal in signals
-        for name in FITS
-    }
-    assert len(every & found) > 0.7 * len(every)
-    assert {case[:3] for case in every} == {case[:3] for case in found}
+    pairs = {(place, target, signal) for place, t in TARGETS.items() for target, each in t.items() for signal in each}
+    assert {case[:3] for case in found} == pairs and len(found) > 0.7 * len(pairs) * len(FITS)
 
 
 def test_the_page_counts_what_was_recorded(tmp_path):

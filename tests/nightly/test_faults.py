@@ -14,7 +14,7 @@ pytestmark = pytest.mark.guard
 Found = dict[str, list[tuple[str, str, str, bool]]]
 
 
-def in_a_namespace() -> list[str]:
+def in_a_namespace():
     """Beginning of a command that mounts file systems which nobody else sees; skips the test where none can."""
     unshare = ["unshare", "--mount"]
     if os.geteuid() != 0:
@@ -25,7 +25,7 @@ def in_a_namespace() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory):
     """What the program `faults` found, which runs once: it mounts file systems that nobody else sees."""
     unshare = in_a_namespace()
     root = tmp_path_factory.mktemp("faults")
@@ -37,13 +37,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
-def check(attempts: list[tuple[str, str, str, bool]], *kinds: str) -> None:
+def check(attempts, *kinds):
     """Errors of these kinds (or none), and right answers afterwards."""
     wrong = [one for one in attempts if one[1] not in ("", *kinds) or not one[3]]
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def test_a_disk_that_is_full_from_any_write_on(found: Found) -> None:
+def test_a_disk_that_is_full_from_any_write_on(found):
     attempts = found["full_disk"]
     check(attempts, "DiskSpaceError")
     errors = [message for _, kind, message, _ in attempts if kind]
@@ -51,12 +51,12 @@ def test_a_disk_that_is_full_from_any_write_on(found: Found) -> None:
 
 
 @pytest.mark.parametrize("case", ["vanished", "deleted"])
-def test_a_disk_or_a_store_that_vanishes(found: Found, case: str) -> None:
+def test_a_disk_or_a_store_that_vanishes(found, case):
     check(found[case], "StoreError", "UnreachableStoreError", "BusyStoreError", "DamagedChunkError")
     assert sum(kind != "" for _, kind, _, _ in found[case]) > 10
 
 
-def test_a_file_system_for_reading_only(found: Found) -> None:
+def test_a_file_system_for_reading_only(found):
     attempts = found["read_only"]
     check(attempts, "StoreError", "UnreachableStoreError")
     worked = {name for name, kind, _, _ in attempts if not kind}
@@ -66,7 +66,7 @@ def test_a_file_system_for_reading_only(found: Found) -> None:
     assert all("Read-only file system" in one and "Mount the file system for writing" in one for one in errors)
 
 
-def test_few_open_files_and_small_files_only(found: Found) -> None:
+def test_few_open_files_and_small_files_only(found):
     attempts = found["limits"]
     check(attempts, "StoreError", "UnreachableStoreError", "DiskSpaceError")
     failed = {name: message for name, kind, message, _ in attempts if kind}
@@ -75,7 +75,7 @@ def test_few_open_files_and_small_files_only(found: Found) -> None:
     assert "Allow larger files (ulimit -f)" in failed["2000 bytes ridge"]
 
 
-def test_folders_and_files_of_another_user(found: Found) -> None:
+def test_folders_and_files_of_another_user(found):
     attempts = found["permissions"]
     check(attempts, "StoreError", "UnreachableStoreError", "InputError")
     failed = {name: message for name, kind, message, _ in attempts if kind}

@@ -1,47 +1,55 @@
-"""Where a fit may not hand out its work: inside Dask tasks, daemons and forks. What hangs there fails by a time-out."""
+"""Fits inside Dask tasks, joblib, Dask-ML, daemons and forks, and on workers from every kind of rows.
+
+Where a fit may not hand out its work, what hangs fails by a time-out.
+"""
 
 import subprocess
 import sys
+import warnings
 
 import dask
+import dask.array as da
 import joblib
 import numpy as np
 import psutil
 import pytest
+import scipy.sparse as sp
+import threadpoolctl
+import zarr
 from distributed import Client, LocalCluster, worker_client
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV
 
 import dkrr
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.kernels import RBF, AdditiveChi2, Linear
 from dkrr.machine import detect
 from dkrr.runtime.process import CHILD, TASK, confinement, may_use
+from tests.oracles import assert_close, naive_gram, naive_kernel_ridge
+from tests.pairs import every_pair
+from tests.runtime.clients import all_released
 
 SLOW = {"dkrr.rates.gemm-gflops": 1e-4}
 """So slow a machine that the work is not small: it would go to workers."""
+X = np.random.default_rng(0).normal(size=(300, 5))
+Y = np.sin(X[:, 0])
 
 
 @pytest.fixture(scope="module")
 def client():
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", memory_limit="8GiB"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    options = {"threads_per_worker": 1, "processes": False, "dashboard_address": "127.0.0.1:0", "memory_limit": "8GiB"}
+    with LocalCluster(n_workers=2, **options) as cluster, Client(cluster) as client:
         yield client
 
 
-def problem():
-    X = np.random.default_rng(0).normal(size=(300, 5))
-    return X, np.sin(X[:, 0])
-
-
-def model():
-    return dkrr.KernelRidge(alpha=1e-3, kernel="rbf", gamma=0.2, tile=64, solver="cholesky")
+def model(**settings):
+    return dkrr.KernelRidge(
+        **{"alpha": 1e-3, "kernel": "rbf", "gamma": 0.2, "tile": 64, "solver": "cholesky"} | settings
+    )
 
 
 def fit():
-    X, y = problem()
-    fitted = model().fit(X, y)
+    fitted = model().fit(X, Y)
     return fitted.plan_.execution, fitted.plan_.reasons, fitted.dual_coef_
 
 
@@ -50,77 +58,76 @@ def fit_with_the_slot_given_up():
         return fit()
 
 
-class TestInATask:
-    def test_cross_validation_on_the_workers(self, client):
-        X, y = problem()
-        with joblib.parallel_backend("dask"):
-            scores = cross_val_score(model(), X, y, cv=5)
-        np.testing.assert_allclose(scores, cross_val_score(model().set_params(tile=None), X, y, cv=5), rtol=1e-9)
-
-    def test_in_place_and_the_plan_says_so(self, client):
-        with dask.config.set(SLOW):
-            expected = model().set_params(tile=None, memory_limit="4GiB").fit(*problem()).dual_coef_
-            execution, reasons, found = client.submit(fit, pure=False).result(timeout=60)
+def test_a_fit_in_a_task_stays_there_and_the_plan_says_so(client):
+    with dask.config.set(SLOW):
+        expected = model(tile=None, memory_limit="4GiB").fit(X, Y).dual_coef_
+        execution, reasons, found = client.submit(fit, pure=False).result(timeout=60)
         assert execution == "serial" and TASK in reasons
         np.testing.assert_allclose(found, expected, rtol=1e-9)
-
-    def test_on_the_cluster_if_the_task_gives_its_slot_up(self, client):
-        with dask.config.set(SLOW):
-            execution, reasons, _ = client.submit(fit_with_the_slot_given_up, pure=False).result(timeout=60)
+        execution, reasons, _ = client.submit(fit_with_the_slot_given_up, pure=False).result(timeout=60)
         assert execution == "dask" and TASK not in reasons
 
-    def test_a_share_of_the_worker(self, client):
-        found = client.submit(confinement, pure=False).result(timeout=60)
-        assert (found.reason, found.n_sharing, found.memory_limit) == (TASK, 1, 8 * 2**30)
-        assert confinement() is None and may_use(client)
+
+def test_a_task_has_a_share_of_the_worker(client):
+    found = client.submit(confinement, pure=False).result(timeout=60)
+    assert (found.reason, found.n_sharing, found.memory_limit) == (TASK, 1, 8 * 2**30)
+    assert confinement() is None and may_use(client)
 
 
 FORKED = """
-import multiprocessing, os, signal, sys, threading, time
-import dask, numpy as np, dkrr
+import multiprocessing, os, signal, sys, threading
+import numpy as np
 from distributed import Client, LocalCluster
-from dkrr import blas
-from dkrr.runtime import process
-from dkrr.runtime.dask_client import ambient_client
+{before}
 
-rng = np.random.default_rng(0)
-X = rng.normal(size=(300, 5))
-dask.config.set({"dkrr.rates.gemm-gflops": 1e-4})
+X = np.random.default_rng(0).normal(size=(300, 5))
 
 def fit():
+    import dask, dkrr
+    dask.config.set({{"dkrr.rates.gemm-gflops": 1e-4}})
     model = dkrr.KernelRidge(alpha=0.1, kernel="rbf", tile=64, solver="cholesky", memory_limit="2GiB").fit(X, X[:, 0])
     return model.plan_.execution, model.plan_.reasons, model.dual_coef_
 
-def in_daemon(queue):
-    signal.alarm(30)
-    queue.put(fit())
-
-inside, leave = threading.Event(), threading.Event()
-def in_a_block():
-    with blas.one_thread():
-        inside.set()
-        leave.wait()
-
-# The pools that read ahead exist, and another thread limits BLAS.
-with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
-    assert ambient_client() is client
-    expected = fit()[2]
-    thread = threading.Thread(target=in_a_block)
-    thread.start()
-    inside.wait()
+def in_a_fork(expected):
     child = os.fork()
     if child == 0:
         signal.alarm(30)  # ends a child that hangs
         try:
             execution, reasons, found = fit()
+            from dkrr.runtime import process
+            from dkrr.runtime.dask_client import ambient_client
             good = ambient_client() is None and execution == "serial" and process.FORK in reasons
-            os._exit(0 if good and np.allclose(found, expected, rtol=1e-9, atol=0) else 3)
+            os._exit(0 if good and (expected is None or np.allclose(found, expected, rtol=1e-9, atol=0)) else 3)
         except BaseException as error:
             print(repr(error), file=sys.stderr)
             os._exit(4)
     print("fork", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+{inside}
+"""
+AFTER_A_FIT = """
+    from dkrr import blas
+    expected = fit()[2]
+    inside, leave = threading.Event(), threading.Event()
+
+    def in_a_block():
+        with blas.one_thread():
+            inside.set()
+            leave.wait()
+
+    # The pools that read ahead exist, and another thread limits BLAS.
+    thread = threading.Thread(target=in_a_block)
+    thread.start()
+    inside.wait()
+    in_a_fork(expected)
     leave.set()
     thread.join()
+
+def in_daemon(queue):
+    signal.alarm(30)
+    queue.put(fit())
+
 context = multiprocessing.get_context("fork")
 queue = context.SimpleQueue()
 daemon = context.Process(target=in_daemon, args=(queue,), daemon=True)
@@ -131,40 +138,20 @@ print("daemon", execution, np.allclose(found, expected, rtol=1e-9, atol=0), len(
 """
 
 
-def test_forks_and_daemons():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines() == ["fork 0", "daemon serial True True"], done.stderr
-
-
-FORKED_BEFORE_A_FIT = """
-import os, signal, sys
-import numpy as np
-from distributed import Client, LocalCluster
-{before}
-with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)  # ends a child that hangs
-        try:
-            import dask, dkrr
-            X = np.random.default_rng(0).normal(size=(300, 5))
-            dask.config.set({{"dkrr.rates.gemm-gflops": 1e-4}})
-            model = dkrr.KernelRidge(alpha=0.1, kernel="rbf", tile=64, solver="cholesky", memory_limit="2GiB")
-            plan = model.fit(X, X[:, 0]).plan_
-            os._exit(0 if (plan.execution, "since it is a fork" in str(plan.reasons)) == ("serial", True) else 3)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-            os._exit(4)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.parametrize("before", ["import dkrr", ""], ids=["only the package", "nothing"])
-def test_a_fork_before_the_first_fit(before):
+@pytest.mark.parametrize(
+    ("before", "inside", "printed"),
+    [
+        ("import dkrr", AFTER_A_FIT, ["fork 0", "daemon serial True True"]),
+        ("import dkrr", "    in_a_fork(None)", ["fork 0"]),
+        ("", "    in_a_fork(None)", ["fork 0"]),
+    ],
+    ids=["after a fit", "before the first fit", "before any import"],
+)
+def test_forks_and_daemons_fit_in_place(before, inside, printed):
     """What notices forks is imported with the first fit: it must not need to have existed before the fork."""
-    script = FORKED_BEFORE_A_FIT.format(before=before)
+    script = FORKED.format(before=before, inside=inside)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.splitlines() == ["0"], done.stderr
+    assert done.stdout.splitlines() == printed, done.stderr
 
 
 def share_and_limit(_):
@@ -183,3 +170,96 @@ def test_processes_of_joblib_share_the_memory(workers):
     assert {(reason, n_sharing) for _, reason, n_sharing, _ in found} == {(CHILD, n_expected)} and n_expected >= 3
     whole = detect(None, None)
     assert all(2 * limit < whole.local_limit_bytes for *_, limit in found)
+
+
+SMALL, TARGETS = X[:40, :3], Y[:40] + X[:40, 1]
+GRID = {"kernel__gamma": [0.1, 1.0], "alpha": [0.1, 1.0]}
+
+
+def fitted(gamma):
+    """What a fit in a task does: its score, processes, threads of BLAS, and the reason for its place."""
+    model = KernelRidge(kernel=RBF(gamma)).fit(SMALL, TARGETS)
+    threads = {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+    plan = model.plan_
+    return (
+        model.score(SMALL, TARGETS),
+        plan.chosen.n_workers,
+        plan.resources.local_threads,
+        threads,
+        plan.resources.confined,
+    )
+
+
+def test_many_fits_by_map_each_in_the_process_of_its_task(workers):
+    gammas = [0.1 * k for k in range(1, 13)]
+    for gamma, result in zip(gammas, workers.gather(workers.map(fitted, gammas)), strict=True):
+        score, n_workers, n_threads, blas_threads, confined = result
+        assert score == pytest.approx(
+            KernelRidge(kernel=RBF(gamma)).fit(SMALL, TARGETS).score(SMALL, TARGETS), rel=1e-9
+        )
+        assert (n_workers, n_threads, blas_threads) == (1, 1, {1})
+        assert "inside a Dask task" in confined
+
+
+def selected(alphas):
+    return KernelRidgeCV(alphas, cv=2).fit(SMALL, TARGETS).alpha_
+
+
+def test_a_search_within_a_task_of_joblib(workers):
+    with joblib.parallel_config("dask", client=workers):
+        found = joblib.Parallel()(joblib.delayed(selected)(alphas) for alphas in ([0.1, 10.0], [1.0, 100.0]))
+    assert found == [selected([0.1, 10.0]), selected([1.0, 100.0])]
+
+
+def dask_ml(module):
+    """A module of Dask-ML, which warns where it is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(f"dask_ml.{module}", reason="Dask-ML is not installed")
+
+
+@pytest.mark.parametrize("estimator", [KernelRidge, KernelLogisticRegression])
+def test_predictions_by_dask_ml(estimator):
+    targets = TARGETS if estimator is KernelRidge else (TARGETS > 0).astype(int)
+    model = dask_ml("wrappers").ParallelPostFit(estimator(kernel=RBF())).fit(SMALL, targets)
+    predictions = model.predict(da.from_array(SMALL, chunks=(10, 3)))
+    assert predictions.numblocks == (4,)
+    expected = estimator(kernel=RBF()).fit(SMALL, targets).predict(SMALL)
+    assert predictions.compute(scheduler="sync") == pytest.approx(expected, rel=1e-9)
+
+
+def test_grid_search_of_dask_ml():
+    found = (
+        dask_ml("model_selection")
+        .GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2, scheduler="sync")
+        .fit(SMALL, TARGETS)
+    )
+    expected = GridSearchCV(KernelRidge(kernel=RBF()), GRID, cv=2).fit(SMALL, TARGETS)
+    scores = found.cv_results_["mean_test_score"]
+    assert scores == pytest.approx(expected.cv_results_["mean_test_score"], rel=1e-9)
+
+
+@every_pair(
+    rows=["csr", "dask", "zarr", "precomputed"], form=["dual", "primal"], solver=["cholesky", "cg"], weighted=[0, 1]
+)
+def test_fits_on_workers_are_exact_for_every_kind_of_rows(
+    ambient_workers, data, tmp_path, rows, form, solver, weighted
+):
+    X, weights = np.where(np.abs(data.X[:107]) < 0.7, 0.0, data.X[:107]), data.weights[:107] if weighted else None
+    K, y = naive_gram(Linear(), X), data.y[:107]
+    zarr.save_array(f"{tmp_path}/x.zarr", K if rows == "precomputed" else X)
+    given = {"csr": sp.csr_array(X), "dask": da.from_array(X, chunks=(29, 2))}.get(rows, f"{tmp_path}/x.zarr")
+    settings = {"kernel": "precomputed"} if rows == "precomputed" else {"kernel": "linear", "form": form}
+    if solver == "cholesky":
+        settings["tile"] = 2 if settings.get("form") == "primal" else 40
+    model = KernelRidge(3.0, fit_intercept=True, solver=solver, tol=1e-11, **settings).fit(given, y, weights)
+    assert model.plan_.execution == "dask"
+    coef, intercept = naive_kernel_ridge(K, y, np.full(3, 3.0), weights, fit_intercept=True)
+    assert_close(model.dual_coef_, coef, 1e-7)
+    assert_close(model.intercept_, intercept, 1e-7)
+
+
+def test_a_kernel_that_is_not_positive_is_found_on_workers(ambient_workers, data):
+    with pytest.raises(NotPositiveDefiniteError, match=r"alpha = 0\.2.*negative curvature.*increase alpha"):
+        KernelRidge(alpha=0.2, kernel=AdditiveChi2(), solver="cg").fit(np.abs(data.X), data.y)
+    assert all_released(ambient_workers)

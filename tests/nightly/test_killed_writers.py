@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from dkrr.tiles import replacing
-from dkrr.tiles.lock import LOCK_NAME
 
 pytestmark = pytest.mark.guard
 
@@ -20,35 +19,34 @@ if method == "two renames":
     replacing._renameat2 = lambda: None
 files = {replacing.__file__, replacing.shutil.__file__, replacing.uuid.__file__}
 
+def write(folder, text):
+    for name in ("a", "b"):
+        (folder / name).write_text(text)
+
 def save(path, last):
-    n = 0
+    seen = []
     def count(frame, event, argument):
-        nonlocal n
         if frame.f_code.co_filename not in files:
             return None
-        n += 1
-        if n == last:
+        seen.append(event)
+        if len(seen) == last:
             os.kill(os.getpid(), signal.SIGKILL)
         return count
     sys.settrace(count)
     with replacing.written_aside(str(path), overwrite=True, listed=re.compile('a|b')) as place:
-        for name in ("a", "b"):
-            (Path(place) / name).write_text("new")
-    sys.settrace(None)
+        write(Path(place), "new")
+    os._exit(0)
 
-last = 0
-while True:
+last, status = 0, 1
+while status:
     last += 1
-    root = Path(folder) / str(last)
-    (root / "model").mkdir(parents=True)
-    for name in ("a", "b"):
-        (root / "model" / name).write_text("old")
+    model = Path(folder) / str(last) / "model"
+    model.mkdir(parents=True)
+    write(model, "old")
     child = os.fork()
     if not child:
-        save(root / "model", last)
-        os._exit(0)
-    if os.waitpid(child, 0)[1] == 0:
-        break
+        save(model, last)
+    status = os.waitpid(child, 0)[1]
 print(last)
 """
 
@@ -86,40 +84,47 @@ def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_the_new(tmp_path
     assert not others, "the last one was not killed"
 
 
+OWNER = """
+import sys
+from dkrr.tiles.lock import owned
+from dkrr.errors import BusyStoreError
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with owned(sys.argv[1]):
+        print("owned", flush=True)
+        sys.stdin.readline()
+except BusyStoreError:
+    print("refused", flush=True)
+"""
+
+
 def test_of_many_processes_that_begin_at_once_one_owns_the_store(tmp_path):
-    code = (
-        "import sys; from dkrr.tiles.lock import owned; from dkrr.errors import BusyStoreError\n"
-        f"print('ready', flush=True); sys.stdin.readline()\n"
-        "try:\n"
-        f"    with owned({str(tmp_path / 'run.zarr')!r}): print('owned', flush=True); sys.stdin.readline()\n"
-        "except BusyStoreError: print('refused', flush=True)"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(3)]
+    command, pipe = [sys.executable, "-c", OWNER, str(tmp_path / "run.zarr")], subprocess.PIPE
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) for _ in range(3)]
     try:
-        for step in ("ready", "answer"):
-            answers = [p.stdout.readline().strip() for p in processes]
-            if step == "ready":
-                for p in processes:
-                    p.stdin.write("\n")
-                    p.stdin.flush()
-        assert sorted(answers) == ["owned", "refused", "refused"]
+        assert [p.stdout.readline() for p in processes] == ["ready\n"] * 3
+        for p in processes:
+            p.stdin.write("\n")
+        assert sorted(p.stdout.readline() for p in processes) == ["owned\n", "refused\n", "refused\n"]
     finally:
         for p in processes:
             p.communicate("\n")
 
 
-def test_a_fork_that_leaves_the_block_does_not_release_the_lock(tmp_path):
-    code = f"""
-import os
-from dkrr.tiles.lock import owned
-store = {str(tmp_path / "run.zarr")!r}
-with owned(store):
+FORKED = """
+import os, sys
+from dkrr.tiles.lock import LOCK_NAME, owned
+with owned(sys.argv[1]):
     child = os.fork()
     if child:
         os.waitpid(child, 0)
-        print(os.listdir(store) == [{LOCK_NAME!r}])
+        print(os.listdir(sys.argv[1]) == [LOCK_NAME])
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_a_fork_that_leaves_the_block_does_not_release_the_lock(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path / "run.zarr")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == "True\n", done.stderr
     assert not (tmp_path / "run.zarr").exists()

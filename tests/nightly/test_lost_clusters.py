@@ -1,4 +1,4 @@
-"""A cluster of the user's that loses all its workers, or its scheduler: dkrr waits, says so, and ends in time."""
+"""Clusters that lose workers or their scheduler: dkrr waits or starts others, says so, and ends in time."""
 
 import logging
 import re
@@ -7,10 +7,12 @@ import sys
 import time
 from asyncio import CancelledError
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import dask
 import dask.array as da
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, LocalCluster
 
@@ -23,16 +25,19 @@ from dkrr.runtime import Progress, Task
 from dkrr.runtime.dask_client import check_path_is_shared, held_when_ready, on_every_worker
 from dkrr.runtime.dask_executor import DaskExecutor
 from dkrr.runtime.dask_watch import Watch
+from dkrr.runtime.local_server import MAX_STARTS
+from dkrr.runtime.local_workers import LocalWorkers
+from tests.nightly.cluster.recipes import until
 from tests.stores import place
 
 VECTORS = np.arange(6.0).reshape(3, 2)
+SOON = {"dkrr.wait-for-workers-seconds": 0.1}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", memory_limit="4GiB"
-    ) as cluster:
+    options = {"threads_per_worker": 1, "processes": False, "dashboard_address": "127.0.0.1:0", "memory_limit": "4GiB"}
+    with LocalCluster(n_workers=1, **options) as cluster:
         yield cluster
 
 
@@ -48,15 +53,19 @@ def client(cluster):
 def without_workers(cluster, client):
     """Its client, once the cluster has lost its workers."""
     cluster.scale(0)
-    deadline = time.monotonic() + 30
-    while client.nthreads():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not client.nthreads())
     return client
 
 
-def double(meter, x, *_):
-    return 2 * x
+@contextmanager
+def adaptive(cluster):
+    """It starts a worker where there is work."""
+    cluster.adapt(minimum=0, maximum=1, interval="100ms")
+    try:
+        yield
+    finally:
+        cluster.adapt(minimum=1, maximum=1)
+        cluster._adaptive.stop()
 
 
 def scaled(meter, k, shared):
@@ -67,9 +76,13 @@ def sleep(*_):
     time.sleep(60)
 
 
+def sleep_a_little(*_):
+    time.sleep(3)
+
+
 TASKS = [Task(f"t{k}", scaled, (k,), place=k) for k in (1, 2, 3)]
 USES = {
-    "run": lambda client: DaskExecutor(client).run([Task("a", double, (4,))], Progress()).values()["a"] == 8,
+    "run": lambda client: DaskExecutor(client).run([Task("a", scaled, (4, 2))], Progress()).values()["a"] == 8,
     "map": lambda client: [t.value[2, 1] for t in DaskExecutor(client).map(TASKS, VECTORS).tasks] == [5, 10, 15],
     "total": lambda client: DaskExecutor(client).total(TASKS, VECTORS)[0][2, 1] == 30,
     "imports": lambda client: held_when_ready(Watch(client), RBF(), [], []).ready > 0,
@@ -77,91 +90,74 @@ USES = {
 }
 
 
-class TestWithoutWorkers:
-    @pytest.mark.parametrize("use", USES)
-    def test_it_waits_for_new_ones_and_goes_on(self, without_workers, cluster, use, caplog):
-        with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING, "dkrr"):
-            done = pool.submit(USES[use], without_workers)
-            deadline = time.monotonic() + 20
-            while "all workers" not in caplog.text:
-                assert time.monotonic() < deadline and not done.done(), "nothing was said"
-                time.sleep(0.01)
-            assert re.search(r"waits 300 s for new ones \(dkrr\.wait-for-workers-seconds", caplog.text)
-            cluster.scale(1)
-            assert done.result(30)
-        assert "has workers again" in caplog.text
-
-    @pytest.mark.parametrize("use", USES)
-    def test_dkrr_does_not_wait_for_ever(self, without_workers, use):
-        said = r"all workers.*lost.*none came back within 0\.1 s.*given store.*same store="
-        with dask.config.set({"dkrr.wait-for-workers-seconds": 0.1}), pytest.raises(ClusterError, match=said):
-            USES[use](without_workers)
-
-    def test_an_adaptive_cluster_starts_one_again(self, without_workers, cluster):
-        cluster.adapt(minimum=0, maximum=1, interval="100ms")
-        try:
-            assert USES["map"](without_workers)
-        finally:
-            cluster.adapt(minimum=1, maximum=1)
-            cluster._adaptive.stop()
-
-    def test_rows_of_a_dask_array_without_workers_end_in_time(self, without_workers, tmp_path):
-        rows = as_rows(da.ones((6, 2), chunks=(3, 2)))
-        with dask.config.set({"dkrr.wait-for-workers-seconds": 0.1}), pytest.raises(ClusterError, match="given store"):
-            write_rows(rows, place(tmp_path / "rows"), 3, without_workers)
-
-    def test_a_worker_without_which_nothing_can_be_measured(self, client, cluster):
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(on_every_worker, client, sleep_a_little)
-            deadline = time.monotonic() + 10
-            while not client.processing() or not any(client.processing().values()):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            (worker,) = cluster.workers.values()
-            cluster.sync(worker.close, executor_wait=False)
-            del cluster.workers[0 if 0 in cluster.workers else next(iter(cluster.workers))]
-            cluster.scale(2)
-            with pytest.raises(ClusterError, match=r"the workers inproc://\S+ were lost while"):
-                done.result(30)
+@pytest.mark.parametrize("use", USES)
+def test_it_waits_for_new_workers_and_goes_on(without_workers, cluster, use, caplog):
+    with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING, "dkrr"):
+        done = pool.submit(USES[use], without_workers)
+        until(lambda: "all workers" in caplog.text or done.done(), why="nothing was said")
+        assert re.search(r"waits 300 s for new ones \(dkrr\.wait-for-workers-seconds", caplog.text)
         cluster.scale(1)
-
-    def test_another_thread_stops_it(self, without_workers):
-        watch = Watch(without_workers)
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(held_when_ready, watch, RBF(), [], [])
-            time.sleep(0.3)
-            assert not done.done()
-            watch.stop()
-            with pytest.raises(CancelledError):
-                done.result(5)
-
-    def test_a_fit_is_refused_before_it_begins(self, without_workers, caplog):
-        said = r"has no workers, and none started within 0\.1 s .*: start workers .* Nothing was computed"
-        with (
-            without_workers.as_current(),
-            dask.config.set({"dkrr.wait-for-workers-seconds": 0.1}),
-            pytest.raises(ClusterError, match=said),
-        ):
-            dkrr.KernelRidge().fit(np.eye(3), np.ones(3))
-        assert "has no workers yet; dkrr waits 0.1 s for the first" in caplog.text
-
-    def test_a_fit_on_an_adaptive_cluster_that_has_none_yet(self, without_workers, cluster, caplog):
-        rows = np.random.default_rng(0).standard_normal((30, 2))
-        cluster.adapt(minimum=0, maximum=1, interval="100ms")
-        try:
-            with without_workers.as_current():
-                model = dkrr.KernelRidge(kernel="rbf", tile=10).fit(rows, rows[:, 0])
-        finally:
-            cluster.adapt(minimum=1, maximum=1)
-            cluster._adaptive.stop()
-        assert (model.plan_.execution, model.plan_.chosen.n_workers) == ("dask", 1)
-        assert "has workers, after" in caplog.text
-        expected = dkrr.KernelRidge(kernel="rbf").fit(rows, rows[:, 0]).predict(rows)
-        assert model.predict(rows) == pytest.approx(expected, rel=1e-9)
+        assert done.result(30)
+    assert "has workers again" in caplog.text
 
 
-def sleep_a_little(*_):
-    time.sleep(3)
+@pytest.mark.parametrize("use", USES)
+def test_dkrr_does_not_wait_for_ever(without_workers, use):
+    said = r"all workers.*lost.*none came back within 0\.1 s.*given store.*same store="
+    with dask.config.set(SOON), pytest.raises(ClusterError, match=said):
+        USES[use](without_workers)
+
+
+def test_an_adaptive_cluster_starts_a_worker_again(without_workers, cluster):
+    with adaptive(cluster):
+        assert USES["map"](without_workers)
+
+
+def test_rows_of_a_dask_array_without_workers_end_in_time(without_workers, tmp_path):
+    rows = as_rows(da.ones((6, 2), chunks=(3, 2)))
+    with dask.config.set(SOON), pytest.raises(ClusterError, match="given store"):
+        write_rows(rows, place(tmp_path / "rows"), 3, without_workers)
+
+
+def test_a_worker_without_which_nothing_can_be_measured(client, cluster):
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(on_every_worker, client, sleep_a_little)
+        until(lambda: any(client.processing().values()))
+        ((name, worker),) = cluster.workers.items()
+        cluster.sync(worker.close, executor_wait=False)
+        del cluster.workers[name]
+        cluster.scale(2)
+        with pytest.raises(ClusterError, match=r"the workers inproc://\S+ were lost while"):
+            done.result(30)
+    cluster.scale(1)
+
+
+def test_another_thread_stops_the_wait(without_workers):
+    watch = Watch(without_workers)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(held_when_ready, watch, RBF(), [], [])
+        time.sleep(0.3)
+        assert not done.done()
+        watch.stop()
+        with pytest.raises(CancelledError):
+            done.result(5)
+
+
+def test_a_fit_is_refused_before_it_begins(without_workers, caplog):
+    said = r"has no workers, and none started within 0\.1 s .*: start workers .* Nothing was computed"
+    with without_workers.as_current(), dask.config.set(SOON), pytest.raises(ClusterError, match=said):
+        dkrr.KernelRidge().fit(np.eye(3), np.ones(3))
+    assert "has no workers yet; dkrr waits 0.1 s for the first" in caplog.text
+
+
+def test_a_fit_on_an_adaptive_cluster_that_has_none_yet(without_workers, cluster, caplog):
+    rows = np.random.default_rng(0).standard_normal((30, 2))
+    with adaptive(cluster), without_workers.as_current():
+        model = dkrr.KernelRidge(kernel="rbf", tile=10).fit(rows, rows[:, 0])
+    assert (model.plan_.execution, model.plan_.chosen.n_workers) == ("dask", 1)
+    assert "has workers, after" in caplog.text
+    expected = dkrr.KernelRidge(kernel="rbf").fit(rows, rows[:, 0]).predict(rows)
+    assert model.predict(rows) == pytest.approx(expected, rel=1e-9)
 
 
 CLUSTER = """
@@ -176,28 +172,20 @@ with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_
 
 def test_a_lost_scheduler_is_a_clear_error_for_every_use(tmp_path):
     """While tasks run, and for every use afterwards; nothing else than a clear error is raised."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", CLUSTER], **pipes, cwd=tmp_path)
     try:
         address = process.stdout.readline().strip()
         with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
             client = Client(address, set_as_default=False)
-        executor = DaskExecutor(client)
-        tasks = [Task(f"s{k}", sleep) for k in range(2)]
+        executor, tasks = DaskExecutor(client), [Task(f"s{k}", sleep) for k in range(2)]
+        calls = [(executor.run, Progress()), (executor.map, VECTORS), (executor.total, VECTORS)]
         with ThreadPoolExecutor(3) as pool:
-            calls = [
-                pool.submit(executor.run, tasks, Progress()),
-                pool.submit(executor.map, tasks, VECTORS),
-                pool.submit(executor.total, tasks, VECTORS),
-            ]
-            deadline = time.monotonic() + 20
-            while len(client.futures) < 7:  # all tasks, and their vectors
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            running = [pool.submit(call, tasks, given) for call, given in calls]
+            until(lambda: len(client.futures) >= 7)  # all tasks, and their vectors
             time.sleep(0.3)
             process.kill()
-            for call in calls:
+            for call in running:
                 with pytest.raises(ClusterError, match=f"scheduler at {address} is lost.*given store.*same store="):
                     call.result(20)
         for use in USES.values():
@@ -214,3 +202,35 @@ def test_a_lost_scheduler_is_a_clear_error_for_every_use(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_worker_that_dies_while_it_starts_is_started_again(tmp_path, capfd):
+    with LocalWorkers(2, 10**9, str(tmp_path)) as workers:
+        workers.address()
+        server = psutil.Process(workers._process.pid)
+
+        def starting():
+            return [child for child in server.children() if any("spawn_main" in part for part in child.cmdline())]
+
+        found = []
+        until(lambda: found.extend(starting()) or found, why="no worker starts")
+        first = found[0]
+        first.kill()
+        with workers.client() as client:
+            assert len(client.nthreads()) == 2
+            assert client.submit(int, "7").result() == 7
+        with pytest.raises(psutil.NoSuchProcess):
+            first.cmdline()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_workers_are_started_a_bounded_number_of_times(tmp_path, capfd):
+    (tmp_path / "dies.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with (
+        dask.config.set({"distributed.worker.preload": [str(tmp_path / "dies.py")]}),
+        LocalWorkers(1, 10**9, str(tmp_path)) as workers,
+        pytest.raises(DkrrError, match=f"1 workers .* did not start: a worker ended {MAX_STARTS} times.*Nothing"),
+        workers.client(),
+    ):
+        pass
+    assert capfd.readouterr().err.count("Nanny failed to start.\n") == 1

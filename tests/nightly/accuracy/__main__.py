@@ -41,10 +41,9 @@ Where 180 digits do not suffice for the solution (K from 1e-600 to 1e600 beside 
 residual is checked all the same.
 """
 
-import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,98 +51,83 @@ from typing import Any
 import click
 import threadpoolctl
 
-from tests.nightly.accuracy import posterior_trials, posteriors, search_trials, searches
-from tests.nightly.accuracy.fits import Outcome, run
-from tests.nightly.accuracy.posteriors import WHAT, PosteriorOutcome
-from tests.nightly.accuracy.searches import SearchOutcome
-from tests.nightly.accuracy.trials import CLASSES, label, trial
+from tests.nightly.accuracy import fits, posterior_trials, posteriors, search_trials, searches, trials
+from tests.nightly.accuracy.trials import Outcome, label
 from tests.tools.pages import replaced
-
-BEGIN, END = "<!-- table of trials: begin -->", "<!-- table of trials: end -->"
-AnyOutcome = Outcome | SearchOutcome | PosteriorOutcome
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of trials, with a table of its own."""
 
-    classes: Mapping[str, Callable[..., Any]]
-    run: Callable[[str, int], AnyOutcome]
-    begin: str
-    """Line of the page before the table."""
+    of: str
+    """Name in the markers around the table."""
     counted: str
     """What a trial is called in the table."""
-    columns: tuple[str, ...]
-    cells: Callable[[list[Any]], list[str]]
-    """Values of a class in these columns."""
+    classes: Mapping[str, Callable[..., Any]]
+    run: Callable[[str, int], Outcome]
+    columns: Mapping[str, str]
+    """Titles of columns, and the errors that they show the largest of."""
+    undetermined: str = ""
+    """Title of the column of numbers that float64 does not determine."""
+
+    @property
+    def begin(self) -> str:
+        """Line of the page before the table."""
+        return f"<!-- table of {self.of}: begin -->"
 
     @property
     def end(self) -> str:
         """Line of the page after the table."""
-        return self.begin.replace("begin", "end")
+        return f"<!-- table of {self.of}: end -->"
 
-    def table(self, outcomes: Mapping[str, list[AnyOutcome]]) -> str:
+    def table(self, outcomes: Mapping[str, list[Outcome]]) -> str:
         """Return the table in Markdown, with a line for each class."""
-        head = ["trials", self.counted, "ended as", *self.columns, "dishonest"]
+        last = [self.undetermined] * bool(self.undetermined)
+        head = ["trials", self.counted, "ended as", *self.columns, *last, "dishonest"]
         lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
         for name, each in outcomes.items():
             ended = ", ".join(f"{n} {how}" for how, n in Counter(o.ended for o in each).most_common())
-            dishonest = sum(bool(o.dishonest) for o in each)
-            cells = [label(self.classes, name), len(each), ended, *self.cells(each), dishonest]
+            found = [[o.errors[of] for o in each if of in o.errors] for of in self.columns.values()]
+            largest = [f"{max(errors):.0e}" if errors else "–" for errors in found]
+            ill = [sum(o.ill_conditioned for o in each) for _ in last]
+            cells = [label(self.classes, name), len(each), ended, *largest, *ill, sum(bool(o.dishonest) for o in each)]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
         return "\n".join(lines)
 
 
-def _largest(values: Iterable[float]) -> str:
-    found = [v for v in values if not math.isnan(v)]
-    return f"{max(found):.0e}" if found else "–"
-
-
-def _of_fits(each: list[Outcome]) -> list[str]:
-    """Largest errors over the fits that ended as successes."""
-    kept = [o for o in each if o.is_success]
-    return [_largest(vars(o)[of] for o in kept) for of in ("dual_coef", "predictions", "probabilities")]
-
-
-def _of_searches(each: list[SearchOutcome]) -> list[str]:
-    errors = [_largest(vars(o)[of] for o in each) for of in ("direct", "iterated", "regret")]
-    return [*errors, str(sum(o.ill_conditioned for o in each))]
-
-
-def _of_posteriors(each: list[PosteriorOutcome]) -> list[str]:
-    errors = [_largest(o.errors.get(what, math.nan) for o in each) for what in WHAT if what != "bounds"]
-    return [*errors, str(sum(len(o.ill_conditioned) for o in each))]
-
-
 KINDS = {
     "fits": Kind(
-        CLASSES,
-        lambda name, k: run(trial(name, k)),
-        BEGIN,
+        "trials",
         "fits",
-        ("largest error of α", "of predictions", "of probabilities"),
-        _of_fits,
+        trials.CLASSES,
+        lambda name, k: fits.run(trials.trial(name, k)),
+        {"largest error of α": "α", "of predictions": "predictions", "of probabilities": "probabilities"},
     ),
     "searches": Kind(
+        "searches",
+        "searches",
         search_trials.CLASSES,
         lambda name, k: searches.run(search_trials.search(name, k)),
-        "<!-- table of searches: begin -->",
-        "searches",
-        (
-            "largest error of a score, direct",
-            "by conjugate gradient",
-            "of the best score, by the choice",
-            "undetermined scores",
-        ),
-        _of_searches,
+        {
+            "largest error of a score, direct": "direct",
+            "by conjugate gradient": "by conjugate gradient",
+            "of the best score, by the choice": "regret",
+        },
+        "undetermined scores",
     ),
     "posteriors": Kind(
+        "posteriors",
+        "fits",
         posterior_trials.CLASSES,
         lambda name, k: posteriors.run(posterior_trials.posterior(name, k)),
-        "<!-- table of posteriors: begin -->",
-        "fits",
-        ("largest error of a standard deviation", "of a likelihood", "of a residual", "of an interval", "undetermined"),
-        _of_posteriors,
+        {
+            "largest error of a standard deviation": "std",
+            "of a likelihood": "likelihood",
+            "of a residual": "loo",
+            "of an interval": "interval",
+        },
+        "undetermined",
     ),
 }
 """By the option that gives the number of trials of each class."""
@@ -164,34 +148,26 @@ KINDS = {
 @click.option(
     "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page that takes the tables."
 )
-def main(
-    fits: int, searches: int, posteriors: int, first: int, only: tuple[str, ...], names: tuple[str, ...],
-    write: Path | None,
-) -> None:  # fmt: skip
+def main(first: int, only: tuple[str, ...], names: tuple[str, ...], write: Path | None, **counts: int) -> None:
     """Solve small problems at the edges of float64 and compare them with 60 to 180 digits."""
-    counts = {"fits": fits, "searches": searches, "posteriors": posteriors}
-    named = [(name.split(":")[0], int(name.split(":")[1])) for name in names]
+    named = [(of_class, int(number)) for of_class, number in (name.split(":") for name in names)]
     blocks, is_dishonest = list[tuple[Kind, str]](), False
     with threadpoolctl.threadpool_limits(1, "blas"):
         for option, kind in KINDS.items():
-            wanted = [pair for pair in named if pair[0] in kind.classes]
-            if not named:
-                numbers = range(first, first + counts[option])
-                wanted = [(name, k) for name in kind.classes if not only or name in only for k in numbers]
-            outcomes: dict[str, list[AnyOutcome]] = {}
-            for of_class, number in wanted:
+            numbers = range(first, first + counts[option])
+            drawn = [(name, k) for name in kind.classes if not only or name in only for k in numbers]
+            outcomes: dict[str, list[Outcome]] = {}
+            for of_class, number in [pair for pair in named if pair[0] in kind.classes] if named else drawn:
                 outcome = kind.run(of_class, number)
                 outcomes.setdefault(of_class, []).append(outcome)
-                for judged in ("dishonest", "surprising"):
-                    for text in vars(outcome)[judged]:
-                        click.echo(f"{judged}: {outcome}: {text}", err=True)
-                if names:
-                    click.echo(f"{outcome}", err=True)
+                said = [f"dishonest: {outcome}: {text}" for text in outcome.dishonest]
+                said += [f"surprising: {outcome}: {text}" for text in outcome.surprising]
+                for line in [*said, *[str(outcome)] * bool(names)]:
+                    click.echo(line, err=True)
                 is_dishonest |= bool(outcome.dishonest)
             if outcomes:
                 blocks.append((kind, kind.table(outcomes)))
-    for _, block in blocks:
-        click.echo(block)
+                click.echo(blocks[-1][1])
     if write is not None:
         page = write.read_text()
         for kind, block in blocks:

@@ -1,19 +1,16 @@
 """Fits at the edges of float64 beside arithmetic of 180 digits: how wrong they are, and whether they say so."""
 
 import math
-import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import KernelLogisticRegression, KernelRidge
-from dkrr.errors import ConvergenceWarning, DkrrError
 from dkrr.solvers import Status
 from tests import precise
 from tests.nightly.accuracy.checks import dual_residual, logistic_gradient, primal_residual
-from tests.nightly.accuracy.trials import Trial
+from tests.nightly.accuracy.trials import Outcome, Trial, ask
 
 Array = NDArray[np.float64]
 
@@ -29,62 +26,24 @@ CAUTION = "may be off by as much as"
 SURPRISING = 1e-6
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of one trial: how it ended, and its errors."""
-
-    trial: Trial
-    ended: str
-    """Name of the status, or of the error."""
-    is_success: bool = False
-    reported: float = math.nan
-    """Residual, or relative gradient."""
-    true: float = math.nan
-    """Residual, or relative gradient, of the returned coefficients in 180 digits."""
-    dual_coef: float = math.nan
-    """‖α − α*‖ / ‖α*‖, largest over the targets; nan without α."""
-    predictions: float = math.nan
-    """Largest |f − f*| / max |f*|, training rows and new ones."""
-    probabilities: float = math.nan
-    """Largest |p − p*|, training rows and new ones."""
-    dishonest: tuple[str, ...] = ()
-    surprising: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        one = self.trial
-        what = f"{'logistic' if one.is_logistic else 'ridge'} {one.kernel!r} n={one.X.shape[0]} λ={one.alpha:.2g}"
-        also = [
-            *(f"{k}={v}" for k, v in one.settings.items()),
-            *(["intercept"] if one.fit_intercept else []),
-            *(["weights"] if one.sample_weight is not None else []),
-        ]
-        return (
-            f"{one.name} {what} {' '.join(also)}: {self.ended}, reported {self.reported:.1e}, true {self.true:.1e}, "
-            f"α {self.dual_coef:.1e}, f {self.predictions:.1e}, p {self.probabilities:.1e}"
-        )
-
-
 def run(one: Trial) -> Outcome:
     """Fit one trial and compare it."""
     make = KernelLogisticRegression if one.is_logistic else KernelRidge
     model = make(one.alpha, kernel=one.kernel, fit_intercept=one.fit_intercept, progress=False, **one.settings)
-    y = one.y if one.is_logistic else one.y.copy()
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model.fit(one.X, y, sample_weight=one.sample_weight)
-            found = [_scores(model, X) for X in (one.X, one.X_new)]
-            chances = model.predict_proba(one.X_new)[:, 1] if isinstance(model, KernelLogisticRegression) else None
-    except DkrrError as error:
-        refused = (f"refused: {error}",) if one.name.startswith("ordinary:") else ()
-        return Outcome(one, type(error).__name__, surprising=refused)
-    except Exception as error:  # what a user would see, whatever it is
-        return Outcome(one, type(error).__name__, dishonest=(f"an error that is not dkrr's own: {error}",))
-    others = {f"{w.category.__name__}: {w.message}" for w in caught if not issubclass(w.category, ConvergenceWarning)}
-    return judge(one, model, np.vstack(found), chances, sorted(others))
+
+    def fitted() -> tuple[Array, Array | None]:
+        model.fit(one.X, one.y if one.is_logistic else one.y.copy(), sample_weight=one.sample_weight)
+        found = np.vstack([scores(model, X) for X in (one.X, one.X_new)])
+        return found, model.predict_proba(one.X_new)[:, 1] if one.is_logistic else None
+
+    answer = ask(fitted)
+    if answer.error is not None:
+        refused = answer.refusal if one.name.startswith("ordinary:") else ()
+        return Outcome(one, answer.name, dishonest=answer.raw, surprising=refused)
+    return judge(one, model, *answer.values, list(answer.others))
 
 
-def _scores(model: Any, X: Any) -> Array:
+def scores(model: Any, X: Any) -> Array:
     """Return f of each row, (m, t)."""
     found = model.decision_function(X) if isinstance(model, KernelLogisticRegression) else model.predict(X)
     return np.asarray(found, np.float64).reshape(X.shape[0], -1)
@@ -111,7 +70,7 @@ def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: l
     returned = [model.intercept_, found, solve.residual, *(v for v in (dual, chances) if v is not None)]
     if not all(np.isfinite(v).all() for v in returned):
         wrong = ("not finite, and a success",) if is_success else ()
-        return Outcome(one, solve.status.name, is_success, solve.residual, dishonest=wrong, surprising=tuple(others))
+        return Outcome(one, solve.status.name, dishonest=wrong, surprising=tuple(others))
     (true, sensitivity), errors = _true_residual(one, model, dual), _errors(one, found, dual, chances)
     slack = min(n * np.finfo(float).eps * max(sensitivity, 1.0), MAX_SLACK)
     dishonest = []
@@ -125,20 +84,21 @@ def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: l
             dishonest.append(f"converged with a probability off by {off:.1e} where tol is {model.tol:.0e}")
     is_direct = not one.is_logistic and is_success and model.plan_.solver == "cholesky"
     has_caution = any(CAUTION in message for message in solve.messages)
-    if is_direct and not has_caution and not (off := errors.get("dual_coef", 0.0)) <= UNCERTAIN:
+    if is_direct and not has_caution and not (off := errors.get("α", 0.0)) <= UNCERTAIN:
         dishonest.append(f"α off by {off:.1e} without a caution")
     if is_success:
-        others += [f"{of} off by {e:.1e}" for of, e in errors.items() if of != "dual_coef" and not e <= SURPRISING]
-    return Outcome(
-        one, solve.status.name, is_success, solve.residual, true, **errors, dishonest=tuple(dishonest),
-        surprising=tuple(others),
-    )  # fmt: skip
+        others += [f"{of} off by {e:.1e}" for of, e in errors.items() if of != "α" and not e <= SURPRISING]
+    how = f"{model.plan_.form} {model.plan_.solver}, reported {solve.residual:.1e}, true {true:.1e}"
+    shown = errors if is_success else {}
+    return Outcome(one, solve.status.name, how, shown, dishonest=tuple(dishonest), surprising=tuple(others))
 
 
 def _errors(one: Trial, found: Array, dual: Array | None, chances: Array | None) -> dict[str, float]:
     """Compare with the exact solution; nothing to compare where 180 digits do not do either."""
+    solve = precise.logistic if one.is_logistic else precise.ridge
+    settings = {"sample_weight": one.sample_weight, "fit_intercept": one.fit_intercept, "X_new": one.X_new}
     try:
-        exact = _exact(one)
+        exact = solve(one.kernel, one.X, one.y, one.alpha, **settings)
     except ArithmeticError:
         return {}
     assert exact.predictions is not None
@@ -147,7 +107,7 @@ def _errors(one: Trial, found: Array, dual: Array | None, chances: Array | None)
     if dual is not None:
         off = dual - exact.dual_coef
         # NumPy's maximum of numbers with a NaN is one, and Python's may not be.
-        errors["dual_coef"] = float(np.max([*map(_relative, map(_length, off.T), map(_length, exact.dual_coef.T))]))
+        errors["α"] = float(np.max([*map(_relative, map(_length, off.T), map(_length, exact.dual_coef.T))]))
     if one.is_logistic:
         off = precise.probabilities(found) - precise.probabilities(expected)
         if chances is not None:
@@ -156,27 +116,18 @@ def _errors(one: Trial, found: Array, dual: Array | None, chances: Array | None)
     return errors
 
 
-def _exact(one: Trial) -> precise.Exact:
-    solve = precise.logistic if one.is_logistic else precise.ridge
-    return solve(
-        one.kernel, one.X, one.y, one.alpha, sample_weight=one.sample_weight, fit_intercept=one.fit_intercept,
-        X_new=one.X_new,
-    )  # fmt: skip
-
-
 def _true_residual(one: Trial, model: Any, dual: Array | None) -> tuple[float, float]:
     """Residual in 180 digits of the equations that the fit's form solves, and its sensitivity."""
     problem: dict[str, Any] = {"sample_weight": one.sample_weight, "fit_intercept": one.fit_intercept}
-    is_primal = model.plan_.form == "primal"
+    form = model.plan_.form
+    coef = np.asarray(model.coef_ if form == "primal" else dual)
     if one.is_logistic:
-        problem["coef" if is_primal else "dual_coef"] = model.coef_ if is_primal else dual
-        problem["intercept"] = float(np.ravel(model.intercept_)[0])
+        problem |= {"form": form, "coef": coef.ravel(), "intercept": float(np.ravel(model.intercept_)[0])}
         return logistic_gradient(one.kernel, one.X, one.y, one.alpha, **problem)
-    if is_primal:
-        features = np.asarray(model.coef_).reshape(-1, one.y.shape[1])
-        return primal_residual(one.kernel, one.X, one.y, one.alpha, features, **problem)
-    assert dual is not None
-    return dual_residual(one.kernel, one.X, one.y, one.alpha, dual, **problem), 0.0
+    coef = coef.reshape(-1, one.y.shape[1])
+    if form == "primal":
+        return primal_residual(one.kernel, one.X, one.y, one.alpha, coef, **problem)
+    return dual_residual(one.kernel, one.X, one.y, one.alpha, coef, **problem), 0.0
 
 
 def _length(values: Array) -> float:

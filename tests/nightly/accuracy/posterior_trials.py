@@ -1,6 +1,5 @@
 """Small regressions at the edges of float64, each from a recorded seed, for `tests.nightly.accuracy.posteriors`."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from dkrr.features.nystroem import Pivots
 from dkrr.kernels import RBF, BagOfWords, Cosine, Kernel, Laplacian, Linear, Polynomial
 from tests.nightly.accuracy import trials
 from tests.nightly.accuracy.search_trials import documents
-from tests.nightly.accuracy.trials import N_NEW, Trial, ordinary
+from tests.nightly.accuracy.trials import N_NEW, Trial, named, ordinary
 
 MAX_ROWS = 40
 MAX_DOCUMENTS = 20
@@ -39,7 +38,7 @@ def posterior(of_class: str, number: int) -> Trial:
     return made
 
 
-def _narrow_and_wide(one: Trial, rng: np.random.Generator) -> Trial:
+def _small(one: Trial, rng: np.random.Generator) -> Trial:
     """λ from 1e-15 to 1e-6, kernels from narrow to wide."""
     kernel: Kernel = [RBF, Laplacian][int(rng.integers(2))](float(10 ** rng.uniform(-3, 1)))
     kernel = kernel if rng.random() < 0.8 else Polynomial(2)
@@ -58,7 +57,7 @@ def _leverage(one: Trial, rng: np.random.Generator) -> Trial:
     return replace(one, X=X, X_new=X_new, kernel=Linear(), alpha=float(10 ** rng.uniform(-6, 2)))
 
 
-def _one_weight(one: Trial, rng: np.random.Generator) -> Trial:
+def _heavy(one: Trial, rng: np.random.Generator) -> Trial:
     """One weight of 1e8 … 1e17 among ones, mostly with an intercept."""
     weights = np.ones(len(one.y))
     weights[int(rng.integers(len(weights)))] = 10 ** rng.uniform(8, 17)
@@ -90,30 +89,7 @@ def _precomputed(one: Trial, rng: np.random.Generator) -> Trial:
     return replace(one, X=k[:n, :n], X_new=k[n:, :n], kernel=kernel, alpha=float(10 ** rng.uniform(-8, 2)))
 
 
-def _as_fits(name: str) -> Callable[[Trial, np.random.Generator], Trial]:
-    """The class of `trials` with this name."""
-
-    def made(one: Trial, rng: np.random.Generator) -> Trial:
-        return trials.CLASSES[name](one, rng)
-
-    made.__doc__ = trials.CLASSES[name].__doc__
-    return made
-
-
-CLASSES: dict[str, Callable[[Trial, np.random.Generator], Trial]] = {
-    "posterior-ordinary": _as_fits("ordinary"),
-    "posterior-rows": _as_fits("rows-scaled"),
-    "posterior-targets": _as_fits("targets-scaled"),
-    "posterior-columns": _as_fits("columns-scaled"),
-    "posterior-weights": _as_fits("weights"),
-    "posterior-lambda": _as_fits("lambda"),
-    "posterior-duplicates": _as_fits("duplicates"),
-    "posterior-offset": _as_fits("offset"),
-    "posterior-small": _narrow_and_wide,
-    "posterior-leverage": _leverage,
-    "posterior-heavy": _one_weight,
-    "posterior-nystroem": _nystroem,
-    "posterior-words": _words,
-    "posterior-precomputed": _precomputed,
-}
-"""By name: what makes a fit of the class of an ordinary one. New classes are appended, since seeds count them."""
+AS_FITS = ("ordinary", "rows-scaled", "targets-scaled", "columns-scaled", "weights", "lambda", "duplicates", "offset")
+CLASSES = {f"posterior-{name.split('-')[0]}": trials.CLASSES[name] for name in AS_FITS}
+CLASSES |= named(_small, _leverage, _heavy, _nystroem, _words, _precomputed, prefix="posterior-")
+"""New classes are appended, since seeds count them."""

@@ -1,6 +1,5 @@
 """Small searches at the edges of float64, each from a recorded seed, for `tests.nightly.accuracy.searches`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from dkrr.features import Nystroem
 from dkrr.features.nystroem import Pivots
 from dkrr.kernels import RBF, BagOfWords, Laplacian, Linear, Polynomial
 from tests.nightly.accuracy.models import Problem
-from tests.nightly.accuracy.trials import Trial, ordinary
+from tests.nightly.accuracy.trials import Trial, named, ordinary
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -43,9 +42,7 @@ class Search:
     def problem(self) -> Problem:
         """The rows, as models of training sets take them."""
         weights = np.ones(len(self.y)) if self.sample_weight is None else self.sample_weight
-        return Problem(
-            self.X, self.y, self.kernel, weights, self.fit_intercept, is_precomputed=self.kernel == "precomputed"
-        )
+        return Problem(self.X, self.y, self.kernel, weights, self.fit_intercept)
 
     def pairs(self) -> list[tuple[Numbers, Numbers]]:
         """Training rows and rows held out of every fold, in ascending order."""
@@ -108,17 +105,17 @@ def search(of_class: str, number: int) -> Search:
     return made
 
 
-def _unchanged(one: Search, _: np.random.Generator) -> Search:
+def _ordinary(one: Search, _: np.random.Generator) -> Search:
     """Standard normal rows, λ 1e-4 … 10."""
     return one
 
 
-def _penalised(one: Search, rng: np.random.Generator) -> Search:
+def _lambda(one: Search, rng: np.random.Generator) -> Search:
     """λ from 1e-15 to 1e15."""
     return replace(one, alphas=10 ** rng.uniform(-15, rng.choice([0, 15]), 5))
 
 
-def _scaled_rows(one: Search, rng: np.random.Generator) -> Search:
+def _rows(one: Search, rng: np.random.Generator) -> Search:
     """X times 1e±8 or 1e±150, mostly with the λ or γ that makes it the same problem."""
     scale = 10.0 ** rng.choice([-150, -8, 8, 150])
     kernel = [Linear(), RBF(0.4 / scale / scale), Laplacian(0.3 / scale)][int(rng.integers(3))]
@@ -126,12 +123,12 @@ def _scaled_rows(one: Search, rng: np.random.Generator) -> Search:
     return replace(one, X=one.X * scale, kernel=kernel, alphas=one.alphas * scale * scale if fits else one.alphas)
 
 
-def _scaled_targets(one: Search, rng: np.random.Generator) -> Search:
+def _targets(one: Search, rng: np.random.Generator) -> Search:
     """Targets times 1e±8, 1e±150 or 1e±200, whose squares leave float64."""
     return replace(one, y=one.y * 10.0 ** rng.choice([-200, -150, -8, 8, 150, 200]))
 
 
-def _weighted(one: Search, rng: np.random.Generator) -> Search:
+def _weights(one: Search, rng: np.random.Generator) -> Search:
     """Weights over 12 orders, at times with zeros, or one of 1e10 … 1e17 among ones, often dual with intercept."""
     n = len(one.y)
     if rng.random() < 0.4:
@@ -149,7 +146,7 @@ def _of_features(one: Search, rng: np.random.Generator) -> Search:
     return replace(one, kernel=polynomial, alphas=10 ** rng.uniform(-6, 4, 3))
 
 
-def _fold_dominates(one: Search, rng: np.random.Generator) -> Search:
+def _dominated(one: Search, rng: np.random.Generator) -> Search:
     """Rows of one fold, or one row, times 1e5 … 1e9, linear or quadratic."""
     one, n = _of_features(one, rng), len(one.y)
     X = one.X.copy()
@@ -193,7 +190,7 @@ def _precomputed(one: Search, rng: np.random.Generator) -> Search:
     return replace(one, X=np.tril(k) + np.tril(k, -1).T, kernel="precomputed", alphas=10 ** rng.uniform(-8, 3, 4))
 
 
-def _close_rows(one: Search, rng: np.random.Generator) -> Search:
+def _close(one: Search, rng: np.random.Generator) -> Search:
     """Rows given twice, nearly, or all near each other; λ 1e-12 … 1."""
     n, kind = len(one.y), int(rng.integers(3))
     X = one.X.copy()
@@ -208,7 +205,7 @@ def _offset(one: Search, rng: np.random.Generator) -> Search:
     return replace(one, X=one.X + 10 ** rng.uniform(0, 7), y=one.y + 10 ** rng.uniform(0, 7))
 
 
-def _iterated(one: Search, rng: np.random.Generator) -> Search:
+def _cg(one: Search, rng: np.random.Generator) -> Search:
     """Conjugate gradient for λ from 1e-12 to 10, narrow and wide kernels."""
     kernel = [RBF(0.1), RBF(0.01), Laplacian(0.3), Linear(), Polynomial(3)][int(rng.integers(5))]
     return replace(one, kernel=kernel, alphas=10 ** rng.uniform(-12, 1, 4), settings=one.settings | {"solver": "cg"})
@@ -218,22 +215,9 @@ def _mixed(one: Search, rng: np.random.Generator) -> Search:
     """Two or three of these at once."""
     for name in rng.choice(["search-weights", "search-targets", "search-lambda", "search-offset"], 2, replace=False):
         one = CLASSES[str(name)](one, rng)
-    return _fold_dominates(one, rng) if rng.random() < 0.4 else one
+    return _dominated(one, rng) if rng.random() < 0.4 else one
 
 
-CLASSES: dict[str, Callable[[Search, np.random.Generator], Search]] = {
-    "search-ordinary": _unchanged,
-    "search-lambda": _penalised,
-    "search-rows": _scaled_rows,
-    "search-targets": _scaled_targets,
-    "search-weights": _weighted,
-    "search-dominated": _fold_dominates,
-    "search-leverage": _leverage,
-    "search-learned": _learned,
-    "search-precomputed": _precomputed,
-    "search-close": _close_rows,
-    "search-offset": _offset,
-    "search-cg": _iterated,
-    "search-mixed": _mixed,
-}
-"""By name: what makes a search of the class of an ordinary one. New classes are appended, since seeds count them."""
+CLASSES = named(_ordinary, _lambda, _rows, _targets, _weights, _dominated, prefix="search-")
+CLASSES |= named(_leverage, _learned, _precomputed, _close, _offset, _cg, _mixed, prefix="search-")
+"""New classes are appended, since seeds count them."""

@@ -9,9 +9,7 @@ out, over the targets, times that.
 
 import math
 import re
-import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flint import arb
@@ -19,14 +17,13 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 
 from dkrr import KernelRidgeCV
-from dkrr.errors import ConvergenceWarning, DkrrError
+from dkrr.errors import DkrrError
 from dkrr.kernels import RBF, BagOfWords, Laplacian
-from tests.nightly.accuracy.models import ROUNDING, Problem
+from tests.nightly.accuracy.checks import Array, Exact, exact
+from tests.nightly.accuracy.models import ROUNDING, Numbers, Problem
 from tests.nightly.accuracy.search_trials import Search
+from tests.nightly.accuracy.trials import Outcome, ask
 from tests.precise import precision
-
-Array = NDArray[np.float64]
-Numbers = NDArray[np.intp]
 
 TOL = 1e-6
 """Relative error of a score that is always allowed."""
@@ -44,76 +41,36 @@ SMALLEST = 1e-300
 """Sizes of scores below which float64 loses their digits."""
 
 
-@dataclass(frozen=True)
-class SearchOutcome:
-    """Result of one search: how it ended, and its errors."""
-
-    trial: Search
-    ended: str
-    how: str = ""
-    """Way to the scores, and the form."""
-    direct: float = math.nan
-    """Largest relative error of a score by a direct way, without those that are ill-conditioned."""
-    iterated: float = math.nan
-    """The same by conjugate gradient."""
-    regret: float = math.nan
-    """Relative distance of the chosen λ's exact score from the best of those that have a score."""
-    ill_conditioned: int = 0
-    """Scores that float64 does not determine to 1e-3."""
-    dishonest: tuple[str, ...] = ()
-    surprising: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        one = self.trial
-        n, cv = len(one.y), type(one.cv).__name__ if one.cv != "loo" else "loo"
-        also = [
-            *(f"{k}={v}" for k, v in one.settings.items() if v),
-            *(["intercept"] if one.fit_intercept else []),
-            *(["weights"] if one.sample_weight is not None else []),
-        ]
-        what = f"{one.kernel!r} {cv} n={n} t={one.y.shape[1]} λ={', '.join(f'{a:.1g}' for a in one.alphas)}"
-        return f"{one.name} {what} {' '.join(also)}: {self.ended} by {self.how}"
-
-
-def run(one: Search) -> SearchOutcome:
+def run(one: Search) -> Outcome:
     """Carry out one search and compare it."""
-    made = KernelRidgeCV(
-        one.alphas, kernel=one.kernel, fit_intercept=one.fit_intercept, cv=one.cv, progress=False, **one.settings
-    )
+    settings = {"kernel": one.kernel, "fit_intercept": one.fit_intercept, "cv": one.cv, "progress": False}
+    made = KernelRidgeCV(one.alphas, **settings, **one.settings)
     groups = one.groups if isinstance(one.cv, GroupKFold) else None
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            made.fit(one.X, one.y.copy(), one.sample_weight, groups=groups)
-    except DkrrError as error:
-        refusal = f"{type(error).__name__}: {error}"
-        return SearchOutcome(one, type(error).__name__, surprising=_refused(one, refusal))
-    except Exception as error:  # what a user would see, whatever it is
-        text = f"an error that is not dkrr's own: {type(error).__name__}: {error}"
-        return SearchOutcome(one, type(error).__name__, dishonest=(text,))
-    others = {f"{w.category.__name__}: {w.message}" for w in caught if not issubclass(w.category, ConvergenceWarning)}
-    return judge(one, made, [str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)], others)
+    answer = ask(lambda: made.fit(one.X, one.y.copy(), one.sample_weight, groups=groups))
+    if answer.error is not None:
+        refusal = answer.refusal if answer.refusal and _is_told(one) else ()
+        return Outcome(one, answer.name, dishonest=answer.raw, surprising=refusal)
+    return judge(one, made, answer.own, answer.others)
 
 
-def _refused(one: Search, refusal: str) -> tuple[str, ...]:
-    """The refusal, if float64 refits tell all scores."""
+def _is_told(one: Search) -> bool:
+    """Whether float64 refits tell all scores."""
     form = one.settings["form"]
     if form == "auto":
         form = "dual" if isinstance(one.kernel, RBF | Laplacian | BagOfWords | str) else "primal"
     try:
-        exact = scores(one, form, 0.0)
+        return bool((scores(one, form, 0.0).relative_allowed <= ILL_CONDITIONED).all())
     except ArithmeticError:
-        return ()
-    return (f"refused: {refusal}",) if (exact.relative_allowed <= ILL_CONDITIONED).all() else ()
+        return False
 
 
 @dataclass(frozen=True)
 class ExactScores:
     """Scores of every λ, fold (or one for leave-one-out) and target (or one for all)."""
 
-    values: NDArray[Any]
-    """Numbers of flint, of shape (n_alphas, n_folds, k)."""
-    allowed: NDArray[Any]
+    values: Exact
+    """Of shape (n_alphas, n_folds, k)."""
+    allowed: Exact
     """Error that each may have."""
 
     @property
@@ -131,54 +88,44 @@ def _ratio(error: arb, size: arb) -> float:
 
 def scores(one: Search, form: str, tol: float) -> ExactScores:
     """Exact scores, and the errors that float64 refits of a form allow, or residuals of that `tol`."""
-    problem, pairs = one.problem, one.pairs()
-    t, is_loo = one.y.shape[1], one.cv == "loo"
+    problem, pairs, rng = one.problem, one.pairs(), np.random.default_rng(0)
+    t = one.y.shape[1]
     k = t if one.settings["alpha_per_target"] and t > 1 else 1
-    rng = np.random.default_rng(0)
     # Rows that are scored together: those of a fold, or all of leave-one-out.
-    groups = [list(range(len(pairs)))] if is_loo else [[f] for f in range(len(pairs))]
+    groups = [pairs] if one.cv == "loo" else [[pair] for pair in pairs]
     values, allowed = (np.empty((len(one.alphas), len(groups), k), object) for _ in range(2))
+    least, factor = (ITERATED_TOL, 2.0) if tol > 0 else (TOL, FACTOR)
     with precision():
-        y = np.array([[arb(float(v)) for v in row] for row in one.y], object)
-        spread = np.array(_squares(y, problem.weights, k), object)
+        y = exact(one.y)
+        spread = _scores(y, problem.weights, k)
         floor = arb(SMALLEST) + arb(ROUNDING * float(np.abs(one.y).max())) ** 2
-        for a, alpha in enumerate(one.alphas):
-            for g, group in enumerate(groups):
-                rows = np.concatenate([pairs[f][1] for f in group])
-                found = [_table(problem.predictions(float(alpha), *pairs[f])) for f in group]
-                errors = np.vstack(found) - y[rows]
-                values[a, g] = _squares(errors, problem.weights[rows], k)
-                # Conjugate gradient promises a smaller residual where errors are small beside the targets.
-                part = max(_ratio(v, s) for v, s in zip(values[a, g], spread, strict=True))
-                residual = tol * min(1.0, 10 * math.sqrt(part))
-                off = [arb(0)] * k
-                for draw in range(DRAWS + 1):
-                    each = [_rounded(problem, float(alpha), pairs[f], form, rng if draw else None) for f in group]
-                    moved = np.vstack([f64 for f64, _ in each]) - y[rows]
-                    if tol > 0:
-                        change = np.vstack([sensitivity for _, sensitivity in each]) * arb(residual)
-                        moved = abs(moved) + change
-                    scored = _squares(moved, problem.weights[rows], k)
-                    off = [_larger(o, abs(v - s).mid()) for o, v, s in zip(off, values[a, g], scored, strict=True)]
-                least, factor = (ITERATED_TOL, 2.0) if tol > 0 else (TOL, FACTOR)
-                allowed[a, g] = [least * abs(v) + factor * o + floor for v, o in zip(values[a, g], off, strict=True)]
+        for a, g in np.ndindex(values.shape[:2]):
+            alpha, rows = float(one.alphas[a]), np.concatenate([test for _, test in groups[g]])
+            errors = np.vstack([problem.predictions(alpha, *pair) for pair in groups[g]]) - y[rows]
+            values[a, g] = _scores(errors, problem.weights[rows], k)
+            # Conjugate gradient promises a smaller residual where errors are small beside the targets.
+            part = max(_ratio(v, s) for v, s in zip(values[a, g], spread, strict=True))
+            residual = tol * min(1.0, 10 * math.sqrt(part))
+            off = np.full(k, arb(0))
+            for draw in range(DRAWS + 1):
+                each = [_rounded(problem, alpha, pair, form, rng if draw else None) for pair in groups[g]]
+                found, sensitivity = map(np.vstack, zip(*each, strict=True))
+                moved = abs(found - y[rows]) + sensitivity * residual if tol > 0 else found - y[rows]
+                change = abs(_scores(moved, problem.weights[rows], k) - values[a, g])
+                off = np.array([_larger(o, c.mid()) for o, c in zip(off, change, strict=True)], object)
+            allowed[a, g] = abs(values[a, g]) * least + off * factor + floor
     return ExactScores(values, allowed)
 
 
 def _rounded(
     problem: Problem, alpha: float, pair: tuple[Numbers, Numbers], form: str, rng: np.random.Generator | None
-) -> tuple[Any, Any]:
+) -> tuple[Exact, Exact]:
     """Float64 predictions and sensitivities as numbers of flint; NaN where there are none."""
     try:
         found = problem.rounded_predictions(alpha, *pair, form, rng)
     except (ValueError, ArithmeticError, np.linalg.LinAlgError, DkrrError):
         found = (np.full((len(pair[1]), problem.y.shape[1]), np.nan),) * 2
-    first, second = (np.array([[arb(float(v)) for v in row] for row in part], object) for part in found)
-    return first, second
-
-
-def _table(values: Any) -> Any:
-    return np.array(values.table(), object)
+    return exact(found[0]), exact(found[1])
 
 
 def _larger(a: arb, b: arb) -> arb:
@@ -186,15 +133,14 @@ def _larger(a: arb, b: arb) -> arb:
     return a if a.is_nan() or a > b else b
 
 
-def _squares(errors: Any, weights: Array, k: int) -> list[arb]:
+def _scores(errors: Exact, weights: Array, k: int) -> Exact:
     """Negative weighted means of squared errors (rows, t), of each target or of all."""
-    w = [arb(float(v)) for v in weights]
-    t, total = errors.shape[1], sum(w, arb(0))
-    of_target = [-sum((v * e[c] ** 2 for v, e in zip(w, errors, strict=True)), arb(0)) / total for c in range(t)]
-    return of_target if k == t else [sum(of_target, arb(0)) / t]
+    w = exact(weights)
+    of_target: Exact = -(w * errors**2).sum(axis=0) / w.sum()
+    return of_target if k == len(of_target) else np.array([of_target.mean()], object)
 
 
-def judge(one: Search, made: KernelRidgeCV, messages: list[str], others: set[str]) -> SearchOutcome:
+def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...], others: tuple[str, ...]) -> Outcome:
     """Compare a search with exact scores.
 
     Parameters
@@ -202,9 +148,9 @@ def judge(one: Search, made: KernelRidgeCV, messages: list[str], others: set[str
     one : Search
     made : KernelRidgeCV
         Fitted.
-    messages : list of str
+    messages : tuple of str
         What it warned of.
-    others : set of str
+    others : tuple of str
         Warnings of other kinds.
     """
     plan = made.selection_plan_
@@ -213,28 +159,27 @@ def judge(one: Search, made: KernelRidgeCV, messages: list[str], others: set[str
     )  # fmt: skip
     form = "dual" if plan is None else plan.plan.form
     how = f"{'fits' if plan is None else plan.method} {form}{' cg' if is_iterative else ''}"
-    named = [float(found) for text in messages for found in re.findall(r"alpha = ([-+.e0-9]*[0-9])", text)]
     ended = "warned" if messages else "scored"
     try:
-        exact = scores(one, form, made.cv_tol if is_iterative else 0.0)
+        right = scores(one, form, made.cv_tol if is_iterative else 0.0)
     except ArithmeticError:
-        return SearchOutcome(one, f"{ended}, beyond all digits", how, surprising=tuple(sorted(others)))
+        return Outcome(one, f"{ended}, beyond all digits", how, surprising=others)
     results = made.cv_results_
-    n_alphas, n_values, k = exact.values.shape
+    n_alphas, n_values, k = right.values.shape
+    expected, slack = (part.mean(axis=1) for part in (right.values, right.allowed))
     if k > 1 or one.cv == "loo":
         found = results["mean_test_score_per_target"] if k > 1 else results["mean_test_score"][:, None]
-        expected = [[sum(exact.values[a, :, c], arb(0)) / n_values for c in range(k)] for a in range(n_alphas)]
-        slack = [[sum(exact.allowed[a, :, c], arb(0)) / n_values for c in range(k)] for a in range(n_alphas)]
     else:
         found = np.column_stack([results[f"split{f}_test_score"] for f in range(n_values)])
-        expected, slack = exact.values[:, :, 0].tolist(), exact.allowed[:, :, 0].tolist()
+        expected, slack = right.values[:, :, 0], right.allowed[:, :, 0]
     dishonest, largest, ill = list[str](), 0.0, 0
     limit = ITERATED_ILL_CONDITIONED if is_iterative else ILL_CONDITIONED
+    named = [float(found) for text in messages for found in re.findall(r"alpha = ([-+.e0-9]*[0-9])", text)]
     is_warned = np.array([any(alpha <= name * (1 + 1e-5) for name in named) for alpha in one.alphas])
     is_off = np.zeros(n_alphas, bool)
     with precision():
         for (a, f), value in np.ndenumerate(found):
-            e, s = expected[a][f], slack[a][f]
+            e, s = expected[a, f], slack[a, f]
             where = f"λ={one.alphas[a]:.2g} {'target' if k > 1 else 'fold'} {f}"
             allowed = _ratio(s, e)
             ill += not allowed <= limit
@@ -252,44 +197,35 @@ def judge(one: Search, made: KernelRidgeCV, messages: list[str], others: set[str
                                          f"{off:.1e}, allowed {allowed:.1e}")  # fmt: skip
                 elif allowed <= limit and abs(e) > arb(10) ** -290 and not is_warned[a]:
                     largest = max(largest, off)
-        regret, wrong = _choice(made, exact, is_warned & (is_off | (results["residual"] > 2 * made.cv_tol)), limit)
-    return SearchOutcome(
-        one, ended, how, math.nan if is_iterative else largest, largest if is_iterative else math.nan, regret, ill,
-        (*dishonest, *wrong), tuple(sorted(others)),
-    )  # fmt: skip
+        regret, wrong = _choice(made, right, is_warned & (is_off | (results["residual"] > 2 * made.cv_tol)), limit)
+    errors = {"by conjugate gradient" if is_iterative else "direct": largest, "regret": regret}
+    return Outcome(one, ended, how, errors, ill, (*dishonest, *wrong), others)
 
 
 def _choice(
-    made: KernelRidgeCV, exact: ExactScores, is_unsolved: NDArray[np.bool_], limit: float
+    made: KernelRidgeCV, right: ExactScores, is_unsolved: NDArray[np.bool_], limit: float
 ) -> tuple[float, list[str]]:
-    """Regret of the chosen λ, and what is wrong with the choice."""
-    results, (_, n_values, k) = made.cv_results_, exact.values.shape
+    """Relative distance of the chosen λ's exact score from the best that has one, and what is wrong with the choice."""
     regret, wrong = 0.0, list[str]()
-    has_score = ~np.isnan(results["mean_test_score"])
-    for c in range(k):
-        means = [sum(row[:, c], arb(0)) / n_values for row in exact.values]
-        slack = [sum(row[:, c], arb(0)) / n_values for row in exact.allowed]
-        chosen = int(np.atleast_1d(made.best_index_)[c if k > 1 else 0])
+    has_score = ~np.isnan(made.cv_results_["mean_test_score"])
+    for c in range(right.values.shape[2]):
+        means, slack = (part[:, :, c].mean(axis=1) for part in (right.values, right.allowed))
+        chosen = int(np.atleast_1d(made.best_index_)[c])
         if is_unsolved[chosen]:
             wrong.append(f"λ={made.alphas[chosen]:.2g} is chosen, whose systems were not solved, as a warning says")
         known = [a for a in np.flatnonzero(has_score) if not slack[a].is_nan() and not is_unsolved[a]]
         if chosen not in known:
             continue
-        best = max(known, key=lambda a: _middle(means[a]))
-        gap = _ratio(means[best] - means[chosen], means[best])
-        if means[best] - means[chosen] > slack[best] + slack[chosen]:
+        best = max(known, key=lambda a: means[a].mid())
+        gap, room = means[best] - means[chosen], slack[best] + slack[chosen]
+        if gap > room:
             wrong.append(
                 f"λ={made.alphas[chosen]:.2g} is chosen with {_text(means[chosen])}, where λ={made.alphas[best]:.2g} "
                 f"has {_text(means[best])}"
             )
-        elif _ratio(slack[best] + slack[chosen], means[best]) <= limit:
-            regret = max(regret, gap)
+        elif _ratio(room, means[best]) <= limit:
+            regret = max(regret, _ratio(gap, means[best]))
     return regret, wrong
-
-
-def _middle(value: arb) -> Any:
-    """Middle of a number, for comparisons."""
-    return value.mid()
 
 
 def _text(value: arb) -> str:

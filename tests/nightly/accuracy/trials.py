@@ -1,17 +1,23 @@
-"""Small random problems at the edges of float64, each from a recorded seed, for `python -m tests.nightly.accuracy`."""
+"""Small random problems at the edges of float64, each from a recorded seed, for `python -m tests.nightly.accuracy`.
+
+What every kind of trial has: its outcome, and the answer of dkrr to a question.
+"""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.errors import ConvergenceWarning, DkrrError
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Polynomial
 
 Array = NDArray[np.float64]
+Change = Callable[[Any, np.random.Generator], Any]
 
 SEED = 20_11
 N_NEW = 6
@@ -38,6 +44,79 @@ class Trial:
     sample_weight: Array | None
     settings: dict[str, Any]
     """Form, solver and tile."""
+
+    @property
+    def all_rows(self) -> Any:
+        """Training rows, and the new ones behind them."""
+        return self.X + self.X_new if isinstance(self.X, list) else np.vstack([self.X, self.X_new])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one trial: how it ended, and its errors."""
+
+    trial: Any
+    ended: str
+    """Name of the status, or of the error."""
+    how: str = ""
+    """Way to the result, and what was found."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Largest errors that the tables show."""
+    ill_conditioned: int = 0
+    """Numbers that float64 does not determine."""
+    dishonest: tuple[str, ...] = ()
+    surprising: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        one, found = self.trial, vars(self.trial)
+        alphas = ", ".join(f"{a:.2g}" for a in np.atleast_1d(found.get("alphas", found.get("alpha"))))
+        also = [f"{k}={v}" for k, v in one.settings.items() if v]
+        also += [name for name in ("is_logistic", "cv", "fit_intercept") if found.get(name)]
+        weights = " weights" * (one.sample_weight is not None)
+        what = f"{one.name} {one.kernel!r} {one.y.shape} λ={alphas} {' '.join(also)}{weights}"
+        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+        return f"{what}: {self.ended} by {self.how}, {errors}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What dkrr answered to one question."""
+
+    values: Any = None
+    error: Exception | None = None
+    own: tuple[str, ...] = ()
+    """Warnings of its accuracy."""
+    others: tuple[str, ...] = ()
+    """Other warnings."""
+
+    @property
+    def name(self) -> str:
+        """Name of the error."""
+        return type(self.error).__name__
+
+    @property
+    def refusal(self) -> tuple[str, ...]:
+        """An error of dkrr's own."""
+        return (f"refused: {self.name}: {self.error}",) if isinstance(self.error, DkrrError) else ()
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """Any other error."""
+        is_raw = self.error is not None and not self.refusal
+        return (f"an error that is not dkrr's own: {self.name}: {self.error}",) if is_raw else ()
+
+
+def ask(question: Callable[[], Any]) -> Answer:
+    """Answer to a question, with what was warned of."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            values = question()
+    except Exception as error:  # what a user would see, whatever it is
+        return Answer(error=error)
+    own = tuple(str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning))
+    others = {f"{w.category.__name__}: {w.message}" for w in caught if not issubclass(w.category, ConvergenceWarning)}
+    return Answer(values, None, own, tuple(sorted(others)))
 
 
 def trial(of_class: str, number: int) -> Trial:
@@ -86,7 +165,7 @@ def ordinary(rng: np.random.Generator, name: str, logistic: float = 0.4) -> Tria
     )
 
 
-def _unchanged(one: Trial, _: np.random.Generator) -> Trial:
+def _ordinary(one: Trial, _: np.random.Generator) -> Trial:
     """Standard normal rows, λ 1e-4 … 10."""
     return one
 
@@ -95,7 +174,7 @@ def _rows(one: Trial, change: Callable[[Any], Any]) -> Trial:
     return replace(one, X=change(one.X), X_new=change(one.X_new))
 
 
-def _scaled_rows(one: Trial, rng: np.random.Generator) -> Trial:
+def _rows_scaled(one: Trial, rng: np.random.Generator) -> Trial:
     """X times 1e-300 … 1e300; mostly with the λ, or the γ, that makes it the same problem."""
     scale = 10 ** rng.uniform(-300, 300)
     moved, kernel, alpha = _rows(one, lambda X: X * scale), one.kernel, one.alpha
@@ -110,7 +189,7 @@ def _scaled_rows(one: Trial, rng: np.random.Generator) -> Trial:
     return replace(moved, kernel=kernel, alpha=alpha)
 
 
-def _scaled_targets(one: Trial, rng: np.random.Generator) -> Trial:
+def _targets_scaled(one: Trial, rng: np.random.Generator) -> Trial:
     """Targets times 1e-300 … 1e300; of a classification, which has none, all weights and λ."""
     scale = 10 ** rng.uniform(-300, 300)
     if not one.is_logistic:
@@ -120,25 +199,25 @@ def _scaled_targets(one: Trial, rng: np.random.Generator) -> Trial:
     return replace(one, sample_weight=weights * scale, alpha=one.alpha * scale)
 
 
-def _scaled_columns(one: Trial, rng: np.random.Generator) -> Trial:
+def _columns_scaled(one: Trial, rng: np.random.Generator) -> Trial:
     """Columns of X times 1e-6 … 1e6, each by its own."""
     scales = 10 ** rng.uniform(-6, 6, one.X.shape[1])
     return _rows(one, lambda X: X * scales)
 
 
-def _weighted(one: Trial, rng: np.random.Generator) -> Trial:
+def _weights(one: Trial, rng: np.random.Generator) -> Trial:
     """Weights over 20 orders, and at times zeros."""
     weights = 10 ** rng.uniform(-10, 10, len(one.y))
     weights[2:][rng.random(len(weights) - 2) < (0.1 if rng.random() < 0.5 else 0.0)] = 0.0
     return replace(one, sample_weight=weights)
 
 
-def _penalised(one: Trial, rng: np.random.Generator) -> Trial:
+def _lambda(one: Trial, rng: np.random.Generator) -> Trial:
     """λ from 1e-15 to 1e15."""
     return replace(one, alpha=float(10 ** rng.uniform(-15, 15)))
 
 
-def _repeated(one: Trial, rng: np.random.Generator) -> Trial:
+def _duplicates(one: Trial, rng: np.random.Generator) -> Trial:
     """Rows given twice, or nearly: with the same target, or some with the opposite one."""
     half = len(one.y) // 2
     again = np.concatenate([np.arange(half), np.arange(half)])
@@ -157,7 +236,7 @@ def _offset(one: Trial, rng: np.random.Generator) -> Trial:
     return _rows(one, lambda X: X + offset)
 
 
-def _single(one: Trial, rng: np.random.Generator) -> Trial:
+def _float32(one: Trial, rng: np.random.Generator) -> Trial:
     """Rows in float32, at times large or small."""
     scale = 10 ** rng.choice([0.0, 0.0, rng.uniform(-20, 20)])
     return replace(
@@ -182,20 +261,14 @@ def _sparse(one: Trial, rng: np.random.Generator) -> Trial:
     return replace(_rows(one, thinned), alpha=float(10 ** rng.uniform(-8, 0)))
 
 
-CLASSES: dict[str, Callable[[Trial, np.random.Generator], Trial]] = {
-    "ordinary": _unchanged,
-    "rows-scaled": _scaled_rows,
-    "targets-scaled": _scaled_targets,
-    "columns-scaled": _scaled_columns,
-    "weights": _weighted,
-    "lambda": _penalised,
-    "duplicates": _repeated,
-    "offset": _offset,
-    "float32": _single,
-    "integers": _integers,
-    "sparse": _sparse,
-}
-"""By name: what makes a trial of the class of an ordinary one. New classes are appended, since seeds count them."""
+def named(*changes: Change, prefix: str = "") -> dict[str, Change]:
+    """Classes by the names of what makes a trial of the class of an ordinary one."""
+    return {prefix + change.__name__[1:].replace("_", "-"): change for change in changes}
+
+
+CLASSES = named(_ordinary, _rows_scaled, _targets_scaled, _columns_scaled, _weights)
+CLASSES |= named(_lambda, _duplicates, _offset, _float32, _integers, _sparse)
+"""New classes are appended, since seeds count them."""
 
 
 def label(classes: Mapping[str, Callable[..., Any]], of_class: str) -> str:

@@ -27,16 +27,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
+import pandas as pd
 import psutil
 
 from tests.nightly.chaos.kills import TARGETS, episodes
 from tests.nightly.chaos.outcomes import GOOD, Observation, Outcome
 from tests.nightly.chaos.processes import ROOT, Child, share_out
+from tests.tools.pages import replaced
 
 SECONDS = {"kills": 1800.0, "models": 30.0, "runs": 120.0, "inputs": 60.0}
 """Limits for a trial of each part; fits and calls have their own."""
@@ -143,17 +146,20 @@ class Campaign:
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all parts have."""
-    file, n_cores = click.Path(dir_okay=False, path_type=Path), len(psutil.Process().cpu_affinity())
+    file, folder = (
+        click.Path(dir_okay=is_folder, file_okay=not is_folder, path_type=Path) for is_folder in (False, True)
+    )
+    positive, n_cores = click.IntRange(min=1), len(psutil.Process().cpu_affinity())
     for option in (
-        click.option("--trials", type=click.IntRange(min=1), help="Trials, or kills."),
+        click.option("--trials", type=positive, help="Trials, or kills."),
         click.option(
-            "--seed", type=int, default=lambda: secrets.randbelow(2**31), help="Default: drawn, and recorded."
+            "--seed", type=int, default=partial(secrets.randbelow, 2**31), help="Default: drawn, and recorded."
         ),
         click.option("--number", "numbers", type=int, multiple=True, help="Repeat this trial of a seed only."),
         click.option("--json", "file", type=file, help="Observations, one a line."),
         click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True, help="Stop then."),
-        click.option("--processes", type=click.IntRange(min=1), default=n_cores, help="Trials at once."),
-        click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="For temporary files."),
+        click.option("--processes", type=positive, default=n_cores, help="Trials at once."),
+        click.option("--folder", type=folder, help="For temporary files."),
     ):
         command = option(command)
     return command
@@ -226,8 +232,7 @@ def page(files: tuple[Path, ...], keep: Path | None, write: Path | None) -> None
     block = rendered(lines)
     click.echo(block)
     if write is not None:
-        before, rest = write.read_text().split(BEGIN, 1)
-        write.write_text(f"{before}{BEGIN}\n{block}\n{END}{rest.split(END, 1)[1]}")
+        write.write_text(replaced(write.read_text(), block, BEGIN, END))
 
 
 # The page -----------------------------------------------------------------------------------------------------------
@@ -235,21 +240,28 @@ def page(files: tuple[Path, ...], keep: Path | None, write: Path | None) -> None
 
 def table(part: str, lines: Sequence[Line]) -> str:
     """Return the table of a part in Markdown: rows of what was done, columns of outcomes."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for line in lines:
-        for row in (_shown(line["row"]), "all"):
-            counts[row, line["outcome"]] += line["count"]
-    seen = {outcome for (_, outcome), n in counts.items() if n}
     always = [o for o in GOOD if part != "kills" or o != Outcome.DETECTED]
-    used = [o for o in Outcome if o in always or o in seen]
-    rows = [*sorted({row for (row, _), n in counts.items() if n and row != "all"}), "all"]
-    found = {row: [counts[row, outcome] for outcome in used] for row in rows}
-    cells = [[row, sum(numbers), *numbers] for row, numbers in found.items()]
-    return _markdown([TITLES[part][1], "trials", *used], cells)
+    found = _counted(lines, "row", "outcome")
+    used = [str(o) for o in Outcome if o in always or found.get(str(o), pd.Series([0])).sum()]
+    return _markdown(found.reindex(columns=["all", *used], fill_value=0), [TITLES[part][1], "trials", *used])
 
 
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (titles, *rows)]
+def by_group(lines: Sequence[Line]) -> str:
+    """Return the table of kills by way to solve and place."""
+    found = _counted([{**line, "place": line["row"].split(":")[0]} for line in lines], "group", "place").drop("all")
+    places = [place for place in TARGETS if place in found]
+    return _markdown(found[[*places, "all"]], ["kills", *places, "all"])
+
+
+def _counted(lines: Sequence[Line], index: str, columns: str) -> Any:
+    """Sums of counts, those of all rows and columns too, without rows of nothing."""
+    frame = pd.DataFrame([{**line, "row": _shown(line["row"]), "outcome": str(line["outcome"])} for line in lines])
+    found = frame.pivot_table("count", index, columns, "sum", fill_value=0, margins=True, margins_name="all")
+    return found[found["all"] > 0]
+
+
+def _markdown(found: Any, titles: Sequence[str]) -> str:
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (titles, *found.itertuples())]
     return "\n".join([lines[0], "|---" * len(titles) + "|", *lines[1:]])
 
 
@@ -259,16 +271,6 @@ def _shown(row: str) -> str:
     if words[:1] == ["dkrr"]:
         return " ".join(words[:2])
     return row if row.startswith("dkrr.") else row.partition(".")[0]
-
-
-def by_group(lines: Sequence[Line]) -> str:
-    """Return the table of kills by way to solve and place."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for line in lines:
-        counts[line["group"], line["row"].split(":")[0]] += line["count"]
-    places = [place for place in TARGETS if any(found == place for _, found in counts)]
-    found = {group: [counts[group, place] for place in places] for group in sorted({group for group, _ in counts})}
-    return _markdown(["kills", *places, "all"], [[group, *row, sum(row)] for group, row in found.items()])
 
 
 def tallied(lines: Iterable[Line]) -> list[Line]:
@@ -283,29 +285,22 @@ def tallied(lines: Iterable[Line]) -> list[Line]:
             what = "; ".join(part for part in line["what"].split("; ") if not part.startswith("/"))
             others.append({**line, "what": what, "detail": ""})
         else:
-            line = {**line, "row": _shown(line["row"])}
-            counts[tuple(str(line[name]) for name in SHOWN)] += line["count"]
+            counts[tuple(str({**line, "row": _shown(line["row"])}[name]) for name in SHOWN)] += line["count"]
     kept = [dict(zip(SHOWN, key, strict=True)) | {"count": n} for key, n in sorted(counts.items()) if n]
     return [*kept, *others]
 
 
 def rendered(lines: Sequence[Line]) -> str:
     """Return the tables of all parts in Markdown."""
-    text = []
+    blocks = []
     for part, (title, _) in TITLES.items():
-        found = [line for line in lines if line.get("part") == part]
-        if not found:
-            continue
-        text += [f"## {title}", "", table(part, found), ""]
-        text += [by_group(found), ""] if part == "kills" else []
-        for one in (line for line in lines if line.get("campaign") == part):
-            versions = ", ".join(f"{name} {number}" for name, number in one["versions"].items())
-            minutes = f"{one['seconds'] / 60:.0f} min"
-            text += [
-                f"Seed {one['seed']}, {one['started'][:10]}, {minutes}, commit {one['commit']}; {versions}.",
-                "",
-            ]
-    return "\n".join(text).strip()
+        if found := [line for line in lines if line.get("part") == part]:
+            blocks += [f"## {title}", table(part, found), *([by_group(found)] if part == "kills" else [])]
+            for one in (line for line in lines if line.get("campaign") == part):
+                versions = ", ".join(f"{name} {number}" for name, number in one["versions"].items())
+                when = f"{one['started'][:10]}, {one['seconds'] / 60:.0f} min"
+                blocks.append(f"Seed {one['seed']}, {when}, commit {one['commit']}; {versions}.")
+    return "\n\n".join(blocks)
 
 
 if __name__ == "__main__":

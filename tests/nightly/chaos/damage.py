@@ -10,14 +10,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from dkrr.kernels import RBF, BagOfWords, Columns, Linear, Matern, Polynomial
 from dkrr.runtime.local_workers import LocalWorkers
 from tests.nightly.chaos.fits import FITS, Fitted, fitted, same
 from tests.nightly.chaos.outcomes import GOOD, Outcome, of_error, words
-from tests.nightly.chaos.processes import ENVIRONMENT, ROOT
+from tests.nightly.chaos.processes import ENVIRONMENT, FIT, started
 
 Random = np.random.Generator
 MAX_DRAWS = 200
@@ -87,24 +86,14 @@ def zero_range(content: bytes, rng: Random) -> bytes:
     return content[:start] + bytes(stop - start) + content[stop:]
 
 
-def truncate(content: bytes, rng: Random) -> bytes:
-    return content[: int(rng.integers(len(content)))] if content else content
-
-
-def append_bytes(content: bytes, rng: Random) -> bytes:
-    return content + (rng.bytes(int(rng.integers(1, 65))) if rng.random() < 0.5 else bytes(int(rng.integers(1, 4097))))
-
-
 def exchange_blocks(content: bytes, rng: Random) -> bytes:
     """Two parts of a file trade places, at multiples of 8 bytes."""
-    units = len(content) // 8
-    if units < 2:
-        return content
-    width = int(rng.integers(1, units // 2 + 1))
-    first = int(rng.integers(units - 2 * width + 1))
-    second = int(rng.integers(first + width, units - width + 1))
-    a, b, w = 8 * first, 8 * second, 8 * width
-    return content[:a] + content[b : b + w] + content[a + w : b] + content[a : a + w] + content[b + w :]
+    units, changed = len(content) // 8, bytearray(content)
+    if units > 1:
+        width = int(rng.integers(1, units // 2 + 1))
+        parts = [slice(8 * k * width, 8 * (k + 1) * width) for k in rng.choice(units // width, 2, replace=False)]
+        changed[parts[0]], changed[parts[1]] = content[parts[1]], content[parts[0]]
+    return bytes(changed)
 
 
 def change_character(characters: bytes, content: bytes, rng: Random) -> bytes:
@@ -116,93 +105,54 @@ def change_character(characters: bytes, content: bytes, rng: Random) -> bytes:
     return content[:at] + bytes([characters[int(rng.integers(len(characters)))]]) + content[at + 1 :]
 
 
-def _changed(file: Path, content: bytes) -> bool:
-    if file.read_bytes() == content:
-        return False
-    file.write_bytes(content)
-    return True
-
-
-def swap_files(scene: Scene, file: Path, rng: Random) -> bool:
+def swap_files(scene: Scene, file: Path, rng: Random) -> None:
     """Two files trade places, mostly two of the same size."""
     other = _another(scene, file, rng)
-    if other is None:
-        return False
     mine, others = file.read_bytes(), other.read_bytes()
     other.write_bytes(mine)
-    return _changed(file, others)
+    file.write_bytes(others)
 
 
-def copy_over(scene: Scene, file: Path, rng: Random) -> bool:
-    """Another file of the same folder, mostly one of the same size, is written over a file."""
-    other = _another(scene, file, rng)
-    return other is not None and _changed(file, other.read_bytes())
-
-
-def _another(scene: Scene, file: Path, rng: Random) -> Path | None:
-    files = [f for f in scene.files() if f != file]
+def _another(scene: Scene, file: Path, rng: Random) -> Path:
+    """Another file, mostly one of the same size; the file itself if there is no other."""
+    files = [f for f in scene.files() if f != file] or [file]
     alike = [f for f in files if f.stat().st_size == file.stat().st_size]
-    chosen = alike if alike and rng.random() < 0.7 else files
-    return chosen[int(rng.integers(len(chosen)))] if chosen else None
+    return _one(alike if alike and rng.random() < 0.7 else files, rng)
 
 
-def _take(scene: Scene, file: Path, places: Sequence[Path], rng: Random) -> bool:
+def _one(paths: Sequence[Path], rng: Random) -> Path:
+    return paths[int(rng.integers(len(paths)))]
+
+
+def take_file(scene: Scene, file: Path, rng: Random, places: Sequence[Path]) -> None:
     """The file of the same name of one of some stores."""
-    name = file.relative_to(scene.folder)
-    found = [p / name for p in places if (p / name).is_file()]
-    return bool(found) and _changed(file, found[int(rng.integers(len(found)))].read_bytes())
+    found = [p for p in (place / file.relative_to(scene.folder) for place in places) if p.is_file()]
+    file.write_bytes(_one(found or [file], rng).read_bytes())
 
 
-def take_foreign_folder(scene: Scene, file: Path, rng: Random) -> bool:
+def take_foreign_folder(scene: Scene, file: Path, rng: Random) -> None:
     """All of a folder as another store, or an earlier version, has it."""
     name = file.parent.relative_to(scene.folder)
     found = [p / name for p in (*scene.foreign, *scene.older) if (p / name).is_dir()]
-    if not found or file.parent == scene.folder:
-        return False
-    before = {f.name: f.read_bytes() for f in file.parent.iterdir() if f.is_file()}
-    other = found[int(rng.integers(len(found)))]
-    if before == {f.name: f.read_bytes() for f in other.iterdir() if f.is_file()}:
-        return False
-    shutil.rmtree(file.parent)
-    shutil.copytree(other, file.parent)
-    return True
+    if found and file.parent != scene.folder:
+        shutil.rmtree(file.parent)
+        shutil.copytree(_one(found, rng), file.parent)
 
 
-def delete_folder(scene: Scene, file: Path, rng: Random, *, is_emptied: bool = False) -> bool:
+def empty_folder(scene: Scene, file: Path, rng: Random) -> None:
     folder = _one_above(scene, file, rng)
     shutil.rmtree(folder)
-    if is_emptied:
-        folder.mkdir()
-    return True
+    folder.mkdir()
 
 
-def close_folder(scene: Scene, file: Path, rng: Random) -> bool:
-    """No permission for a folder, to read or to write."""
-    _one_above(scene, file, rng).chmod(0o000 if rng.random() < 0.5 else 0o500)
-    return True
+def folder_for_file(_: Scene, file: Path, rng: Random) -> None:
+    file.unlink()
+    file.mkdir()
 
 
 def _one_above(scene: Scene, file: Path, rng: Random) -> Path:
     """A folder that holds the file, the store's own too."""
-    within = [p for p in file.parents if p == scene.folder or scene.folder in p.parents]
-    return within[int(rng.integers(len(within)))]
-
-
-def delete_file(_: Scene, file: Path, rng: Random) -> bool:
-    file.unlink()
-    return True
-
-
-def close_file(_: Scene, file: Path, rng: Random) -> bool:
-    """No permission for a file."""
-    file.chmod(0)
-    return True
-
-
-def folder_for_file(_: Scene, file: Path, rng: Random) -> bool:
-    file.unlink()
-    file.mkdir()
-    return True
+    return _one([p for p in file.parents if p == scene.folder or scene.folder in p.parents], rng)
 
 
 CONTENTS: dict[str, Callable[[bytes, Random], bytes]] = {
@@ -210,46 +160,55 @@ CONTENTS: dict[str, Callable[[bytes, Random], bytes]] = {
     "bytes changed": scatter_bytes,
     "range of zeros": zero_range,
     "all zeros": lambda content, rng: bytes(len(content)),
-    "truncated": truncate,
+    "truncated": lambda content, rng: content[: int(rng.integers(len(content) or 1))],
     "empty file": lambda content, rng: b"",
-    "bytes appended": append_bytes,
+    "bytes appended": lambda content, rng: content + rng.bytes(int(rng.integers(1, 65))) * int(rng.integers(1, 65)),
     "parts exchanged": exchange_blocks,
     "digit changed": partial(change_character, b"0123456789"),
     "letter changed": partial(change_character, bytes(range(97, 123))),
 }
 """f(content of a file, rng) → another one, or the same if it cannot be changed so."""
-FILES: dict[str, Callable[[Scene, Path, Random], bool]] = {
-    "file deleted": delete_file,
+FILES: dict[str, Callable[[Scene, Path, Random], Any]] = {
+    "file deleted": lambda scene, file, rng: file.unlink(),
     "files swapped": swap_files,
-    "another file copied over": copy_over,
-    "file of an older version": lambda scene, file, rng: _take(scene, file, scene.older, rng),
-    "file of another store": lambda scene, file, rng: _take(scene, file, scene.foreign, rng),
+    "another file copied over": lambda scene, file, rng: file.write_bytes(_another(scene, file, rng).read_bytes()),
+    "file of an older version": lambda scene, file, rng: take_file(scene, file, rng, scene.older),
+    "file of another store": lambda scene, file, rng: take_file(scene, file, rng, scene.foreign),
     "folder of another store": take_foreign_folder,
-    "folder emptied": partial(delete_folder, is_emptied=True),
-    "folder deleted": delete_folder,
-    "file not readable": close_file,
-    "folder closed": close_folder,
+    "folder emptied": empty_folder,
+    "folder deleted": lambda scene, file, rng: shutil.rmtree(_one_above(scene, file, rng)),
+    "file not readable": lambda scene, file, rng: file.chmod(0),
+    "folder closed": lambda scene, file, rng: _one_above(scene, file, rng).chmod(0o500 * int(rng.integers(2))),
     "folder in place of a file": folder_for_file,
 }
-"""f(scene, file, rng) → whether something was changed."""
+"""f(scene, file, rng): changes something, if it can."""
 OPERATIONS = (*CONTENTS, *FILES)
 """Names of all. New ones are appended: trials count them."""
 
 
+def state(folder: Path) -> dict[str, tuple[int, bytes | None]]:
+    """Permissions and contents of all that a folder holds, as far as they can be read, and its own."""
+    found = {}
+    for path in (folder, *folder.rglob("*")):
+        is_readable = path.is_file() and os.access(path, os.R_OK)
+        found[str(path.relative_to(folder))] = path.stat().st_mode, path.read_bytes() if is_readable else None
+    return found
+
+
 def damage(scene: Scene, rng: Random, operation: str) -> str | None:
     """Damage a folder once, and say what was done; None if no file of it can be damaged so."""
+    before = state(scene.folder)
     for _ in range(MAX_DRAWS):
         files = scene.files()
         if rng.random() < 0.5:  # else a folder with many chunks would take nearly all
-            folders = sorted({f.parent for f in files})
-            chosen = folders[int(rng.integers(len(folders)))]
+            chosen = _one(sorted({f.parent for f in files}), rng)
             files = [f for f in files if f.parent == chosen]
-        file = files[int(rng.integers(len(files)))]
+        file = _one(files, rng)
         if operation in CONTENTS:
-            is_done = _changed(file, CONTENTS[operation](file.read_bytes(), rng))
+            file.write_bytes(CONTENTS[operation](file.read_bytes(), rng))
         else:
-            is_done = FILES[operation](scene, file, rng)
-        if is_done:
+            FILES[operation](scene, file, rng)
+        if not scene.folder.exists() or state(scene.folder) != before:
             return f"{operation}: {file.relative_to(scene.folder)}"
     return None
 
@@ -265,16 +224,8 @@ def open_again(folder: Path) -> None:
 # Trials -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Draw:
-    """What a trial damages."""
-
-    original: Path
-    older: Sequence[Path]
-    foreign: Sequence[Path]
-    about: str
-    judged: Callable[[Path], tuple[Outcome, str]]
-    """Outcome of the use of the damaged copy."""
+Draw = tuple[Scene, str, Callable[[Path], tuple[Outcome, str]]]
+"""What a trial damages a copy of, a description, and the outcome of the use of the copy."""
 
 
 def trial(part: str, seed: int, number: int, only: list[str], places: list[str]) -> dict[str, Any]:
@@ -292,25 +243,24 @@ def trial(part: str, seed: int, number: int, only: list[str], places: list[str])
     rng = np.random.default_rng([seed, number])
     operation, names = OPERATIONS[number % len(OPERATIONS)], only or list(KINDS if part == "models" else FITS)
     name, other = (names[int(rng.integers(len(names)))] for _ in range(2))
-    drawn = _model(name, other) if part == "models" else _run(name, other, operation, places, rng)
+    scene, about, judged = _model(name, other) if part == "models" else _run(name, other, operation, places, rng)
     folder = Path(tempfile.mkdtemp(prefix=f"trial-{number}-", dir=_folder()))
     path, as_damaged = folder / "store.zarr", folder / "as-damaged.zarr"
-    found = {"row": operation, "group": name}
-    is_kept = False
+    found, outcome = {"row": operation, "group": name}, None
     try:
-        shutil.copytree(drawn.original, path)
-        done = damage(Scene(path, drawn.older, drawn.foreign), rng, operation)
+        shutil.copytree(scene.folder, path)
+        done = damage(replace(scene, folder=path), rng, operation)
         if done is None:
-            return {**found, "outcome": Outcome.HARMLESS, "what": "nothing", "count": 0}
+            outcome = Outcome.HARMLESS
+            return {**found, "outcome": outcome, "what": "nothing", "count": 0}
         if path.exists() and operation not in ("folder closed", "file not readable"):
             shutil.copytree(path, as_damaged)
-        outcome, detail = drawn.judged(path)
-        is_kept = outcome not in GOOD
-        where = f"; {as_damaged}" if is_kept else ""
-        return {**found, "outcome": outcome, "what": f"{drawn.about}{where}; {done}", "detail": detail}
+        outcome, detail = judged(path)
+        where = "" if outcome in GOOD else f"; {as_damaged}"
+        return {**found, "outcome": outcome, "what": f"{about}{where}; {done}", "detail": detail}
     finally:
         open_again(folder)
-        if not is_kept:
+        if outcome is None or outcome in GOOD:
             shutil.rmtree(folder)
 
 
@@ -411,7 +361,7 @@ def _predictions(model: Any, X_new: Any) -> tuple[Any, ...]:
 def _model(name: str, other: str) -> Draw:
     original = saved(name, 0)
     foreign = saved(other, 1 if other == name else 0)
-    return Draw(original.path, [saved(name, 1).path], [foreign.path], name, partial(loaded_outcome, original))
+    return Scene(original.path, [saved(name, 1).path], [foreign.path]), name, partial(loaded_outcome, original)
 
 
 def loaded_outcome(original: Saved, path: Path) -> tuple[Outcome, str]:
@@ -463,8 +413,8 @@ def snapshots(name: str) -> tuple[Path, ...]:
     folder = _folder() / f"run-{list(FITS).index(name)}"
     store, seconds = folder / "run.zarr", reference(name).seconds
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.nightly.chaos.fits", json.dumps({"name": name, "store": str(store)})]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT)
+    command = [sys.executable, "-c", FIT, json.dumps({"name": name, "store": str(store)})]
+    process = started(command, folder / "log", ENVIRONMENT)
     found: list[Path] = []
     while process.poll() is None:
         time.sleep(seconds / (N_SNAPSHOTS + 1) if store.exists() else 0.001)
@@ -496,8 +446,8 @@ def _run(name: str, other: str, operation: str, places: list[str], rng: Random) 
     states = snapshots(name)
     moment = int(rng.integers(operation == "file of an older version", len(states)))
     about = f"{name}, {place}, state {moment} of {len(states)}"
-    judged = partial(resumed_outcome, name, place)
-    return Draw(states[moment], states[:moment], [another(name), another(other)], about, judged)
+    scene = Scene(states[moment], states[:moment], [another(name), another(other)])
+    return scene, about, partial(resumed_outcome, name, place)
 
 
 def resumed_outcome(name: str, place: str, store: Path) -> tuple[Outcome, str]:

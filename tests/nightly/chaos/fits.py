@@ -1,21 +1,29 @@
-"""Small fits of every way to solve, whose runs the campaigns kill and damage.
+"""Small fits of every way to solve, whose runs the campaigns kill and damage."""
 
-``python -m tests.nightly.chaos.fits '{"name": "Cholesky", "store": "run"}'`` carries one out.
-"""
-
+import faulthandler
 import json
+import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import dask
 import numpy as np
+from distributed import Client
 from numpy.typing import NDArray
+from sklearn.base import clone
+
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
+from dkrr.errors import DkrrError
+from dkrr.planning import planner
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
+from tests.nightly.chaos.outcomes import of_error
 
 Array = NDArray[np.float64]
 
@@ -26,7 +34,7 @@ N, D, N_NEW = 900, 4, 50
 class Fit:
     """A fit whose run takes about a second and leaves many files."""
 
-    estimator: Callable[[], Any]
+    estimator: Any
     """The estimator, without its store."""
     is_exact: bool = False
     """A resumed run gives the identical bits: a direct solver."""
@@ -37,48 +45,24 @@ class Fit:
     n_targets: int = 2
 
 
-def _ridge(**settings: Any) -> Any:
-    from dkrr import KernelRidge
-
-    chosen: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01, "tile": 75} | settings
-    return KernelRidge(**chosen)
-
-
-def _polynomial(**settings: Any) -> Any:
-    return _ridge(kernel="polynomial", gamma=None, form="primal", alpha=0.1, tile=20, **settings)
-
-
-def _logistic(**settings: Any) -> Any:
-    from dkrr import KernelLogisticRegression
-
-    return KernelLogisticRegression(kernel="rbf", gamma=0.2, alpha=0.1, tile=300, **settings)
-
-
-def _search(**settings: Any) -> Any:
-    from dkrr import KernelRidgeCV
-
-    return KernelRidgeCV(alphas=[0.01, 0.1, 1.0], kernel="rbf", gamma=0.3, cv=3, **settings)
-
-
-def _iterative(preconditioner: str | None = None, *arguments: Any) -> Any:
-    """Conjugate gradient, with a preconditioner of this name."""
-    from dkrr import solvers
-
-    made = None if preconditioner is None else getattr(solvers, preconditioner)(*arguments)
-    return solvers.ConjugateGradient(made)
-
-
+RIDGE: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01, "tile": 75}
+POLYNOMIAL: dict[str, Any] = {"kernel": "polynomial", "form": "primal", "alpha": 0.1, "tile": 20}
+LOGISTIC: dict[str, Any] = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tile": 300}
+SEARCH: dict[str, Any] = {"alphas": [0.01, 0.1, 1.0], "kernel": "rbf", "gamma": 0.3, "cv": 3}
+SMALL_RANK = ConjugateGradient(RPCholesky(20))
 FITS: dict[str, Fit] = {
-    "Cholesky": Fit(lambda: _ridge(solver="cholesky", fit_intercept=True), is_exact=True),
-    "Cholesky, two λ": Fit(lambda: _ridge(solver="cholesky", alpha=[0.01, 0.1], tile=100), is_exact=True),
-    "CG": Fit(lambda: _ridge(solver=_iterative("RPCholesky", 20), alpha=0.1, tile=300)),
-    "float32 factor": Fit(lambda: _ridge(solver=_iterative("Float32Cholesky"), alpha=0.001)),
-    "normal equations": Fit(lambda: _polynomial(solver="cholesky", degree=6), is_exact=True),
-    "CG, normal equations": Fit(lambda: _polynomial(solver=_iterative(), degree=3)),
-    "Newton, CG": Fit(lambda: _logistic(solver="cg"), classes=3, tolerance=1e-4),
-    "Newton, Cholesky": Fit(lambda: _logistic(solver="cholesky"), classes=2, tolerance=1e-4),
-    "selection, CG": Fit(lambda: _search(solver="cg", tile=300), n_targets=1, tolerance=1e-4),
-    "selection, Cholesky": Fit(lambda: _search(solver="cholesky", tile=100), n_targets=1),
+    "Cholesky": Fit(KernelRidge(**RIDGE, solver="cholesky", fit_intercept=True), is_exact=True),
+    "Cholesky, two λ": Fit(
+        KernelRidge(**RIDGE | {"alpha": [0.01, 0.1], "tile": 100}, solver="cholesky"), is_exact=True
+    ),
+    "CG": Fit(KernelRidge(**RIDGE | {"alpha": 0.1, "tile": 300}, solver=SMALL_RANK)),
+    "float32 factor": Fit(KernelRidge(**RIDGE | {"alpha": 0.001}, solver=ConjugateGradient(Float32Cholesky()))),
+    "normal equations": Fit(KernelRidge(**POLYNOMIAL, solver="cholesky", degree=6), is_exact=True),
+    "CG, normal equations": Fit(KernelRidge(**POLYNOMIAL, solver=ConjugateGradient(None), degree=3)),
+    "Newton, CG": Fit(KernelLogisticRegression(**LOGISTIC, solver="cg"), classes=3, tolerance=1e-4),
+    "Newton, Cholesky": Fit(KernelLogisticRegression(**LOGISTIC, solver="cholesky"), classes=2, tolerance=1e-4),
+    "selection, CG": Fit(KernelRidgeCV(**SEARCH, solver="cg", tile=300), n_targets=1, tolerance=1e-4),
+    "selection, Cholesky": Fit(KernelRidgeCV(**SEARCH, solver="cholesky", tile=100), n_targets=1),
 }
 
 
@@ -108,8 +92,6 @@ class Fitted:
 @contextmanager
 def configured(place: str) -> Iterator[None]:
     """Configuration with which a small fit is planned for a place: here, own workers, cluster (an ambient client)."""
-    from dkrr.planning import planner
-
     original = planner._cheapest
 
     def on_workers(fitting: list[Any]) -> Any:
@@ -138,7 +120,7 @@ def fitted(name: str, store: str | None, place: str = "here", version: int = 0) 
     fit, (X, y, X_new) = FITS[name], problem(name, version)
     with configured(place), warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
-        model = fit.estimator().set_params(store=store, progress=False).fit(X, y)
+        model = clone(fit.estimator).set_params(store=store, progress=False).fit(X, y)
         arrays = [model.predict(X_new) if not fit.classes else model.decision_function(X_new)]
         if fit.is_exact:
             arrays.append(model.dual_coef_)
@@ -161,5 +143,22 @@ def same(name: str, found: Fitted, expected: Fitted) -> bool:
     )
 
 
-if __name__ == "__main__":
-    fitted(**json.loads(sys.argv[1]))
+def main() -> None:
+    """Carry out the fit that the command line describes; the exit status is 3 for an error of dkrr."""
+    given = json.loads(sys.argv[1])
+    address, folder = given.pop("address", None), given.pop("folder", None)
+    faulthandler.enable()
+    with ExitStack() as stack:
+        if address is not None:
+            stack.enter_context(Client(address, timeout="15s"))
+        if folder is None:
+            fitted(**given)
+            return
+        Path(folder, "started").touch()
+        found: Any
+        try:
+            found, status = fitted(**given), 0
+        except DkrrError as error:
+            found, status = of_error(error), 3
+    Path(folder, "answer").write_bytes(pickle.dumps(found))
+    sys.exit(status)

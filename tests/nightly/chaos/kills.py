@@ -1,11 +1,10 @@
 """Kills of fits at random times: every process x way to solve x place x signal; the run is resumed, and compared.
 
 An episode begins with an empty store and ends with a result: until then fits of the same call are started, and
-processes of them killed. Nothing here imports dkrr: fits are forks (`processes.FitProcess`).
+processes of them killed.
 """
 
 import contextlib
-import importlib
 import os
 import random
 import shutil
@@ -104,9 +103,6 @@ class Lane:
     """What this process keeps between episodes."""
 
     folder: Path
-    references: dict[str, Fitted] = field(default_factory=dict)
-    n_files: dict[str, int] = field(default_factory=dict)
-    """Files of the stores of finished runs."""
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     """Longest time of a fit that nothing disturbed, by place and name."""
 
@@ -115,17 +111,6 @@ class Lane:
         """A cluster, which episodes share; not started yet."""
         return Cluster(self.folder / "cluster")
 
-    def reference(self, name: str) -> Fitted:
-        """Result of the uninterrupted fit, in the calling process with a store."""
-        if name not in self.references:
-            folder = Path(tempfile.mkdtemp(dir=self.folder))
-            fit = FitProcess(folder / "fit", name, folder / "run", "here")
-            if fit.wait(FIT_SECONDS) != 0:
-                raise RuntimeError(f"the undisturbed fit failed: {fit.words()}")
-            self.references[name], self.n_files[name] = fit.result(), _count(folder / "run")
-            shutil.rmtree(folder)
-        return self.references[name]
-
 
 @cache
 def lane() -> Lane:
@@ -133,21 +118,24 @@ def lane() -> Lane:
     return Lane(Path(tempfile.mkdtemp(prefix="kills-")))
 
 
-def _import_libraries() -> None:
-    """Import what all forks need, but not dkrr."""
-    for name in ("dask.array", "distributed", "fsspec", "scipy.linalg", "scipy.sparse", "sklearn.base", "zarr"):
-        importlib.import_module(name)
+@cache
+def reference(name: str) -> tuple[Fitted, int]:
+    """Result of the uninterrupted fit, in the calling process with a store, and the number of its files."""
+    with tempfile.TemporaryDirectory(dir=lane().folder) as folder:
+        fit = FitProcess(Path(folder, "fit"), name, Path(folder, "run"), "here")
+        if fit.wait(FIT_SECONDS) != 0:
+            raise RuntimeError(f"the undisturbed fit failed: {fit.words()}")
+        return fit.answer(), _count(Path(folder, "run"))
 
 
 def episode(place: str, target: str, signal_name: str, name: str, seed: int, number: int) -> dict[str, Any]:
     """Carry out an episode, and judge it."""
-    _import_libraries()
     one = Episode(place, target, signal_name, name)
     folder = lane().folder / f"episode-{number}"
     folder.mkdir()
     trial = _Trial(one, folder, random.Random(f"{seed}-{number}"))
     try:
-        lane().reference(name)
+        reference(name)
         outcome, detail = trial.run()
     finally:
         trial.end()
@@ -165,14 +153,14 @@ def finish() -> dict[str, Any]:
     return {}
 
 
-def _count(store: Path) -> int:
-    return sum(len(files) for _, _, files in os.walk(store))
+def _count(store: Path | None) -> int:
+    return 0 if store is None else sum(len(files) for _, _, files in os.walk(store))
 
 
-def _chunks(store: Path) -> dict[str, tuple[int, int]]:
+def _chunks(store: Path | None) -> dict[str, tuple[int, int]]:
     """Identities of the files of factors, which are written once."""
     found = {}
-    for path in store.rglob("factor/*"):
+    for path in [] if store is None else store.rglob("factor/*"):
         with contextlib.suppress(OSError):
             if path.is_file() and not path.name.endswith((".json", ".partial")):
                 status = path.stat()
@@ -180,21 +168,30 @@ def _chunks(store: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+@dataclass
 class _Trial:
     """One episode as it goes on."""
 
-    def __init__(self, one: Episode, folder: Path, rng: random.Random) -> None:
-        self.one, self.folder, self._rng = one, folder, rng
-        self.n_kills = 0
-        self.moments: list[str] = []
-        self._errors: list[str] = []
-        self._number = signal.Signals[one.signal]
-        self._is_own = one.fit_place == "own workers"
-        # Without a store nothing is looked at there.
-        self._store = None if one.place.endswith("no store") else folder / "run"
-        self._fits: list[FitProcess] = []
-        self._before: dict[str, tuple[int, int]] = {}
-        self._killed_threads = 0
+    one: Episode
+    folder: Path
+    rng: random.Random
+    n_kills: int = 0
+    moments: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    fits: list[FitProcess] = field(default_factory=list)
+    before: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Chunks when the fit started."""
+    killed_threads: int = 0
+
+    @property
+    def store(self) -> Path | None:
+        """Store of the run: without one nothing is looked at there."""
+        return None if self.one.place.endswith("no store") else self.folder / "run"
+
+    @property
+    def number(self) -> int:
+        """The signal."""
+        return signal.Signals[self.one.signal]
 
     def run(self) -> tuple[Outcome, str]:
         """Kill and resume until there is a result."""
@@ -204,8 +201,7 @@ class _Trial:
             while self._may_kill() and self._moment(fit):
                 if self._kill(fit):
                     self.n_kills += 1
-                    stored = 0 if self._store is None else _count(self._store)
-                    self.moments.append(f"{time.monotonic() - fit.started:.2f} s ({stored} files)")
+                    self.moments.append(f"{time.monotonic() - fit.started:.2f} s ({_count(self.store)} files)")
                 if self.one.target not in MANY:
                     break
             status = fit.wait(FIT_SECONDS)
@@ -213,12 +209,12 @@ class _Trial:
             if failure is not None:
                 return failure
             if status == 0:
-                is_same = same(self.one.name, fit.result(), lane().reference(self.one.name))
-                return (Outcome.HARMLESS, words(self._errors)) if is_same else (Outcome.WRONG, words(fit.result().said))
+                is_same = same(self.one.name, fit.answer(), reference(self.one.name)[0])
+                return (Outcome.HARMLESS, words(self.errors)) if is_same else (Outcome.WRONG, words(fit.answer().said))
 
     def end(self) -> None:
         """Leave no process behind."""
-        for fit in self._fits:
+        for fit in self.fits:
             if fit.poll() is None:
                 fit.wait(0.0)
             left_of_session(fit.pid, 0.0)
@@ -231,68 +227,60 @@ class _Trial:
         if self.one.fit_place == "cluster":
             lane().cluster.ensure()
             address = lane().cluster.address
-        self._before = {} if self._store is None else _chunks(self._store)
-        self._killed_threads = self._killed_threads if self._before else 0
-        folder = self.folder / f"fit-{len(self._fits)}"
-        self._fits.append(FitProcess(folder, self.one.name, self._store, self.one.fit_place, address))
-        return self._fits[-1]
+        self.before = _chunks(self.store)
+        self.killed_threads = self.killed_threads if self.before else 0
+        folder = self.folder / f"fit-{len(self.fits)}"
+        self.fits.append(FitProcess(folder, self.one.name, self.store, self.one.fit_place, address))
+        return self.fits[-1]
 
     def _moment(self, fit: FitProcess) -> bool:
         """Wait for a random moment: a number of files in the store, or a time; False if the fit ended before."""
-        expected = lane().seconds.get((self.one.place, self.one.name), FIRST_SECONDS[self.one.fit_place])
-        if self.one.fit_place == "here":
-            expected = lane().reference(self.one.name).seconds
-        n_files = None
-        if self._store is not None and self._rng.random() < 0.5:
-            n_files = self._rng.randint(0, lane().n_files[self.one.name])
-        seconds = self._rng.uniform(0.0, expected)
+        (undisturbed, most_files), place = reference(self.one.name), self.one.fit_place
+        expected = lane().seconds.get((self.one.place, self.one.name), FIRST_SECONDS[place])
+        expected = undisturbed.seconds if place == "here" else expected
+        by_files = self.store is not None and self.rng.random() < 0.5
+        n_files, seconds = self.rng.randint(0, most_files), self.rng.uniform(0.0, expected)
         if self.n_kills and self.one.target in MANY:
-            n_files, seconds = None, self._rng.uniform(0.02, 0.8)
+            by_files, seconds = False, self.rng.uniform(0.02, 0.8)
         while fit.poll() is None and not (fit.folder / "started").exists():
             time.sleep(0.002)
         start = time.monotonic()
         while fit.poll() is None:
             passed = time.monotonic() - start
-            if n_files is None and passed >= seconds:
+            if not by_files and passed >= seconds:
                 return True
-            if n_files is not None and (passed > expected or (self._store and _count(self._store) >= n_files)):
-                time.sleep(self._rng.uniform(0.0, 0.03))
+            if by_files and (passed > expected or _count(self.store) >= n_files):
+                time.sleep(self.rng.uniform(0.0, 0.03))
                 return fit.poll() is None
             time.sleep(0.002)
         return False
 
     def _kill(self, fit: FitProcess) -> bool:
         """Send the signal; False if there is no such process now."""
-        target, cluster = self.one.target, lane().cluster
-        workers = fit.workers() if self._is_own else cluster.workers() if self.one.fit_place == "cluster" else []
+        target, cluster, is_own = self.one.target, lane().cluster, self.one.fit_place == "own workers"
+        workers = fit.workers() if is_own else cluster.workers() if self.one.fit_place == "cluster" else []
         # A task for each worker may be computed again where all lose their work, or their client.
-        self._killed_threads += 1 if target in ("process", *MANY) else len(workers)
+        self.killed_threads += 1 if target in ("process", *MANY) else len(workers)
         if target == "process group":
-            fit.kill_all(self._number)
+            fit.kill_all(self.number)
             return True
-        if target in OWNERS:
-            os.kill(fit.pid, self._number)
-            return True
-        if target == "nanny":
-            nannies = [psutil.Process(nanny.pid) for nanny in cluster.nannies if nanny.poll() is None]
-            if len(nannies) < 2 or not self._signal(nannies):
-                return False
-            cluster.forget_dead_nannies()
-            cluster.add_nanny()
-            return True
-        if target == "worker":
-            return self._signal(workers)
-        return self._signal(fit.scheduler() if self._is_own else cluster.scheduler())
-
-    def _signal(self, processes: list[psutil.Process]) -> bool:
-        """Send the signal to one of some processes."""
-        if not processes:
+        nannies = [psutil.Process(nanny.pid) for nanny in cluster.nannies if nanny.poll() is None]
+        choices = {
+            **{owner: [psutil.Process(fit.pid)] for owner in OWNERS},
+            "nanny": nannies if len(nannies) > 1 else [],
+            "worker": workers,
+            "scheduler": fit.scheduler() if is_own else cluster.scheduler(),
+        }[target]
+        if not choices:
             time.sleep(0.05)
             return False
         try:
-            self._rng.choice(processes).send_signal(self._number)
+            self.rng.choice(choices).send_signal(self.number)
         except psutil.Error:
             return False
+        if target == "nanny":
+            cluster.forget_dead_nannies()
+            cluster.add_nanny()
         return True
 
     def _judged(self, fit: FitProcess, status: int | None, *, is_disturbed: bool) -> tuple[Outcome, str] | None:
@@ -303,15 +291,15 @@ class _Trial:
         if status == 0:
             if not is_disturbed or not self.n_kills:
                 key = (self.one.place, self.one.name)
-                lane().seconds[key] = max(lane().seconds.get(key, 0.0), fit.result().seconds)
+                lane().seconds[key] = max(lane().seconds.get(key, 0.0), fit.answer().seconds)
             return None
         if status == 3:
-            outcome, text = fit.error()
+            outcome, text = fit.answer()
             if outcome == Outcome.RAW or not is_disturbed or was_hit:
                 return (outcome if outcome == Outcome.RAW else Outcome.MISLED if was_hit else Outcome.LOST), text
-            self._errors.append(text)
+            self.errors.append(text)
             return None
-        if was_hit and status in (-self._number, 128 + self._number):
+        if was_hit and status in (-self.number, 128 + self.number):
             return None
         crashes = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL)
         return (Outcome.CRASH if status in crashes else Outcome.RAW), f"status {status}\n{fit.words()}"
@@ -328,7 +316,7 @@ class _Trial:
 
     def _redone(self) -> tuple[Outcome, str] | None:
         """Failure if more chunks of the factor were written again than one for each killed thread."""
-        now = {} if self._store is None else _chunks(self._store)
-        again = [path for path, found in self._before.items() if now.get(path, found) != found]
-        allowed = self._killed_threads
+        now = _chunks(self.store)
+        again = [path for path, found in self.before.items() if now.get(path, found) != found]
+        allowed = self.killed_threads
         return (Outcome.REDONE, f"{len(again)} for {allowed}: {words(again)}") if len(again) > allowed else None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from dkrr.errors import DkrrError
+
 MAX_DETAIL = 300
 """Characters of a message that are recorded; tracebacks of failures are recorded whole."""
 
@@ -88,9 +90,6 @@ def of_error(error: BaseException, named: str = "") -> tuple[Outcome, str]:
     named : str
         Text that the message must contain: the path of what was damaged.
     """
-    # Here: forks of a process that has imported dkrr are planned for as forks (`tests.nightly.chaos.kills`).
-    from dkrr.errors import DkrrError
-
     trace = "".join(traceback.format_exception(error))
     if not isinstance(error, DkrrError) or _RAW.search(str(error)):
         return Outcome.RAW, trace

@@ -4,28 +4,28 @@
 arguments, and answers each with a line. As a preload of Dask's workers this module lets each say which process it is.
 """
 
-import atexit
 import contextlib
 import ctypes
 import faulthandler
 import importlib
+import itertools
 import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
 from tests.nightly.chaos.outcomes import Outcome
+from tests.processes import gone, of_session
 
 ROOT = Path(__file__).parents[3]
 START_SECONDS = 60.0
@@ -49,6 +49,8 @@ ROOT_RIGHTS = "-dac_override,-dac_read_search"
 """Rights of root that a child gives up: to read and write files without permission."""
 FOLDER = "CHAOS_WORKERS"
 """Variable of the environment with the folder for the numbers of workers' processes."""
+FIT = "from tests.nightly.chaos.fits import main; main()"
+"""Program of a fit: as a module its classes would be those of `__main__`."""
 PR_SET_PDEATHSIG = 1
 """Operation of prctl(2)."""
 
@@ -63,6 +65,14 @@ def confined(command: list[str]) -> list[str]:
     """Command that respects permissions, also as root, and whose memory is bounded."""
     rights = [f"--inh-caps={ROOT_RIGHTS}", f"--bounding-set={ROOT_RIGHTS}"]
     return ["prlimit", f"--as={ADDRESS_SPACE}", *(["setpriv", *rights] if os.geteuid() == 0 else []), *command]
+
+
+def started(command: list[str], log: Path, variables: dict[str, str], **pipes: int) -> subprocess.Popen[bytes]:
+    """A process that leads a session of its own, ends with this one, and writes what it says to a file."""
+    with log.open("wb") as out:
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, **pipes}
+        options |= {"start_new_session": True, "preexec_fn": end_with_parent}
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | variables, **options)
 
 
 # Children -----------------------------------------------------------------------------------------------------------
@@ -87,12 +97,10 @@ class Child:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._messages = tempfile.TemporaryFile()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
-        self._messages.close()
 
     def ask(self, function: str, *arguments: Any) -> dict[str, Any]:
         """Return what a function returned; an outcome CRASH or HANG with the last words if it did not.
@@ -104,8 +112,6 @@ class Child:
         """
         process, is_new = self._running()
         assert process.stdin is not None and process.stdout is not None
-        self._messages.seek(0)
-        self._messages.truncate()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps([function, arguments]).encode() + b"\n")
             process.stdin.flush()
@@ -123,8 +129,7 @@ class Child:
             found: dict[str, Any] = json.loads(line)
             return found
         self._end()
-        self._messages.seek(0)
-        lines = self._messages.read().decode(errors="replace").splitlines()
+        lines = (self._folder / "messages").read_text(errors="replace").splitlines()
         last = "\n".join(line for line in lines if not line.startswith("Extension modules"))[-MAX_WORDS:]
         outcome = Outcome.HANG if is_late.is_set() else Outcome.CRASH
         return {"outcome": outcome, "detail": f"exit status {process.returncode}\n{last}"}
@@ -135,15 +140,12 @@ class Child:
             return self._process, False
         self._end()
         command = [sys.executable, "-m", "tests.nightly.chaos.processes"]
-        self._process = subprocess.Popen(
+        self._process = started(
             confined(command) if self._is_confined else command,
-            cwd=ROOT,
-            env=os.environ | ENVIRONMENT | {"TMPDIR": str(self._folder)},
+            self._folder / "messages",
+            ENVIRONMENT | {"TMPDIR": str(self._folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._messages,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
         )
         return self._process, True
 
@@ -188,12 +190,11 @@ def share_out(
         with child:
             while True:
                 with lock:
-                    number, call = (0, None) if is_over() else next(rest, (0, None))
-                if call is None:
-                    break
-                answer = child.ask(*call)
+                    if is_over() or (one := next(rest, None)) is None:
+                        break
+                answer = child.ask(*one[1])
                 with lock:
-                    done(number, answer)
+                    done(one[0], answer)
             if finish is not None:
                 child.ask(finish)
 
@@ -208,22 +209,11 @@ def share_out(
 # Fits ---------------------------------------------------------------------------------------------------------------
 
 
-def of_session(leader: int) -> list[psutil.Process]:
-    """Processes of a session that have not ended."""
-    found = []
-    for number in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if os.getsid(number) == leader and psutil.Process(number).status() != psutil.STATUS_ZOMBIE:
-                found.append(psutil.Process(number))
-    return found
-
-
 def left_of_session(leader: int, seconds: float) -> list[str]:
     """Commands of the processes that are left of a session after so many seconds; they are killed."""
-    deadline = time.monotonic() + seconds
-    while of_session(leader) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = []
+    left: list[str] = []
+    if gone(leader, seconds):
+        return left
     for process in of_session(leader):
         with contextlib.suppress(psutil.Error):
             left.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
@@ -232,42 +222,26 @@ def left_of_session(leader: int, seconds: float) -> list[str]:
 
 
 class FitProcess:
-    """A fit in a fork of this process, which leads a session of its own.
-
-    Imports of the libraries are those of this process; dkrr is imported in the fork, which is to be an ordinary process
-    to it.
-    """
+    """A fit in a process that leads a session of its own."""
 
     def __init__(self, folder: Path, name: str, store: Path | None, place: str, address: str | None = None) -> None:
-        assert not any(module.startswith("dkrr") for module in sys.modules)
         self.folder = folder
         (folder / "tmp").mkdir(parents=True)
+        arguments = {"name": name, "place": place, "address": address, "folder": str(folder)}
+        arguments["store"] = None if store is None else str(store)
         self.started = time.monotonic()
-        self._status: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            _fit(folder, name, None if store is None else str(store), place, address)
-
-    def poll(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
-        if self._status is None:
-            number, status = os.waitpid(self.pid, os.WNOHANG)
-            if number:
-                self._status = os.waitstatus_to_exitcode(status)
-        return self._status
+        command = [sys.executable, "-c", FIT, json.dumps(arguments)]
+        self.process = started(command, folder / "log", {"TMPDIR": str(folder / "tmp")})
+        self.pid, self.poll = self.process.pid, self.process.poll
 
     def wait(self, seconds: float) -> int | None:
         """Exit status, or None if it has not ended after so many seconds: it is then killed, and says where it was."""
-        deadline = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if self.poll() is not None:
-            return self._status
-        os.kill(self.pid, signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        self.process.send_signal(signal.SIGABRT)
         time.sleep(0.5)
         self.kill_all(signal.SIGKILL)
-        while self.poll() is None:
-            time.sleep(0.01)
+        self.process.wait()
         return None
 
     def kill_all(self, number: int) -> None:
@@ -275,14 +249,9 @@ class FitProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def result(self) -> Any:
-        """What the fit gave."""
-        return pickle.loads((self.folder / "result").read_bytes())
-
-    def error(self) -> tuple[Outcome, str]:
-        """Outcome and words of an error."""
-        found: tuple[Outcome, str] = pickle.loads((self.folder / "error").read_bytes())
-        return found
+    def answer(self) -> Any:
+        """What the fit gave: its result, or the outcome and words of an error."""
+        return pickle.loads((self.folder / "answer").read_bytes())
 
     def words(self) -> str:
         """End of what it printed."""
@@ -301,68 +270,12 @@ class FitProcess:
 
     def workers(self) -> list[psutil.Process]:
         """Workers that dkrr started."""
-        found = []
         with contextlib.suppress(psutil.Error):
-            for child in (child for server in self.scheduler() for child in server.children(recursive=True)):
-                line = " ".join(child.cmdline())
-                if "multiprocessing" in line and "resource_tracker" not in line:
-                    found.append(child)
-        return found
-
-
-def _fit(folder: Path, name: str, store: str | None, place: str, address: str | None) -> None:
-    """Fit in a fork, which ends as an interpreter does."""
-    status = 1
-    try:
-        os.setsid()
-        end_with_parent()
-        log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for descriptor, number in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(descriptor, number)
-        sys.stdin, sys.stdout, sys.stderr = (open(k, mode) for k, mode in ((0, "r"), (1, "w"), (2, "w")))  # noqa: PTH123, SIM115
-        faulthandler.enable()
-        os.environ["TMPDIR"], tempfile.tempdir = str(folder / "tmp"), None
-        status = _fitted(folder, name, store, place, address)
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-    except KeyboardInterrupt:
-        status = 130
-        with contextlib.suppress(KeyboardInterrupt):
-            atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-
-def _fitted(folder: Path, name: str, store: str | None, place: str, address: str | None) -> int:
-    from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV  # noqa: F401
-    from dkrr.errors import DkrrError
-    from tests.nightly.chaos.fits import fitted
-    from tests.nightly.chaos.outcomes import of_error
-
-    try:
-        with contextlib.ExitStack() as stack:
-            if address is not None:
-                from distributed import Client
-
-                stack.enter_context(Client(address, timeout="15s"))
-            (folder / "started").touch()
-            found = fitted(name, store, place)
-        _write(folder / "result", found)
-    except DkrrError as error:
-        _write(folder / "error", of_error(error))
-        return 3
-    return 0
-
-
-def _write(path: Path, value: Any) -> None:
-    path.with_suffix(".part").write_bytes(pickle.dumps(value))
-    path.with_suffix(".part").rename(path)
+            children = [child for server in self.scheduler() for child in server.children(recursive=True)]
+            lines = [" ".join(child.cmdline()) for child in children]
+            are_workers = ["multiprocessing" in line and "resource_tracker" not in line for line in lines]
+            return list(itertools.compress(children, are_workers))
+        return []
 
 
 # A cluster ----------------------------------------------------------------------------------------------------------
@@ -393,20 +306,14 @@ class Cluster:
         if self._scheduler is None or self._scheduler.poll() is not None:
             self.stop()
             file.unlink(missing_ok=True)
-            options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-            self._scheduler = self._start("scheduler", *options)
-            while not file.exists():
-                self._pause(deadline)
+            self._scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0")
         self.forget_dead_nannies()
-        while len(self.nannies) < N_WORKERS:
-            self.add_nanny()
-        while len(self.workers()) < N_WORKERS:
-            self._pause(deadline)
-
-    def _pause(self, deadline: float) -> None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the cluster did not start; see {self.folder}")
-        time.sleep(0.02)
+        while not file.exists() or len(self.workers()) < N_WORKERS:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the cluster did not start; see {self.folder}")
+            if file.exists() and len(self.nannies) < N_WORKERS:
+                self.add_nanny()
+            time.sleep(0.02)
 
     def forget_dead_nannies(self) -> None:
         """Keep the nannies that run."""
@@ -415,14 +322,14 @@ class Cluster:
     def add_nanny(self) -> None:
         """Start a nanny, and do not wait for its worker."""
         self._number += 1
-        place = self.folder / f"worker-{self._number}"
-        self.nannies.append(
-            self._start(
-                "worker", "--scheduler-file", str(self.folder / "scheduler.json"), "--nanny", "--nthreads", "1",
-                "--nworkers", "1", "--memory-limit", "1GiB", "--no-dashboard", "--local-directory", str(place),
-                "--death-timeout", "60", "--preload", "dkrr.preload", "--preload", "tests.nightly.chaos.processes",
-            )
-        )  # fmt: skip
+        options = "--nanny --nthreads 1 --nworkers 1 --memory-limit 1GiB --death-timeout 60 --preload dkrr.preload"
+        place = [
+            "--preload",
+            "tests.nightly.chaos.processes",
+            "--local-directory",
+            f"{self.folder}/worker-{self._number}",
+        ]
+        self.nannies.append(self._start("worker", *options.split(), *place))
 
     def _start(self, what: str, *options: str) -> subprocess.Popen[bytes]:
         settings = {
@@ -431,17 +338,9 @@ class Cluster:
             # A new worker is there in a tenth of the time.
             "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
         }
-        with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", f"distributed.cli.dask_{what}", *options],
-                cwd=ROOT,
-                env=os.environ | settings,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+        command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *options, "--no-dashboard"]
+        command += ["--scheduler-file", str(self.folder / "scheduler.json")]
+        return started(command, self.folder / f"{what}-{self._number}.log", settings)
 
     def workers(self) -> list[psutil.Process]:
         """Workers that have started and live."""
@@ -467,16 +366,6 @@ class Cluster:
                     member.kill()
             process.wait()
         self.nannies, self._scheduler = [], None
-
-
-@contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster that is stopped at the end."""
-    found = Cluster(folder)
-    try:
-        yield found
-    finally:
-        found.stop()
 
 
 def main() -> None:

@@ -1,85 +1,67 @@
-"""cluster/dask-cli for real: a scheduler and workers in processes of their own, on the loopback interface."""
+"""cluster/dask-cli for real: schedulers and workers in processes of their own, with TLS, and on machines by SSH."""
 
-import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import dask
 import numpy as np
 import psutil
 import pytest
 from distributed import Client
-from numpy.typing import NDArray
-from sklearn.kernel_ridge import KernelRidge as Oracle
+from distributed.security import Security
 
 import dkrr
-from dkrr.errors import ClusterError
-from tests.processes import (
-    CLUSTER,
-    blas_threads,
-    environment,
-    free_port,
-    gone,
-    of_session,
-    session,
-    stop,
-    wait_for_text,
+from dkrr.errors import ClusterError, InputError
+from dkrr.runtime.dask_client import connect
+from dkrr.runtime.local_workers import new_credentials
+from tests.nightly.cluster.recipes import (
+    FIT,
+    SETTINGS,
+    START,
+    assert_predicts_like_sklearn,
+    new_certificates,
+    problem,
+    run,
+    saved,
+    started,
+    until,
 )
+from tests.processes import CLUSTER, blas_threads, environment, free_port, gone, session, wait_for_text
+from tests.programs import tiles, wait_for_tiles
 
-START = CLUSTER / "dask-cli" / "start.sh"
-WORKER_LIMIT = 600 * 2**20
-GAMMA, ALPHA, TILE = 0.1, 1e-2, 256
-
-
-class Running(NamedTuple):
-    address: str
-    session: int
+N_WORKERS, TILE, SIDE = 4, 128, 14
+TILED = {**SETTINGS, "tile": TILE, "solver": "cholesky"}
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("cluster")
-    port, log = free_port(), folder / "log"
-    options = ["--workers", 2, "--memory", "600MiB", "--scratch", folder, "--port", port, "--no-dashboard"]
-    with session([START, *options], log) as process:
-        wait_for_text("2 workers at", log, process)
-        yield Running(f"tcp://127.0.0.1:{port}", process.pid)
-        assert stop(process) == 143, log.read_text()
-        assert gone(process.pid), "a process is left behind"
+def certificates(tmp_path_factory):
+    return new_certificates(tmp_path_factory.mktemp("tls") / "certificates")
+
+
+@pytest.fixture(scope="module")
+def running(certificates, tmp_path_factory):
+    with started(tmp_path_factory.mktemp("cluster"), N_WORKERS, "--tls", certificates, scheme="tls") as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def scheduler(running: Running) -> str:
-    return running.address
-
-
-@pytest.fixture
-def client(scheduler: str) -> Iterator[Client]:
-    with Client(scheduler) as client:
-        client.wait_for_workers(2, timeout=30)
+def client(running, certificates):
+    """With what environment.sh sets for a client, as Dask's configuration."""
+    files = {"client.cert": "client.pem", "client.key": "client.key", "ca-file": "ca.pem"}
+    settings = {f"distributed.comm.tls.{name}": str(certificates / file) for name, file in files.items()}
+    with dask.config.set(settings), Client(running.address) as client:
+        client.wait_for_workers(N_WORKERS, timeout=30)
         yield client
 
 
-def problem(n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    rng = np.random.default_rng(n)
-    X = rng.normal(size=(n, 5))
-    return X, np.sin(X).sum(axis=1) + 0.1 * rng.normal(size=n)
-
-
-def assert_predicts_like_sklearn(model: dkrr.KernelRidge, X: Any, y: Any) -> None:
-    new = np.random.default_rng(1).normal(size=(101, 5))
-    expected = Oracle(alpha=ALPHA, kernel="rbf", gamma=GAMMA).fit(X, y).predict(new)
-    np.testing.assert_allclose(model.predict(new), expected, rtol=1e-8, atol=1e-8)
-
-
-def worker_settings(dask_worker: Any) -> dict[str, Any]:
+def worker_settings(dask_worker):
     memory = dask_worker.memory_manager
     return {
         "threads": dask_worker.state.nthreads,
@@ -91,78 +73,16 @@ def worker_settings(dask_worker: Any) -> dict[str, Any]:
     }
 
 
-def test_workers_have_the_settings_that_matter(client: Client) -> None:
-    for settings in client.run(worker_settings).values():
-        assert settings["threads"] == settings["blas"] == 1
-        assert settings["trim"] == "65536"  # Dask's own default: the allocator gives back what tiles have used
-        assert settings["preloaded"]
-        assert settings["limit"] == WORKER_LIMIT
-        assert settings["fractions"] == (False, False, False)
-    assert len(client.run(os.getpid)) == 2
-
-
-def test_nothing_listens_beyond_this_machine(running: Running) -> None:
-    pids = {process.pid for process in of_session(running.session)}
-    listening = [c for c in psutil.net_connections("tcp") if c.pid in pids and c.status == psutil.CONN_LISTEN]
-    assert len(listening) >= 4  # the scheduler, the nannies and the workers
+def test_workers_have_the_settings_that_matter_and_listen_on_this_machine_only(client, running):
+    # The trimming is Dask's own default: the allocator gives back what tiles have used.
+    expected = {"threads": 1, "blas": 1, "preloaded": True, "trim": "65536", "limit": 600 * 2**20}
+    assert list(client.run(worker_settings).values()) == [{**expected, "fractions": (False,) * 3}] * N_WORKERS
+    listening = running.listening()
+    assert len(listening) >= 1 + 2 * N_WORKERS  # the scheduler, the nannies and the workers
     assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
 
 
-def test_command_line_fits_on_the_workers(scheduler: str, tmp_path: Path) -> None:
-    X, y = problem(1500)
-    np.save(tmp_path / "X.npy", X)
-    np.save(tmp_path / "y.npy", y)
-    command = ["dkrr", "fit", "--scheduler", scheduler, "--x", "X.npy", "--y", "y.npy", "--model", "m.zarr"]
-    command += ["--kernel", "rbf", "--gamma", str(GAMMA), "--alpha", str(ALPHA), "--tile", str(TILE)]
-    command += ["--memory-limit", "1200MiB", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr.decode()
-    result = json.loads(done.stdout)
-    assert (result["plan"]["execution"], result["plan"]["n_workers"], result["plan"]["tile"]) == ("dask", 2, TILE)
-    assert result["peak_bytes"] <= result["plan"]["peak_bytes"]
-    assert_predicts_like_sklearn(dkrr.load(tmp_path / "m.zarr"), X, y)
-
-
-def test_ambient_client_is_used(client: Client) -> None:
-    X, y = problem(1500)
-    model = dkrr.KernelRidge(ALPHA, kernel="rbf", gamma=GAMMA, tile=TILE).fit(X, y)
-    assert model.plan_.execution == "dask"
-    # What was checked before the work in this process is not among the tasks.
-    assert {task.worker for task in model.solve_result_.record.tasks} == {
-        str(pid) for pid in client.run(os.getpid).values()
-    }
-    assert_predicts_like_sklearn(model, X, y)
-
-
-def test_fit_survives_a_killed_worker(client: Client, tmp_path: Path) -> None:
-    X, y = problem(2560)
-    victim, *_ = client.run(os.getpid).values()
-    store = tmp_path / "run.zarr"
-    estimator = dkrr.KernelRidge(ALPHA, kernel="rbf", gamma=GAMMA, tile=160, store=str(store))
-    with ThreadPoolExecutor(1) as pool:
-        fitted = pool.submit(estimator.fit, X, y)
-        while n_tiles(store) < 20:
-            assert not fitted.done(), fitted.exception()
-            time.sleep(0.01)
-        os.kill(victim, signal.SIGKILL)
-        killed_at, before = time.time(), n_tiles(store)
-        model = fitted.result(timeout=60)
-    records = model.solve_result_.record.tasks
-    assert model.plan_.execution == "dask"
-    assert before < 136  # tiles of the lower triangle, 16 a side: the worker died in the middle
-    assert str(victim) in {t.worker for t in records if t.start < killed_at}
-    after = {t.worker for t in records if t.start > killed_at}
-    assert after and str(victim) not in after
-    assert_predicts_like_sklearn(model, X, y)
-    client.wait_for_workers(2, timeout=30)  # the nanny started another
-    assert victim not in client.run(os.getpid).values()
-
-
-def n_tiles(store: Path) -> int:
-    return len(list((store / "system-0" / "factor").glob("c.*[0-9]")))
-
-
-def test_command_runs_and_its_status_comes_back(tmp_path: Path) -> None:
+def test_command_runs_and_its_status_comes_back(tmp_path):
     script = 'test "$DASK_SCHEDULER_ADDRESS" = tcp://127.0.0.1:"$1" && exit 7'
     port, log = free_port(), tmp_path / "log"
     options = ["-w", 1, "-m", "400MiB", "-p", port]
@@ -174,12 +94,11 @@ def test_command_runs_and_its_status_comes_back(tmp_path: Path) -> None:
 WITHOUT_DKRR = "import sys; sys.modules['dkrr'] = None; from distributed.cli.dask_scheduler import main; main()"
 
 
-def test_a_scheduler_without_dkrr(tmp_path: Path) -> None:
+def test_a_scheduler_without_dkrr(tmp_path):
     port = free_port()
     options = ["--host", "127.0.0.1", "--port", port, "--dashboard-address", "127.0.0.1:0"]
     worker = ["--nthreads", 1, "--memory-limit", "1GiB", "--no-dashboard", "--preload", "dkrr.preload"]
     log, address = tmp_path / "log", f"tcp://127.0.0.1:{port}"
-    X = np.eye(300)
     with session([sys.executable, "-c", WITHOUT_DKRR, *options], log) as process:
         wait_for_text("Scheduler at", log, process)
         with (
@@ -190,19 +109,139 @@ def test_a_scheduler_without_dkrr(tmp_path: Path) -> None:
             client.wait_for_workers(1, timeout=60)
             for solver in ("cholesky", "cg"):
                 with pytest.raises(ClusterError, match="install dkrr where the scheduler runs"):
-                    dkrr.KernelRidge(kernel="rbf", solver=solver, tile=128).fit(X, X[0])
+                    dkrr.KernelRidge(kernel="rbf", solver=solver, tile=128).fit(np.eye(300), np.eye(300)[0])
 
 
-def test_a_port_in_use_is_reported_at_once(scheduler: str, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_at_once(running, tmp_path):
     log = tmp_path / "log"
-    with session([START, "-w", 1, "-p", scheduler.rsplit(":", 1)[1]], log) as process:
+    with session([START, "-w", 1, "-p", running.port], log) as process:
         assert process.wait(60) == 1
         assert gone(process.pid), "a process is left behind"
     assert "did not start" in log.read_text()
 
 
-@pytest.mark.parametrize("arguments", [["--workers", "none"], ["--workers"], ["--port", "x"], ["--what"]])
-def test_bad_arguments(arguments: list[str]) -> None:
-    done = subprocess.run([START, *arguments], env=environment(), capture_output=True, check=False, timeout=20)
-    assert done.returncode == 2
-    assert done.stderr.startswith(b"start.sh: ") and done.stderr.count(b"\n") == 1
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["--workers", "none"], "none"),
+        (["--workers"], "--workers"),
+        (["--port", "x"], "x"),
+        (["--what"], "--what"),
+        (["--hosts", "node1,node2"], "give --host, an address of this machine"),
+        (["--hosts", "node1", "--host", "10.0.0.1"], "give --tls"),
+    ],
+)
+def test_wrong_arguments_and_machines_without_address_or_certificates_are_refused(arguments, remedy):
+    done = run(START, *arguments)
+    assert done.returncode == 2 and remedy in done.stderr
+    assert done.stderr.startswith("start.sh: ") and done.stderr.count("\n") == 1
+
+
+def test_the_files_are_private_and_never_replaced(certificates):
+    assert stat.S_IMODE(certificates.stat().st_mode) == 0o700
+    keys = {f"{role}.{end}" for role in ("scheduler", "worker", "client") for end in ("key", "pem")}
+    assert {p.name for p in certificates.iterdir()} == {"ca.pem", "environment.sh", *keys}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in certificates.iterdir()} == {0o600}
+    again = run(sys.executable, CLUSTER / "certificates.py", certificates)
+    assert again.returncode == 1 and "expected a new folder" in again.stderr
+
+
+def test_who_has_no_certificate_is_refused(running):
+    address = running.address
+    with pytest.raises(InputError, match=r"asks for certificates"):
+        connect(address)
+    with pytest.raises(OSError):
+        Client(address.replace("tls", "tcp"), timeout=2, set_as_default=False)
+    with pytest.raises(OSError):
+        Client(address, timeout=2, set_as_default=False, security=Security(**new_credentials()))
+    for place in running.listening():  # the pages of Dask's HTTP servers are empty
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{place.laddr.port}/health", timeout=5):
+            raise AssertionError("it answers")
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """Coefficients of a fit in this process, that nothing interrupts."""
+    model = dkrr.KernelRidge(**TILED, store=str(tmp_path / "whole.zarr")).fit(*problem(TILE * SIDE))
+    assert model.plan_.execution == "serial"
+    return model.dual_coef_
+
+
+def test_a_fit_is_killed_and_resumed(whole, client, running, certificates, tmp_path):
+    """By the command line with a worker killed first, then everything of it; resumed here, to the same bits."""
+    X, y, paths = saved(tmp_path, TILE * SIDE)
+    store, chunks = tmp_path / "run.zarr", SIDE * (SIDE + 1) // 2
+    more = ["--model", "m.zarr", "--store", store, "--tile", TILE, "--solver", "cholesky"]
+    words = ["dkrr", "fit", "--scheduler", running.address, *paths, *FIT, *more]
+    command = f"source {certificates}/environment.sh && exec {' '.join(map(str, words))}"
+    process = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=environment(), start_new_session=True)
+    try:
+        wait_for_tiles(process, store, chunks // 4)
+        os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        wait_for_tiles(process, store, chunks // 2)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    before = len(tiles(store))
+    assert before < chunks
+    client.wait_for_workers(N_WORKERS, timeout=30)
+    model = dkrr.KernelRidge(**TILED, store=str(store)).fit(X, y)
+    assert model.plan_.execution == "dask"
+    workers = {str(pid) for pid in client.run(os.getpid).values()}  # no task ran in this process
+    assert {task.worker for task in model.solve_result_.record.tasks} <= workers
+    computed = [t.key for t in model.solve_result_.record.tasks if t.key.startswith("L-")]
+    assert len(computed) <= chunks - before + N_WORKERS, "one task of each worker may be redone"
+    np.testing.assert_array_equal(model.dual_coef_, whole)
+
+
+SERVER = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/client.pub
+AuthenticationMethods publickey
+PidFile none
+UsePAM no
+StrictModes no
+"""
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory):
+    """Command that logs in at 127.0.0.1, as cluster/dask-cli takes it."""
+    server = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+    if server is None or not shutil.which("ssh") or not shutil.which("ssh-keygen"):
+        pytest.skip("not installed: sshd, ssh or ssh-keygen (Debian: openssh-server, openssh-client)")
+    folder, port = tmp_path_factory.mktemp("ssh"), free_port()
+    for name in ("host", "client"):
+        assert run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name).returncode == 0
+    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder))
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # what the server of a distribution changes its root to
+    log = folder / "log"
+    with session([server, "-D", "-e", "-f", folder / "sshd_config"], log) as process:
+        wait_for_text("Server listening", log, process)
+        command = f"ssh -p {port} -i {folder}/client -o IdentitiesOnly=yes -F none -o LogLevel=ERROR"
+        command += f" -o UserKnownHostsFile={folder}/known -o StrictHostKeyChecking=accept-new"
+        tried = run(*command.split(), "127.0.0.1", "true")
+        if tried.returncode:
+            pytest.skip(f"no login at 127.0.0.1 here: {tried.stderr}")
+        yield command
+
+
+def test_start_runs_workers_on_two_hosts_with_certificates(ssh, tmp_path):
+    X, y, paths = saved(tmp_path, 700)
+    port, log, tls = free_port(), tmp_path / "log", new_certificates(tmp_path / "tls")
+    options = ["--hosts", "127.0.0.1,localhost", "-w", 1, "-m", "600MiB", "-p", port, "--tls", tls]
+    fit = ["dkrr", "fit", "--scheduler", f"tls://127.0.0.1:{port}", *paths, "--model", tmp_path / "m.zarr", *FIT]
+    with session([START, *options, "--", *fit, "--tile", 128], log, DKRR_SSH=ssh) as process:
+        assert process.wait(120) == 0, log.read_text()
+        assert gone(process.pid), "a process is left behind"
+
+    def none_is_left():
+        """No process, in sessions of the server's, has the scheduler's address."""
+        return not any(f":{port}" in " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
+
+    until(none_is_left, why="a worker is left behind on a host")
+    assert "on Dask workers, tiles on disk (2 processes)" in log.read_text()
+    assert_predicts_like_sklearn(dkrr.load(tmp_path / "m.zarr"), X, y)

@@ -1,25 +1,24 @@
 """cluster/slurm: with Slurm on this machine (slow tests), and without it: fit.sbatch with a stand-in for srun."""
 
+import getpass
 import json
+import os
 import shutil
-import subprocess
+import socket
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import time
 
 import numpy as np
 import pytest
-from sklearn.kernel_ridge import KernelRidge as Oracle
 
 import dkrr
-from tests.nightly.cluster.slurm import slurm
-from tests.processes import CLUSTER, environment, gone, session
+from tests.nightly.cluster.recipes import FIT, assert_predicts_like_sklearn, problem, result_of, run, saved
+from tests.processes import CLUSTER, environment, free_port, gone, session, stop
 
 SBATCH = CLUSTER / "slurm" / "fit.sbatch"
 SCRIPT = CLUSTER / "slurm" / "fit_slurm.py"
 
-SRUN = """#!/usr/bin/env bash
+SRUN = """
 # As srun does: so many tasks of a command; a signal goes to all of them.
 while [[ $1 == --* ]]; do
     case $1 in --ntasks=*) n=${1#*=} ;; esac
@@ -30,18 +29,23 @@ for ((i = 0; i < n; i++)); do "$@" & done
 wait
 wait
 """
+CERTIFICATES = '*certificates.py) mkdir "$2" && touch "$2/environment.sh"'
+
+
+def stand_ins(folder, **scripts):
+    """Commands that do what scripts say."""
+    folder.mkdir(exist_ok=True)
+    for command, script in scripts.items():
+        (folder / command).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (folder / command).chmod(0o755)
+    return folder
 
 
 @pytest.fixture
-def allocation(tmp_path: Path) -> dict[str, str]:
+def allocation(tmp_path):
     """Variables that Slurm sets in a job of two tasks, and a stand-in for srun."""
-    (tmp_path / "bin").mkdir()
-    srun = tmp_path / "bin" / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
-    variables = environment()
     return {
-        "PATH": f"{srun.parent}:{variables['PATH']}",
+        "PATH": f"{stand_ins(tmp_path / 'bin', srun=SRUN)}:{environment()['PATH']}",
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_ID": "17",
         "SLURM_NTASKS": "2",
@@ -53,46 +57,38 @@ def allocation(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def run_job(allocation: dict[str, str], log: Path, *arguments: object) -> int:
+def run_job(allocation, log, *arguments):
     spooled = log.with_name("slurm_script")  # Slurm runs a copy
     shutil.copy(SBATCH, spooled)
     with session(["bash", spooled, *arguments], log, **allocation) as process:
-        status = process.wait(60)
+        status = process.wait(180)
         assert gone(process.pid), "a process is left behind"
     return status
 
 
-def test_sbatch_script_fits_on_its_tasks(allocation: dict[str, str], tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    X = rng.normal(size=(1501, 3))
-    y = X[:, 0] ** 2 + rng.normal(size=1501)
-    np.save(tmp_path / "X.npy", X)
-    np.save(tmp_path / "y.npy", y)
+def test_sbatch_script_fits_on_its_tasks(allocation, tmp_path):
+    X, y, paths = saved(tmp_path, 1501)
     # What a requeued job finds: a scheduler that is gone.
     stale = tmp_path / ".dkrr-17" / "scheduler.json"
     stale.parent.mkdir()
     stale.write_text(json.dumps({"address": "tcp://127.0.0.1:9"}))
-    paths = ["--x", tmp_path / "X.npy", "--y", tmp_path / "y.npy", "--store", tmp_path / "run.zarr"]
-    paths += ["--model", tmp_path / "m.zarr"]
-    settings = ["--kernel", "rbf", "--gamma", 0.3, "--alpha", 0.1, "--tile", 256, "--json"]
-    log = tmp_path / "log"
-    assert run_job(allocation, log, *paths, *settings) == 0, log.read_text()
-    assert "tls://" in log.read_text() and "tcp://" not in log.read_text(), "scheduler and workers speak TLS only"
-    result = next(json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
-    assert (result["plan"]["execution"], result["plan"]["n_workers"]) == ("dask", 2)
+    more = ["--store", tmp_path / "run.zarr", "--model", tmp_path / "m.zarr", "--tile", 256, "--json"]
+    status, said = run_job(allocation, tmp_path / "log", *paths, *more, *FIT), (tmp_path / "log").read_text()
+    assert status == 0, said
+    assert "tls://" in said and "tcp://" not in said, "scheduler and workers speak TLS only"
+    result = result_of(said)
+    plan = result["plan"]
+    assert result["peak_bytes"] <= plan["peak_bytes"] and plan["tile"] == 256
     # Nine tenths of --mem-per-cpu.
-    assert result["plan"]["limit_bytes"] == 540 * 2**20
-    expected = Oracle(alpha=0.1, kernel="rbf", gamma=0.3).fit(X, y).predict(X[:100])
-    np.testing.assert_allclose(dkrr.load(tmp_path / "m.zarr").predict(X[:100]), expected, rtol=1e-8, atol=1e-8)
+    assert (plan["execution"], plan["n_workers"], plan["limit_bytes"]) == ("dask", 2, 540 * 2**20)
+    assert_predicts_like_sklearn(dkrr.load(tmp_path / "m.zarr"), X, y)
     assert not stale.parent.exists()
 
 
-def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str], tmp_path: Path) -> None:
+def test_sbatch_script_returns_the_status_of_the_fit(allocation, tmp_path):
     # The command refuses to start: stand-ins take the place of the scheduler, the workers and the wait for them.
-    python = 'case $1 in *certificates.py) mkdir "$2" && touch "$2/environment.sh" ;; *) echo tcp://127.0.0.1:9 ;; esac'
-    for command, script in {"dask": "exec sleep 60", "python": python}.items():
-        (tmp_path / "bin" / command).write_text(f"#!/usr/bin/env bash\n{script}\n")
-        (tmp_path / "bin" / command).chmod(0o755)
+    python = f"case $1 in {CERTIFICATES} ;; *) echo tcp://127.0.0.1:9 ;; esac"
+    stand_ins(tmp_path / "bin", dask="exec sleep 60", python=python)
     paths = ["--x", "nowhere.npy", "--y", "nowhere.npy"]
     assert run_job({**allocation, "SLURM_NTASKS": "1"}, tmp_path / "log", *paths) == 2
     assert "Missing option '--model'" in (tmp_path / "log").read_text()
@@ -108,125 +104,139 @@ def test_sbatch_script_returns_the_status_of_the_fit(allocation: dict[str, str],
         ({"SLURM_MEM_PER_NODE": "0", "SLURM_TASKS_PER_NODE": "4"}, None),  # --mem=0: the whole node
     ],
 )
-def test_sbatch_script_takes_memory_of_cores_or_of_nodes(
-    allocation: dict[str, str], tmp_path: Path, given: dict[str, str], limit: str | None
-) -> None:
+def test_sbatch_script_takes_memory_of_cores_or_of_nodes(allocation, tmp_path, given, limit):
     # Stand-ins: that of srun notes the options of the workers, and the wait for them ends then.
-    noted = tmp_path / "workers"
-    scripts = {
-        "dask": "exit 0",
-        "dkrr": "exit 0",
-        "srun": f'echo "$@" > {noted}.new && mv {noted}.new {noted}',
-        "python": 'case $1 in *certificates.py) mkdir "$2" && touch "$2/environment.sh" ;; '
-        f"*) while [ ! -s {noted} ]; do sleep 0.01; done ;; esac",
-    }
-    for command, script in scripts.items():
-        (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "bin" / command).chmod(0o755)
+    noted, log = tmp_path / "workers", tmp_path / "log"
+    srun = f'echo "$@" > {noted}.new && mv {noted}.new {noted}'
+    python = f"case $1 in {CERTIFICATES} ;; *) while [ ! -s {noted} ]; do sleep 0.01; done ;; esac"
+    stand_ins(tmp_path / "bin", dask="exit 0", dkrr="exit 0", srun=srun, python=python)
     del allocation["SLURM_MEM_PER_CPU"]
-    status = run_job({**allocation, **given}, tmp_path / "log")
+    status = run_job({**allocation, **given}, log)
     if limit is None:
-        assert status == 2 and "--mem-per-cpu=4G or --mem=64G" in (tmp_path / "log").read_text()
+        assert status == 2 and "--mem-per-cpu=4G or --mem=64G" in log.read_text()
     else:
-        assert status == 0, (tmp_path / "log").read_text()
-        assert f"--memory-limit {limit} " in noted.read_text()
+        assert status == 0 and f"--memory-limit {limit} " in noted.read_text(), log.read_text()
 
 
-def test_sbatch_script_needs_the_repository(allocation: dict[str, str], tmp_path: Path) -> None:
+def test_sbatch_script_needs_the_repository(allocation, tmp_path):
     assert run_job({**allocation, "DKRR_CLUSTER": str(tmp_path)}, tmp_path / "log") == 2
     assert "submit from dkrr's root" in (tmp_path / "log").read_text()
 
 
-def run_script(script: Path, *arguments: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.run(
-        command, env=environment(**variables), capture_output=True, text=True, check=False, timeout=60
-    )
-
-
-def test_help_works_without_dask_jobqueue(tmp_path: Path) -> None:
+def test_without_dask_jobqueue_there_is_help_and_an_error_that_names_it(tmp_path):
     (tmp_path / "dask_jobqueue.py").write_text("raise ImportError('hidden by a test')")
-    done = run_script(SCRIPT, "--help", PYTHONPATH=str(tmp_path))
+    done = run(sys.executable, SCRIPT, "--help", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "--walltime" in done.stdout and "--shared" in done.stdout
-
-
-def test_missing_dask_jobqueue_is_named(tmp_path: Path) -> None:
-    (tmp_path / "dask_jobqueue.py").write_text("raise ImportError('hidden by a test')")
-    done = run_script(SCRIPT, "--x", "X", "--y", "y", "--shared", str(tmp_path), PYTHONPATH=str(tmp_path))
+    done = run(sys.executable, SCRIPT, "--x", "X", "--y", "y", "--shared", tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "pip install 'dkrr[slurm]'" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_job_script(tmp_path: Path) -> None:
+def test_job_script(tmp_path):
     pytest.importorskip("dask_jobqueue")
     options = ["--cores", "3", "--memory", "6GiB", "--interface", "lo", "--job-script"]
-    done = run_script(SCRIPT, "--x", "X", "--y", "y", "--shared", str(tmp_path), *options)
+    done = run(sys.executable, SCRIPT, "--x", "X", "--y", "y", "--shared", tmp_path, *options)
     assert done.returncode == 0, done.stderr
     for part in ("--nthreads 1", "--nworkers 3", "--memory-limit 2.00GiB", "--preload dkrr.preload"):
         assert part in done.stdout
 
 
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "sinfo")
+MEBIBYTES = 4096
+"""Memory that the node offers; nothing enforces it here."""
+
+# auth/none and no address but the node's: nobody else can reach it while the test runs.
+CONFIGURATION = """
+ClusterName=dkrrtest
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/none
+CredType=cred/none
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+PlugStackConfig={folder}/plugstack.conf
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SwitchType=switch/none
+KillWait=5
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory={memory}
+PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
 @pytest.fixture(scope="module")
-def slurm_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with slurm(tmp_path_factory.mktemp("slurm")) as variables:
-        yield variables
+def slurm_conf(tmp_path_factory):
+    """Configuration with which Slurm's commands reach a controller with one node; skips the test where none can run."""
+    folder = tmp_path_factory.mktemp("slurm")
+    path = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
+    programs = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    if missing := [name for name, found in programs.items() if found is None]:
+        pytest.skip(f"not installed: {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client)")
+    if os.getuid() != 0:
+        pytest.skip("slurmd starts jobs as root only")
+    for name in ("state", "spool"):
+        (folder / name).mkdir(parents=True)
+    host = socket.gethostname().partition(".")[0]
+    values = {"host": host, "user": getpass.getuser(), "folder": folder, "cores": os.cpu_count(), "memory": MEBIBYTES}
+    (folder / "plugstack.conf").touch()
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(ports=(free_port(), free_port()), **values))
+    variables = {"SLURM_CONF": str(folder / "slurm.conf")}
+    logs = [folder / "controller.log", folder / "node.log"]
+    with (
+        session([programs["slurmctld"], "-D"], logs[0], **variables) as controller,
+        session([programs["slurmd"], "-D"], logs[1], **variables) as node,
+    ):
+        deadline = time.monotonic() + 60
+        while run("sinfo", "--noheader", "--format=%T", seconds=30, **variables).stdout.strip() != "idle":
+            if controller.poll() is not None or node.poll() is not None or time.monotonic() > deadline:
+                pytest.skip(f"Slurm does not start here: {[log.read_text()[-1000:] for log in logs]}")
+            time.sleep(0.2)
+        yield variables["SLURM_CONF"]
+        for process in (node, controller):
+            stop(process)
+            assert gone(process.pid)
 
 
-@pytest.mark.nightly
-def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_here: dict[str, str], tmp_path: Path) -> None:
-    X = np.random.default_rng(5).normal(size=(601, 3))
-    Y = np.column_stack([np.sin(X[:, 0]), X[:, 1] ** 2])
-    np.save(tmp_path / "X.npy", X)
+def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_conf, tmp_path):
+    X, y, _ = saved(tmp_path, 601)
     for k in (0, 1):
-        np.save(tmp_path / f"y{k}.npy", Y[:, k])
+        np.save(tmp_path / f"y{k}.npy", y + k * X[:, 1] ** 2)
     (tmp_path / "cluster").symlink_to(CLUSTER)  # the root of the repository, as far as the script knows
     command = ["sbatch", "--wait", "--array=0-1", "--ntasks=1", "--mem-per-cpu=700M", "--output=%a.log", SBATCH]
     command += ["--x", "X.npy", "--y", "y%a.npy", "--store", "run%a.zarr", "--model", "m%a.zarr", "--json"]
-    command += ["--kernel", "rbf", "--gamma", "0.3", "--alpha", "0.1", "--tile", "256"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=slurm_here, capture_output=True, text=True, check=False, timeout=200
-    )
+    done = run(*command, *FIT, "--tile", 256, cwd=tmp_path, seconds=200, SLURM_CONF=slurm_conf)
     logs = [(tmp_path / f"{k}.log").read_text() for k in (0, 1)]
     assert done.returncode == 0, (done.stderr, logs)
     for k, log in enumerate(logs):
-        result = next(json.loads(line) for line in log.splitlines() if line.startswith("{"))
-        assert (result["plan"]["execution"], result["plan"]["limit_bytes"]) == ("dask", 630 * 2**20)
-        expected = Oracle(alpha=0.1, kernel="rbf", gamma=0.3).fit(X, Y[:, k]).predict(X[:50])
-        np.testing.assert_allclose(dkrr.load(tmp_path / f"m{k}.zarr").predict(X[:50]), expected, rtol=1e-8, atol=1e-8)
+        plan = result_of(log)["plan"]
+        assert (plan["execution"], plan["limit_bytes"]) == ("dask", 630 * 2**20)
+        assert_predicts_like_sklearn(dkrr.load(tmp_path / f"m{k}.zarr"), X, y + k * X[:, 1] ** 2)
     assert not list(tmp_path.glob(".dkrr-*")), "certificates are left behind"
 
 
-@pytest.mark.nightly
-def test_slurm_runs_workers_in_jobs_of_their_own(slurm_here: dict[str, str], tmp_path: Path) -> None:
+def test_slurm_runs_workers_in_jobs_of_their_own(slurm_conf, tmp_path):
     pytest.importorskip("dask_jobqueue")
-    X = np.random.default_rng(6).normal(size=(601, 3))
-    np.save(tmp_path / "X.npy", X)
-    np.save(tmp_path / "y.npy", X[:, 0])
-    command = [
-        sys.executable,
-        SCRIPT,
-        "--x",
-        "X.npy",
-        "--y",
-        "y.npy",
-        "--shared",
-        "shared",
-        "--jobs",
-        "2",
-        "--cores",
-        "1",
-    ]
-    command += ["--memory", "700MiB", "--walltime", "00:05:00", "--gamma", "0.3", "--start-with", "2"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=slurm_here, capture_output=True, text=True, check=False, timeout=200
-    )
+    *_, paths = saved(tmp_path, 601)
+    options = ["--shared", "shared", "--jobs", 2, "--cores", 1, "--memory", "700MiB", "--start-with", 2]
+    command = [sys.executable, SCRIPT, *paths, *options, "--walltime", "00:05:00", *FIT[2:]]
+    done = run(*command, cwd=tmp_path, seconds=200, SLURM_CONF=slurm_conf)
     assert done.returncode == 0, done.stderr
     assert "on Dask workers, tiles on disk (2 processes)" in done.stdout
-    logs = [path.read_text() for path in (tmp_path / "shared" / "logs").glob("*.err")]
-    assert len(logs) == 2
-    assert all("tls://" in log and "tcp://" not in log for log in logs)
-    expected = Oracle(alpha=1.0, kernel="rbf", gamma=0.3).fit(X, X[:, 0]).predict(X[:50])
-    found = dkrr.load(tmp_path / "shared" / "model.zarr").predict(X[:50])
-    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
-    assert sorted(p.name for p in (tmp_path / "shared").iterdir()) == ["logs", "model.zarr", "run.zarr"]
+    shared = tmp_path / "shared"
+    logs = [path.read_text() for path in (shared / "logs").glob("*.err")]
+    assert len(logs) == 2 and all("tls://" in log and "tcp://" not in log for log in logs)
+    assert_predicts_like_sklearn(dkrr.load(shared / "model.zarr"), *problem(601))
+    assert sorted(p.name for p in shared.iterdir()) == ["logs", "model.zarr", "run.zarr"]

@@ -1,9 +1,12 @@
-"""What is built for a package index: contents of wheel and sdist, the description, the citation."""
+"""What is published: wheel, sdist, description and citation, the pages of the site, notebook and examples."""
 
+import ast
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from email import message_from_string
 from pathlib import Path
@@ -12,16 +15,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import dkrr
+from dkrr.cli import dkrr as command
 from tests import typed_program
 
 ROOT = Path(__file__).parents[2]
-RECIPES = {
-    path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "cluster").rglob("*")
-    if path.is_file() and "__pycache__" not in path.parts
-}
+RECIPES = [path for path in (ROOT / "cluster").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_the_sdist_has_what_tests_and_builds_it(built):
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "Makefile", "LICENSE", "CITATION.cff", "tests/conftest.py", "docs/method.md"} <= names
-    assert names >= RECIPES
+    assert names >= {path.relative_to(ROOT).as_posix() for path in RECIPES}
     assert not [name for name in names if name.startswith((".venv", "output", ".git/"))]
 
 
@@ -83,7 +84,7 @@ def test_the_citation_is_of_this_version():
     assert citation["license"] == "BSD-3-Clause"
 
 
-def test_a_typed_program_runs(tmp_path: Path) -> None:
+def test_a_typed_program_runs(tmp_path):
     """Its types are checked with those of the package; it uses all public names."""
     program = Path(typed_program.__file__).read_text()
     assert {name for name in dkrr.__all__ if f"dkrr.{name}" not in program} == {"__version__", "calibrate"}
@@ -93,7 +94,66 @@ def test_a_typed_program_runs(tmp_path: Path) -> None:
     assert min(typed_program.work(X, y, tmp_path / "x.parquet", tmp_path)) > 0.8
 
 
-def test_a_python_that_is_missing_is_an_error() -> None:
+def test_a_python_that_is_missing_is_an_error():
     """Nothing would be tested with it."""
     done = subprocess.run([ROOT / ".ci" / "pythons", "3.99", "tests"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "there is no Python 3.99" in done.stderr
+
+
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "cluster").rglob("*.md"))]
+PAGES_WITH_COMMANDS = [page for page in PAGES if re.search(r"^(\$ )?(dask )?dkrr ", page.read_text(), re.M)]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_has_a_title_and_a_picture(path):
+    text = path.read_text()
+    title, line = (ast.get_docstring(ast.parse(text)) or "\n").splitlines()[:2]
+    assert line == "=" * len(title) > ""
+    assert "plt." in text or "figure" in text
+
+
+def test_the_notebook_runs_and_is_stored_without_outputs(tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+
+    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert not any(cell.outputs or cell.execution_count for cell in code)
+        # Sockets in a folder with a short name, instead of ports, which another process may take first.
+        with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
+            config = Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/k"}})
+            where = {"metadata": {"path": str(tmp_path)}}
+            NotebookClient(notebook, config=config, timeout=120, resources=where).execute()
+        assert any(output.output_type == "display_data" for cell in code for output in cell.outputs)
+
+
+COMMAND = re.compile(r"^(?:\$ )?(?:dask )?dkrr ((?:.*\\\n)*.*)", re.M)
+
+
+def commands_of(page, kind):
+    """Arguments of the commands in the blocks of one kind, of the first of several in a pipe."""
+    blocks = re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(), re.M | re.S)
+    found = [match[1].replace("\\\n", " ") for block in blocks for match in COMMAND.finditer(block)]
+    return [shlex.split(re.split(r" [|>#] ?| 2> ", words)[0], comments=True) for words in found]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_have_known_options(page):
+    for name, *arguments in commands_of(page, "(?:sh|console)"):
+        known = {option for p in command.commands[name].params for option in [*p.opts, *p.secondary_opts]}
+        given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+        assert given <= known | {"--help"}, (name, given - known)
+
+
+def test_commands_of_the_tutorial_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "tutorials" / "batch.md"
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        exec(compile(block, str(page), "exec"), {})
+    for arguments in commands_of(page, "sh"):
+        done = CliRunner().invoke(command, arguments)
+        assert done.exit_code == 0, (arguments, done.output)

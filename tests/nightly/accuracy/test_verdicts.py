@@ -1,0 +1,259 @@
+"""Trials of fits, searches and posteriors: their oracles, verdicts and tables."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process import kernels as gaussian_kernels
+from sklearn.model_selection import KFold
+
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
+from dkrr.features import Nystroem, feature_map
+from dkrr.kernels import RBF, BagOfWords, Cosine, Linear, Polynomial
+from dkrr.solvers import Status
+from tests import precise
+from tests.nightly.accuracy import __main__ as campaign
+from tests.nightly.accuracy import fits, posteriors, search_trials, searches
+from tests.nightly.accuracy.checks import dual_residual, features, logistic_gradient, primal_residual
+from tests.nightly.accuracy.models import Problem
+from tests.nightly.accuracy.posterior_trials import posterior
+from tests.nightly.accuracy.search_trials import Search
+from tests.nightly.accuracy.trials import ask, trial
+
+rng = np.random.default_rng(3)
+X, Y = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
+WEIGHTS = np.append(0.0, rng.uniform(0.5, 2, 19))
+LABELS = (Y[:, 0] > 0).astype(float)
+PROBLEMS = [{}, {"sample_weight": WEIGHTS}, {"fit_intercept": True}, {"sample_weight": WEIGHTS, "fit_intercept": True}]
+each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: "+".join(p) or "plain")
+
+
+def parts(problem):
+    """W and the projection that an intercept stands for, as matrices."""
+    w = problem.get("sample_weight", np.ones(20))
+    centre = np.eye(20) - (np.outer(np.ones(20), w) / w.sum() if problem.get("fit_intercept") else 0.0)
+    return w, centre
+
+
+class TestChecks:
+    """Against the same formulae in float64, far above rounding, and at the exact solution, far below it."""
+
+    @each_problem
+    def test_dual_residual(self, problem):
+        exact = precise.ridge(RBF(0.4), X, Y, 0.3, **problem)
+        assert dual_residual(RBF(0.4), X, Y, 0.3, exact.dual_coef, **problem) < 1e-15
+        w, centre = parts(problem)
+        change = 1e-3 * rng.standard_normal((20, 2)) * (w > 0)[:, None]
+        if "fit_intercept" in problem:
+            change = np.where(w[:, None] > 0, change - change.sum(axis=0) / (w > 0).sum(), 0)
+        inverse = np.divide(0.3, w, out=np.zeros(20), where=w > 0)
+        left = np.sqrt(w)[:, None] * (centre @ (RBF(0.4)(X) @ change + inverse[:, None] * change))
+        expected = np.linalg.norm(left, axis=0) / np.linalg.norm(np.sqrt(w)[:, None] * (centre @ Y), axis=0)
+        found = dual_residual(RBF(0.4), X, Y, 0.3, exact.dual_coef + change, **problem)
+        np.testing.assert_allclose(found, expected.max(), rtol=1e-9)
+
+    @each_problem
+    @pytest.mark.parametrize("kernel", [Linear(), Cosine(), Polynomial(3, 0.5, 2.0), Polynomial(2, coef0=0.0)], ids=str)
+    def test_primal_residual(self, kernel, problem):
+        phi, (w, centre) = feature_map(kernel, 3).transform(X), parts(problem)
+        np.testing.assert_allclose(np.array(features(kernel, X), float), phi, rtol=1e-13, atol=1e-20)
+        coef, phi = rng.standard_normal((phi.shape[1], 2)), centre @ phi
+        right = phi.T @ (w[:, None] * (centre @ Y))
+        rest = np.linalg.norm(right - phi.T @ (w[:, None] * (phi @ coef)) - 0.3 * coef, axis=0)
+        found, _ = primal_residual(kernel, X, Y, 0.3, coef, **problem)
+        np.testing.assert_allclose(found, (rest / np.linalg.norm(right, axis=0)).max(), rtol=1e-9)
+
+    @each_problem
+    def test_logistic_gradient(self, problem):
+        problem = {"fit_intercept": False, **problem}
+        exact = precise.logistic(Linear(), X, LABELS, 0.3, **problem)
+        coef = X.T @ exact.dual_coef
+        for given in ({"form": "dual", "coef": exact.dual_coef}, {"form": "primal", "coef": coef}):
+            found, _ = logistic_gradient(Linear(), X, LABELS, 0.3, intercept=exact.intercept[0], **given, **problem)
+            assert found < 1e-14
+            found, _ = logistic_gradient(Linear(), X, LABELS, 0.6, intercept=exact.intercept[0], **given, **problem)
+            K, w = X @ X.T, problem.get("sample_weight", np.ones(20))
+            forms, start = [], w * (0.5 - LABELS)
+            for of in (np.eye(20), np.eye(20) - 1 / 20):  # the added penalty is all that is left of the gradient
+                r, g = of @ (0.6 * exact.dual_coef[:, 0]), of @ start
+                total = start.sum() ** 2 if problem["fit_intercept"] else 0.0
+                forms.append(np.sqrt(r @ K @ r / (g @ K @ g + total)))
+            np.testing.assert_allclose(found, min(forms) if problem["fit_intercept"] else forms[0], rtol=1e-9)
+
+
+def of_kind(is_logistic):
+    return next(t for t in (trial("ordinary", k) for k in range(20)) if t.is_logistic == is_logistic)
+
+
+@pytest.mark.parametrize("is_logistic", [False, True])
+class TestVerdicts:
+    def test_an_ordinary_fit_is_accurate_and_honest(self, is_logistic):
+        outcome = fits.run(of_kind(is_logistic))
+        assert outcome.ended in ("SOLVED", "CONVERGED") and outcome.dishonest == () and outcome.surprising == ()
+        assert outcome.errors["predictions"] < 1e-6
+
+    def fitted(self, is_logistic, **changes):
+        one = replace(of_kind(is_logistic), settings={"form": "dual", "solver": "cholesky"})
+        make = KernelLogisticRegression if is_logistic else KernelRidge
+        model = make(one.alpha, kernel=one.kernel, fit_intercept=one.fit_intercept, form="dual")
+        model.fit(one.X, one.y, one.sample_weight)
+        model.solve_result_ = replace(model.solve_result_, **changes)
+        found = np.vstack([fits.scores(model, rows) for rows in (one.X, one.X_new)])
+        return one, model, found
+
+    def test_a_residual_that_is_understated_is_not(self, is_logistic):
+        one, model, found = self.fitted(is_logistic, residual=1e-9)
+        model.dual_coef_ = model.dual_coef_ * (1 + 1e-4)
+        (message, *more) = fits.judge(one, model, found, None, []).dishonest
+        assert "is reported as 1.0e-09" in message and len(more) == is_logistic
+        honest = replace(model.solve_result_, residual=1e-2, status=Status.STALLED)
+        model.solve_result_ = honest
+        assert fits.judge(one, model, found, None, []).dishonest == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_class"), [(kind, name) for kind in campaign.KINDS.values() for name in kind.classes], ids=str
+)
+def test_trials_of_every_class_are_the_same_each_time_and_honest(kind, of_class):
+    for number in (3, 4):
+        outcome, again = kind.run(of_class, number), kind.run(of_class, number)
+        assert outcome.dishonest == () and str(outcome) == str(again)
+
+
+SETTINGS = {"form": "dual", "solver": "cholesky", "alpha_per_target": False, "scoring": None, "race": False}
+KERNELS = {
+    "linear": (Linear(), X),
+    "rbf": (RBF(0.4), X),
+    "polynomial": (Polynomial(2), X),
+    "nystroem": (Nystroem(RBF(1.0), 6), X),
+    "words": (BagOfWords(), search_trials.documents(rng, 20)),
+    "precomputed": ("precomputed", RBF(0.4)(X)),
+}
+
+
+def as_floats(values):
+    return np.vectorize(lambda v: float(v.mid()))(values)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("name", KERNELS)
+def test_predictions_of_a_problem_are_those_of_a_fit_to_the_training_rows(name, fit_intercept):
+    (kernel, rows), train, test = KERNELS[name], np.arange(4, 20), np.arange(4)
+    problem = Problem(rows, Y, kernel, WEIGHTS, fit_intercept)
+    found = as_floats(problem.predictions(0.3, train, test))
+    inner, outer = rows[4:], rows[:4]
+    if name == "precomputed":
+        inner, outer = inner[:, train], outer[:, train]
+    model = KernelRidge(0.3, kernel=kernel, fit_intercept=fit_intercept).fit(inner, Y[train], WEIGHTS[train])
+    np.testing.assert_allclose(found, model.predict(outer), rtol=1e-9, atol=1e-11)
+    for form in ["dual"] if name in ("rbf", "words", "precomputed") else ["dual", "primal"]:
+        for moved in (None, np.random.default_rng(0)):
+            f64, sensitivity = problem.rounded_predictions(0.3, train, test, form, moved)
+            np.testing.assert_allclose(f64, found, rtol=1e-9, atol=1e-11)
+            assert (sensitivity > 0).all()
+
+
+SEARCH = Search("search-ordinary:0", X, Y, np.array([1e-2, 1.0]), RBF(0.4), False, None, KFold(4), None, SETTINGS)
+
+
+class TestSearchVerdicts:
+    def test_exact_scores_are_those_of_refits(self):
+        one = replace(SEARCH, sample_weight=WEIGHTS + 0.1)
+        found = searches.scores(one, "dual", 0.0)
+        for f, (train, test) in enumerate(one.pairs()):
+            model = KernelRidge(1.0, kernel=one.kernel).fit(X[train], Y[train], one.sample_weight[train])
+            squares = ((model.predict(X[test]) - Y[test]) ** 2).mean(axis=1)
+            expected = -np.average(squares, weights=one.sample_weight[test])
+            assert float(found.values[1, f, 0].mid()) == pytest.approx(expected, rel=1e-10)
+        assert found.relative_allowed.max() < 2e-6
+
+    def judged(self, messages=(), best_index=None, **results):
+        """What is dishonest of a search whose results are changed: λ (of the best one) or fold 2 of the first λ."""
+        made = KernelRidgeCV(SEARCH.alphas, kernel=SEARCH.kernel, cv=SEARCH.cv, **SETTINGS).fit(X, Y)
+        self.best = made.best_index_
+        if best_index is not None:
+            made.best_index_ = best_index(self.best)
+        for name, change in results.items():
+            at = self.best if name == "residual" else 0
+            made.cv_results_[name][at] = change(made.cv_results_[name][at])
+        return searches.judge(SEARCH, made, messages, ()).dishonest
+
+    def test_a_score_that_is_off_needs_a_warning_that_names_its_penalty(self):
+        change = {"split2_test_score": lambda score: score * (1 + 1e-5)}
+        (message,) = self.judged(**change)
+        assert "the score of λ=0.01 fold 2 is" in message and "off by 1.0e-05" in message
+        assert self.judged(("scores of alpha = 0.01 are from a residual",), **change) == ()
+        assert self.judged(("scores of alpha = 0.001 are from a residual",), **change) == (message,)
+
+    @pytest.mark.parametrize(("value", "said"), [(np.nan, "no score of λ=0.01 fold 2"), (-np.inf, "fold 2 is -inf")])
+    def test_a_missing_or_infinite_score_needs_one(self, value, said):
+        assert said in self.judged(split2_test_score=lambda _: value)[0]
+        warned = self.judged(("alpha = 0.01 is left out",), split2_test_score=lambda _: value)
+        assert bool(warned) == np.isinf(value)
+
+    def test_a_worse_choice_is_found_and_one_that_was_not_solved(self):
+        assert "is chosen with" in self.judged(best_index=lambda best: 1 - best)[0]
+        warning = f"scores of alpha = {SEARCH.alphas[self.best]:g} are from a residual"
+        assert "systems were not solved" in self.judged((warning,), residual=lambda _: 0.5)[0]
+
+
+class TestPosteriors:
+    def judged(self, one, change=None, warned=()):
+        """Outcome of a fit of which one answer is changed by a hundredth."""
+        made = KernelRidge(one.alpha, kernel=one.kernel, fit_intercept=one.fit_intercept, form="dual")
+        made.fit(one.X, one.y, one.sample_weight)
+        asked = {what: ask(question) for what, question in posteriors.questions(one, made).items()}
+        if change is not None:
+            values = asked[change].values
+            wrong = tuple(np.multiply(v, 1.01) for v in values) if isinstance(values, tuple) else values * 1.01
+            asked[change] = replace(asked[change], values=wrong, own=warned)
+        return posteriors.judge(one, "dual", made, asked)
+
+    def ordinary(self, fit_intercept):
+        one = posterior("posterior-ordinary", 0)
+        settings = {"form": "dual", "solver": "auto"}
+        more = {"y": one.y[:, :1], "sample_weight": None, "settings": settings, "fit_intercept": fit_intercept}
+        return replace(one, kernel=RBF(0.4), alpha=0.1, **more)
+
+    def test_exact_values_are_those_of_a_gaussian_process(self):
+        one = self.ordinary(False)
+        found = posteriors.Question(one).exact()
+        scale = float(found.scales[0].mid())
+        process = GaussianProcessRegressor(
+            scale * gaussian_kernels.RBF(np.sqrt(1 / 0.8)), alpha=scale * one.alpha, optimizer=None
+        ).fit(one.X, one.y[:, 0])
+        _, std = process.predict(one.all_rows, return_std=True)
+        np.testing.assert_allclose(np.sqrt(as_floats(found.variances * found.scales[0])), std, rtol=1e-7)
+        assert float(found.likelihood[0].mid()) == pytest.approx(process.log_marginal_likelihood_value_, rel=1e-9)
+        other = KernelRidge(one.alpha, kernel=one.kernel).fit(one.X[1:], one.y[1:])
+        assert float(found.loo[0, 0].mid()) == pytest.approx((one.y[:1] - other.predict(one.X[:1])).item(), rel=1e-9)
+
+    @pytest.mark.parametrize("fit_intercept", [False, True])
+    def test_an_ordinary_fit_is_accurate_and_honest(self, fit_intercept):
+        outcome = self.judged(self.ordinary(fit_intercept))
+        assert outcome.dishonest == () and set(outcome.errors) == set(posteriors.WHAT)
+        assert outcome.errors.pop("bounds") < 1e-4 and max(outcome.errors.values()) < 1e-8
+
+    @pytest.mark.parametrize("what", posteriors.WHAT)
+    def test_each_answer_that_is_off_needs_a_warning(self, what):
+        (message,) = self.judged(self.ordinary(True), what).dishonest
+        assert message.startswith(what) and "off by" in message
+        assert self.judged(self.ordinary(True), what, ("may be off",)).dishonest == ()
+
+
+def test_each_kind_has_its_table_between_its_markers(tmp_path):
+    page, kinds = tmp_path / "page.md", campaign.KINDS.values()
+    page.write_text("\n".join(f"{kind.begin}\nold\n{kind.end}" for kind in kinds))
+    names = [
+        word for name in ("ordinary", "search-ordinary", "posterior-ordinary") for word in ("--trial", f"{name}:3")
+    ]
+    result = CliRunner().invoke(campaign.main, [*names, "--write", str(page)], catch_exceptions=False)
+    written = page.read_text()
+    assert result.exit_code == 0 and "old" not in written and written.count("| 1 |") >= 3
+    for kind in kinds:
+        assert kind.counted in written.split(kind.begin)[1].split(kind.end)[0]
+    arguments = ["--fits", "0", "--posteriors", "0", "--searches", "2", "--first", "7", "--only", "search-ordinary"]
+    result = CliRunner().invoke(campaign.main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0 and "| Standard normal rows, λ 1e-4 … 10 | 2 |" in result.stdout
