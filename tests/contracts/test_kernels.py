@@ -235,7 +235,9 @@ def test_memory_of_csr_rows_follows_their_entries(kernel, n, d, stored, dtype, i
 
 
 @pytest.mark.parametrize(
-    "kernel", [k.CallableKernel(np.dot), k.Chi2(), k.RBF() + k.Chi2(), k.Columns(k.RBF(), [0])], ids=repr
+    "kernel",
+    [k.CallableKernel(np.dot), k.Chi2(), k.RBF() + k.Chi2(), k.Columns(k.RBF(), [0])],
+    ids=lambda kernel: type(kernel).__name__,
 )
 def test_kernels_that_make_csr_rows_dense_are_priced_as_dense(kernel):
     assert kernel.sparse_parts == 0
