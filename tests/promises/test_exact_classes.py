@@ -14,15 +14,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr import KernelLogisticRegression
 from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
-from tests.oracles import (
-    assert_close,
-    kernel_features,
-    naive_gradient,
-    naive_gram,
-    naive_logistic,
-    naive_probabilities,
-)
-from tests.pairs import every_pair
+from tests.oracles import assert_close, kernel_features, naive_gradient, naive_gram, naive_logistic, naive_probabilities
+from tests.pairs import covering, every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -51,7 +44,6 @@ PRIMAL = {
     "cg store": {"solver": "cg", "tile": 4, "store": "run"},
 }
 OBJECTIVES = [(True, True), (False, True), (True, False)]  # weights, intercept
-every_problem = pytest.mark.parametrize("problem", PROBLEMS)
 
 
 @functools.cache
@@ -77,7 +69,7 @@ def textbook(kernel, problem, weighted, fit_intercept, alpha=ALPHA):
     return found[2], found[1]
 
 
-def check(model, problem, kernel, weighted, rows=None, new_rows=None):
+def check(model, problem, kernel, weighted, new_rows=None):
     """A fitted model against the textbook, and what its result says against the gradient itself."""
     n_classes, multi_class = PROBLEMS[problem]
     X, codes, weights, X_new = samples(n_classes)
@@ -85,12 +77,11 @@ def check(model, problem, kernel, weighted, rows=None, new_rows=None):
     coef, intercept = textbook(kernel, problem, weighted, model.fit_intercept)
     assert_allclose(model.intercept_, intercept, atol=1e-6)
     scores = naive_gram(KERNELS[kernel], X_new, X) @ coef + intercept
-    new_rows = X_new if new_rows is None else new_rows
-    found = model.decision_function(new_rows)
-    assert_close(found, scores[:, 0] if n_classes == 2 else scores, 1e-6)
-    assert_allclose(model.predict_proba(new_rows), naive_probabilities(scores, multi_class), atol=1e-6)
-    assert_allclose(model.predict_log_proba(new_rows), np.log(naive_probabilities(scores, multi_class)), atol=1e-5)
-    assert_array_equal(model.predict(new_rows), naive_probabilities(scores, multi_class).argmax(axis=1))
+    new_rows, P = X_new if new_rows is None else new_rows, naive_probabilities(scores, multi_class)
+    assert_close(model.decision_function(new_rows), scores[:, 0] if n_classes == 2 else scores, 1e-6)
+    assert_allclose(model.predict_proba(new_rows), P, atol=1e-6)
+    assert_allclose(model.predict_log_proba(new_rows), np.log(P), atol=1e-5)
+    assert_array_equal(model.predict(new_rows), P.argmax(axis=1))
     result = model.solve_result_
     assert result.status.name == "CONVERGED" and result.residual <= 1e-10
     assert [s.step for s in result.steps] == list(range(1, model.n_iter_ + 1))
@@ -126,24 +117,18 @@ def fitted(problem, kernel, weighted, tmp_path, **settings):
     return model.fit(X, codes, sample_weight=weights if weighted else None)
 
 
-@every_pair(way=list(DUAL), problem=list(PROBLEMS), kernel=["rbf", "polynomial"], objective=OBJECTIVES, ids=str)
-def test_dual_fits_are_the_textbook_minimum(way, problem, kernel, objective, tmp_path):
-    weighted, fit_intercept = objective
-    model = fitted(problem, kernel, weighted, tmp_path, form="dual", fit_intercept=fit_intercept, **DUAL[way])
-    plan = model.plan_
-    assert (plan.form, plan.execution) == ("dual", "serial" if "tile" in DUAL[way] else "memory")
+FORMS = {"dual": (DUAL, ["rbf", "polynomial"]), "primal": (PRIMAL, ["linear", "polynomial"])}
+CASES = [(form, *one) for form, of in FORMS.items() for one in covering(*map(list, of), list(PROBLEMS), OBJECTIVES)]
+
+
+@pytest.mark.parametrize(("form", "way", "kernel", "problem", "objective"), CASES)
+def test_fits_are_the_textbook_minimum(form, way, kernel, problem, objective, tmp_path):
+    (weighted, fit_intercept), settings = objective, FORMS[form][0][way]
+    model = fitted(problem, kernel, weighted, tmp_path, form=form, fit_intercept=fit_intercept, **settings)
+    assert (model.plan_.form, model.plan_.execution) == (form, "serial" if "tile" in settings else "memory")
     check(model, problem, kernel, weighted)
-    if fit_intercept:  # which has no penalty
+    if form == "dual" and fit_intercept:  # which has no penalty
         assert_allclose(model.dual_coef_.sum(axis=0), 0.0, atol=1e-6 * np.abs(model.dual_coef_).sum())
-
-
-@every_pair(way=list(PRIMAL), problem=list(PROBLEMS), kernel=["linear", "polynomial"], objective=OBJECTIVES, ids=str)
-def test_primal_fits_are_the_textbook_minimum(way, problem, kernel, objective, tmp_path):
-    weighted, fit_intercept = objective
-    model = fitted(problem, kernel, weighted, tmp_path, form="primal", fit_intercept=fit_intercept, **PRIMAL[way])
-    plan = model.plan_
-    assert (plan.form, plan.execution) == ("primal", "serial" if "tile" in PRIMAL[way] else "memory")
-    check(model, problem, kernel, weighted)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +170,7 @@ def test_data_of_any_shape(form, n, d, n_classes, n_tiles, kernel, solver, multi
     assert_allclose(model.predict_proba(X), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [1e3, 1e-6])
-@every_problem
+@every_pair(problem=list(PROBLEMS), alpha=[1e3, 1e-6])
 def test_any_penalty_is_the_textbook_minimum(problem, alpha):
     n_classes, multi_class = PROBLEMS[problem]
     X, codes, _, X_new = samples(n_classes)
@@ -198,7 +182,7 @@ def test_any_penalty_is_the_textbook_minimum(problem, alpha):
         assert_allclose(model.predict_proba(X_new), naive_probabilities(scores, multi_class), atol=1e-6)
 
 
-@every_problem
+@pytest.mark.parametrize("problem", PROBLEMS)
 def test_class_weights_multiply_those_of_rows(problem):
     n_classes, multi_class = PROBLEMS[problem]
     X, codes, weights, X_new = samples(n_classes)
