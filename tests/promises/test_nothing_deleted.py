@@ -145,8 +145,8 @@ class TestNamesInData:
         assert unchanged(before, tmp_path, home / "m.zarr", home / f"p{end}")
 
 
-def fit(store, **settings):
-    dkrr.KernelRidge(kernel="rbf", tile=4, store=store, **settings).fit(X.to_numpy(), np.arange(6.0))
+def fit(store):
+    dkrr.KernelRidge(kernel="rbf", tile=4, store=store).fit(X.to_numpy(), np.arange(6.0))
 
 
 def search(store):
@@ -297,14 +297,18 @@ class TestForeignFiles:
         assert unchanged(before, tmp_path, home / "p.zarr")
 
     def test_a_run_leaves_what_others_put_into_its_store(self, home):
-        fit("run.zarr", solver="cg")
+        rows, model = (
+            np.random.default_rng(0).normal(size=(48, 2)),
+            dkrr.KernelRidge(kernel="rbf", tile=16, solver="cg"),
+        )
+        model.set_params(store="run.zarr").fit(rows, rows[:, 0])
         store = RunStore(resolved_place("run.zarr"))
         places = ("notes.txt", "video.partial", "weights/notes.txt", "system-0/c.0.0/a")
         mine = {home / "run.zarr" / name for name in places}
         for path in mine:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("mine")
-        fit("run.zarr", solver="cg")
+        model.fit(rows, rows[:, 0])
         for name in [*(name for name, _ in store.arrays()), "weights", "system-0"]:
             store.delete(name)
         store.delete()

@@ -28,7 +28,6 @@ from dkrr.kernels import BagOfWords
 from dkrr.tiles import RunStore, descriptions
 from tests.stores import edit
 
-pytestmark = pytest.mark.timeout(90)  # what is claimed would take hours
 X = np.random.default_rng(0).normal(size=(60, 3))
 Y = X[:, 0]
 SLOW = r"(?:(a|a|b)\w?)*c"
