@@ -70,18 +70,6 @@ def test_links_lead_somewhere():
             assert "://" in link or (page.parent / link).exists(), f"{page}: {link}"
 
 
-def test_nothing_is_said_twice_on_a_page():
-    """Long sentences, but of the pages that benchmarks write; subjects of the rows of the table of the architecture."""
-    for page in PAGES:
-        text = re.sub(r"^```.*?^```", "", page.read_text().split("<!-- measured -->")[0], flags=re.M | re.S)
-        prose = " ".join(line for line in text.splitlines() if not line.startswith("|"))
-        said = [one for one in re.split(r"(?<=[.:;]) ", prose) if len(one) > 60]
-        if page.name == "architecture.md":
-            said += [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
-        twice = {one for one in said if said.count(one) > 1}
-        assert not twice or page.name in ("performance.md", "chaos.md"), f"{page}: {twice}"
-
-
 def test_dependencies_are_those_that_the_documents_name():
     groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     required = {(re.split(r"[\[>=<;]", one)[0], extra) for extra, group in groups.items() for one in group}

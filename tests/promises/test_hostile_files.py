@@ -102,15 +102,13 @@ class TestNumpyFiles:
 
     @pytest.mark.parametrize("version", [1, 2, 3])
     def test_what_numpy_writes_is_read(self, tmp_path, version):
-        for order in "CF":
+        (tmp_path / "link.npz").symlink_to("x.npz")
+        for order, save in (("C", np.savez), ("F", np.savez_compressed)):
             with (tmp_path / "x.npy").open("wb") as file:
                 np.lib.format.write_array(file, np.asarray(X, order=order), version=(version, 0))
-            for save in (np.savez, np.savez_compressed):
-                save(tmp_path / "x.npz", a=np.asarray(X, order=order))
-                for path in ("x.npy", "x.npz::a"):
-                    assert np.array_equal(load_array(f"{tmp_path}/{path}"), X)
-        (tmp_path / "link.npz").symlink_to("x.npz")
-        assert np.array_equal(load_array(f"{tmp_path}/link.npz::a"), X)
+            save(tmp_path / "x.npz", a=np.asarray(X, order=order))
+            for path in ("x.npy", "x.npz::a", "link.npz::a"):
+                assert np.array_equal(load_array(f"{tmp_path}/{path}"), X)
 
     @pytest.mark.parametrize(
         ("at", "value"),

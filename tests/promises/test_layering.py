@@ -14,7 +14,7 @@ PACKAGE = Path(dkrr.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text()
 LINES = [re.split(r"\s{2,}", line)[0] for line in PAGE.split("```")[1].splitlines() if line[:1].strip()]
 LEVEL = {name: level for level, names in enumerate(reversed(LINES)) for name in names.split(" · ")}
-"""Level of each module group, by the drawing of the architecture: what stands on one line does not import each other."""
+"""Levels of module groups in the drawing of the architecture: what stands on one line does not import each other."""
 
 GATEWAYS = {
     "tiles": ("zarr", "google_crc32c", "obstore"),

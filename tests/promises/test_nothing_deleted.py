@@ -106,43 +106,39 @@ X = pd.DataFrame({"the rows": np.arange(6.0)})
 RIDGE = dkrr.KernelRidge().fit(X, np.arange(6.0))
 
 
-class TestNamesInData:
-    """Names of columns, targets and classes."""
+ENDS = {
+    "target": (".zarr", ".parquet", ".csv", ".arrow", ".feather", ".npy"),
+    "kept column": (".zarr", ".parquet", ".csv", ".arrow"),
+    "class": (".zarr", ".parquet", ".csv"),
+}
+"""Formats for names in data."""
 
-    @few_or_many(60, 1000)
-    @pytest.mark.parametrize("end", [".zarr", ".parquet", ".csv", ".arrow", ".feather", ".npy"])
-    def test_any_name_of_a_target_is_a_column_and_not_a_path(self, home, tmp_path, end, n):
-        model = dkrr.KernelRidge().fit(X, table(names(n)).drop(columns="the rows"))
-        before = snapshot(tmp_path)
-        dkrr.save(model, "m.zarr")
-        for _ in range(2):
-            dkrr.predict_to(dkrr.load("m.zarr"), X, f"p{end}", overwrite=True)
-        assert unchanged(before, tmp_path, home / "m.zarr", home / f"p{end}")
 
-    @few_or_many(60, 1000)
-    @pytest.mark.parametrize("end", [".zarr", ".parquet", ".csv", ".arrow"])
-    def test_any_name_of_a_kept_column_is_a_column_and_not_a_path(self, home, tmp_path, end, n):
-        frame, before = table(names(n)).drop(columns=""), snapshot(tmp_path)
-        for _ in range(2):
-            dkrr.predict_to(RIDGE, frame, f"p{end}", keep=list(frame), overwrite=True)
-        assert unchanged(before, tmp_path, home / f"p{end}")
-        if end == ".zarr":
-            group = zarr.open_group("p.zarr", mode="r")
-            known = group.attrs["dkrr"]["columns"]
-            assert sorted(known.values()) == sorted([*frame, "prediction"]) and sorted(group) == sorted(known)
-            for folder in set(known) - {"prediction"}:
-                np.testing.assert_array_equal(group[folder][:], frame[known[folder]])
-            assert all(known[name] == name for name in ORDINARY) and known["%2E.%2F..%2Fprecious"] == "../../precious"
-
-    @pytest.mark.parametrize("end", [".zarr", ".parquet", ".csv"])
-    def test_any_name_of_a_class_is_a_column_and_not_a_path(self, home, tmp_path, end):
-        model = dkrr.KernelLogisticRegression().fit(np.arange(48.0)[:, None], np.array(2 * names(24)[:24], object))
-        before = snapshot(tmp_path)
-        dkrr.save(model, "m.zarr")
-        frame = pd.DataFrame({0: np.arange(3.0)}, index=pd.Index(["a", "b", "c"], name="../../precious"))
-        for overwrite in (False, True):
-            dkrr.predict_to(dkrr.load("m.zarr"), frame, f"p{end}", probabilities=True, overwrite=overwrite)
-        assert unchanged(before, tmp_path, home / "m.zarr", home / f"p{end}")
+@few_or_many(60, 1000)
+@pytest.mark.parametrize(("what", "end"), [(what, end) for what, ends in ENDS.items() for end in ends])
+def test_any_name_in_data_is_a_column_and_not_a_path(home, tmp_path, what, end, n):
+    some, model, rows, options = names(n), RIDGE, X, {}
+    if what == "target":
+        model = dkrr.KernelRidge().fit(X, table(some).drop(columns="the rows"))
+    elif what == "class":
+        model = dkrr.KernelLogisticRegression().fit(np.arange(48.0)[:, None], np.array(2 * some[:24], object))
+        index = pd.Index(["a", "b", "c"], name="../../precious")
+        rows, options = pd.DataFrame({0: np.arange(3.0)}, index=index), {"probabilities": True}
+    else:
+        rows = table(some).drop(columns="")
+        options = {"keep": list(rows)}
+    before = snapshot(tmp_path)
+    dkrr.save(model, "m.zarr")
+    for _ in range(2):
+        dkrr.predict_to(dkrr.load("m.zarr"), rows, f"p{end}", overwrite=True, **options)
+    assert unchanged(before, tmp_path, home / "m.zarr", home / f"p{end}")
+    if (what, end) == ("kept column", ".zarr"):
+        group = zarr.open_group("p.zarr", mode="r")
+        known = group.attrs["dkrr"]["columns"]
+        assert sorted(known.values()) == sorted([*rows, "prediction"]) and sorted(group) == sorted(known)
+        for folder in set(known) - {"prediction"}:
+            np.testing.assert_array_equal(group[folder][:], rows[known[folder]])
+        assert all(known[name] == name for name in ORDINARY) and known["%2E.%2F..%2Fprecious"] == "../../precious"
 
 
 def fit(store):
@@ -179,35 +175,32 @@ WAYS = {
 }
 
 
-class TestNamesOfPlaces:
-    """Paths of models, stores and outputs."""
-
-    @few_or_many(14, 100)
-    @pytest.mark.parametrize("way", WAYS)
-    def test_any_path_writes_there_only_or_is_refused(self, home, tmp_path, way, n):
-        dkrr.save(RIDGE, "given.zarr")
-        worked = set()
-        for path in (folder + name for name in PLACES[:n] for folder in ("", "out/")):
-            place = path + Path(way).suffix
-            written = Path(os.path.realpath(place))
-            if tmp_path not in written.parents:
-                continue  # "/", which is nobody's business here
-            before = snapshot(tmp_path)
-            try:
-                WAYS[way](place)
-            except DkrrError:
-                assert unchanged(before, tmp_path)
-                continue
-            worked.add(path)
-            places = [written]
-            if way == "search":  # stores in a folder, which may be another's
-                places = [written / "kernel-0", written / "fit"]
-            else:
-                assert before.get(written) in (None, "folder") and not any(written in p.parents for p in before)
-            assert unchanged(before, tmp_path, *places, *[home / "m.zarr"] * (way == "fit --store"))
-            for one in places:
-                shutil.rmtree(one) if one.is_dir() else one.unlink()
-        assert {f"out/{name}" for name in ORDINARY} <= worked
+@few_or_many(14, 100)
+@pytest.mark.parametrize("way", WAYS)
+def test_any_path_writes_there_only_or_is_refused(self, home, tmp_path, way, n):
+    dkrr.save(RIDGE, "given.zarr")
+    worked = set()
+    for path in (folder + name for name in PLACES[:n] for folder in ("", "out/")):
+        place = path + Path(way).suffix
+        written = Path(os.path.realpath(place))
+        if tmp_path not in written.parents:
+            continue  # "/", which is nobody's business here
+        before = snapshot(tmp_path)
+        try:
+            WAYS[way](place)
+        except DkrrError:
+            assert unchanged(before, tmp_path)
+            continue
+        worked.add(path)
+        places = [written]
+        if way == "search":  # stores in a folder, which may be another's
+            places = [written / "kernel-0", written / "fit"]
+        else:
+            assert before.get(written) in (None, "folder") and not any(written in p.parents for p in before)
+        assert unchanged(before, tmp_path, *places, *[home / "m.zarr"] * (way == "fit --store"))
+        for one in places:
+            shutil.rmtree(one) if one.is_dir() else one.unlink()
+    assert {f"out/{name}" for name in ORDINARY} <= worked
 
 
 def test_places_are_one_form_of_what_users_write(tmp_path, monkeypatch):

@@ -57,13 +57,8 @@ def command(*arguments):
 
 def about(path):
     """What each command about a model prints: an error of one line, or what is safe on a terminal."""
-    for arguments in (
-        ["info", path],
-        ["info", path, "--json"],
-        ["verify", path],
-        ["report", path, "--out", f"{path}.html"],
-    ):
-        result = command(*arguments)
+    for line in ("info {}", "info {} --json", "verify {}", "report {} --out {}.html"):
+        result = command(*line.replace("{}", str(path)).split())
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert all(character.isprintable() or character == "\n" for character in result.output)
         yield result

@@ -42,13 +42,11 @@ ESTIMATORS = [
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda each: type(each).__name__)
 
 OF_ALL = (
-    "estimators_dtypes estimators_overwrite_params estimators_pickle estimator_sparse_array fit2d_1feature fit_idempotent "
-    "methods_sample_order_invariance methods_subset_invariance sample_weight_equivalence_on_dense_data n_features_in"
+    "estimators_dtypes estimators_overwrite_params estimators_pickle estimator_sparse_array fit2d_1feature "
+    "n_features_in fit_idempotent methods_sample_order_invariance methods_subset_invariance "
+    "sample_weight_equivalence_on_dense_data"
 )
-OF_SOME = {
-    True: "classifiers_train class_weight_classifiers",
-    False: "regressors_int regressor_multioutput",
-}
+OF_SOME = {True: "classifiers_train class_weight_classifiers", False: "regressors_int regressor_multioutput"}
 
 
 def is_classifier(estimator):
