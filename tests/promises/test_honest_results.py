@@ -45,7 +45,7 @@ NOT_POSITIVE = [
 @pytest.mark.parametrize(("kernel", "solver"), NOT_POSITIVE, ids=lambda value: getattr(value, "__name__", repr(value)))
 @pytest.mark.parametrize("tile", [None, 80])
 def test_a_kernel_that_is_not_positive_is_found(data, kernel, solver, tile):
-    with pytest.raises(NotPositiveDefiniteError, match=r"(?s)not positive.*alpha = 0\.001.*increase alpha"):
+    with pytest.raises(NotPositiveDefiniteError, match=r"(?s)(?=.*not positive).*alpha = 0\.001.*increase alpha"):
         KernelRidge(1e-3, kernel=kernel, solver=solver, tile=tile).fit(np.abs(data.X), data.y[:, 0])
 
 
@@ -73,7 +73,9 @@ def test_a_matrix_that_is_not_symmetric_is_refused(data, tile):
     K = RBF(gamma=0.3)(data.X)
     K[100, 20] += 1e-3
     for solver in ("cholesky", "cg"):
-        with pytest.raises(InputError, match="symmetric"):
+        with pytest.raises(
+            InputError, match=r"not symmetric: entry \(20, 100\) and its mirror image .*use \(K \+ K\.T\) / 2"
+        ):
             KernelRidge(kernel="precomputed", solver=solver, tile=tile).fit(K, data.y)
 
 
@@ -141,24 +143,6 @@ def test_a_factorisation_takes_over_where_conjugate_gradient_was_chosen_but_not_
     with pytest.warns(ConvergenceWarning, match="after 2 iterations"):
         asked.fit(X, y)
     assert (asked.plan_.solver, asked.solve_result_.status) == ("cg", Status.MAX_ITERATIONS)
-
-
-@pytest.mark.parametrize(("tol", "status"), [(1e-5, "CONVERGED"), (1e-8, "STALLED")])
-@pytest.mark.filterwarnings("ignore:true relative residual")
-def test_what_float32_does_not_hold_is_factored_in_float64_and_it_is_said(tol, status):
-    model = KernelRidge(1e-9, kernel="rbf", gamma=0.05, solver=ConjugateGradient(Float32Cholesky()), tile=64, tol=tol)
-    result = model.fit(*normal((150, 3), 150)).solve_result_
-    assert result.status.name == status and (result.residual <= tol) == (status == "CONVERGED")
-    assert "broke down at row" in result.messages[0]
-
-
-@pytest.mark.parametrize(("size", "alpha", "tile"), [(1e22, 1e40, 64), (1e-30, 1e-60, None)])
-def test_entries_outside_of_the_range_of_float32_are_scaled(size, alpha, tile):
-    X, y = normal((120, 150), 120)
-    model = KernelRidge(alpha, solver=ConjugateGradient(Float32Cholesky()), form="dual", tile=tile)
-    result = model.fit(size * X, y).solve_result_
-    assert result.status is Status.CONVERGED and result.residual <= 1e-8
-    assert result.messages == () and result.iterations <= 5
 
 
 @every_place

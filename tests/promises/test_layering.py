@@ -117,13 +117,6 @@ def test_files_that_architecture_names_exist() -> None:
         assert (PACKAGE / name).exists() or (PACKAGE.parent / name).exists(), name
 
 
-def test_algorithms_do_not_read_the_constants_of_plans() -> None:
-    for path in FILES:
-        if module_group(path) in {"fitting", "requests", "plans", "prediction"}:
-            read = {name.rsplit(".", 1)[1] for name in imports(path) if name.startswith("dkrr.planning.")}
-            assert not {name for name in read if name.isupper()}, path
-
-
 def test_kernels_and_features_do_not_import_dask() -> None:
     for path in FILES:
         if module_group(path) in {"kernels", "features"}:

@@ -414,17 +414,12 @@ NAMES = {
 
 def deletes(node, where):
     """Name of what a call deletes or replaces with, or None; calls that no module may make are errors."""
-    of, name = getattr(node.func, "value", None), getattr(node.func, "attr", getattr(node.func, "id", ""))
+    *_, of, name = f"..{ast.unparse(node.func)}".split(".")
     assert not any(k.arg == "overwrite" and "zarr" in ast.unparse(node.func) for k in node.keywords), where
     assert not (name == "open_memmap" and "w" in ast.unparse(node)), f"{where} maps a file that it writes"
-    is_replace = name == "replace" and len(node.args) + len(node.keywords) == (2 if is_named(of, "os") else 1)
-    is_system = (is_named(of, "os") and name == "remove") or (is_named(of, "shutil") and name == "move")
-    is_library = name == "delete" and getattr(of, "attr", "") == "_library"
-    return name if name in NAMES or is_replace or is_system or is_library else None
-
-
-def is_named(node, name):
-    return getattr(node, "id", None) == name
+    is_replace = name == "replace" and len(node.args) + len(node.keywords) == (2 if of == "os" else 1)
+    is_system = (of, name) in {("os", "remove"), ("shutil", "move"), ("_library", "delete")}
+    return name if name in NAMES or is_replace or is_system else None
 
 
 def test_only_one_module_deletes_and_replaces():

@@ -25,7 +25,6 @@ from dkrr.features import (
     whitened,
 )
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
-from tests.oracles import naive_kernel_ridge
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -90,23 +89,6 @@ def test_without_regularisation_as_many_features_as_rows_interpolate_and_no_fewe
         fitted(InteractionMap(), sample, alpha=0.0)
     least_squares = np.linalg.lstsq(InteractionMap().transform(sample.X), sample.Y, rcond=None)[0]
     assert_allclose(fitted(InteractionMap(), sample, alpha=0.0, form="primal").coef_, least_squares, rtol=1e-7)
-
-
-def test_regularisation_towards_zero_leads_to_the_interpolant(sample):
-    exact = fitted(RBF(gamma=1.0), sample, alpha=0.0).predict(sample.X_new)
-    errors = [
-        np.abs(fitted(RBF(gamma=1.0), sample, alpha=alpha).predict(sample.X_new) - exact).max()
-        for alpha in (1e-2, 1e-4, 1e-6)
-    ]
-    assert errors[0] > 10 * errors[1] > 100 * errors[2]
-
-
-@each_map
-def test_dual_coefficients_solve_the_regularised_system(phi, sample):
-    for weights in (None, sample.weights):
-        expected, _ = naive_kernel_ridge(gram(phi, sample.X), sample.Y, [LAMBDA] * 2, weights)
-        found = fitted(phi, sample, weighted=weights is not None).dual_coef_
-        assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("subject", KERNELS + MAPS, ids=str)
