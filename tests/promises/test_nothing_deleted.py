@@ -177,7 +177,7 @@ WAYS = {
 
 @few_or_many(14, 100)
 @pytest.mark.parametrize("way", WAYS)
-def test_any_path_writes_there_only_or_is_refused(self, home, tmp_path, way, n):
+def test_any_path_writes_there_only_or_is_refused(home, tmp_path, way, n):
     dkrr.save(RIDGE, "given.zarr")
     worked = set()
     for path in (folder + name for name in PLACES[:n] for folder in ("", "out/")):
