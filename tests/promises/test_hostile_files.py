@@ -141,7 +141,7 @@ class TestNumpyFiles:
         with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
             for name in names:
                 archive.writestr(f"{name}.npy", npy((3, 2)) if name == "a" else b"")
-        refused(f"{tmp_path}/x.npz::a", match, [as_rows])
+        refused(f"{tmp_path}/x.npz::a", match, READERS if len(names) <= 100 else [as_rows])
 
     def test_what_does_not_fit_in_memory(self, tmp_path, monkeypatch):
         np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6))
