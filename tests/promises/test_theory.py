@@ -123,6 +123,15 @@ def test_primal_and_dual_are_one_model_as_the_representer_theorem_says(phi, samp
     assert (larger > J).all()
 
 
+@pytest.mark.parametrize("phi", [InteractionMap(), TaylorMap(3), UnitLengthMap(PolynomialMap(2))], ids=str)
+@pytest.mark.parametrize("form", ["primal", "dual"])
+def test_conjugate_gradient_finds_it_too(phi, form, sample):
+    exact = fitted(phi, sample, "primal").predict(sample.X_new)
+    assert_allclose(
+        fitted(phi, sample, form, solver="cg", tol=1e-11).predict(sample.X_new), exact, rtol=1e-7, atol=1e-8
+    )
+
+
 def test_more_terms_of_the_series_approach_the_model_of_the_kernel(sample):
     exact = fitted(RBF(gamma=0.2), sample).predict(sample.X_new)
     radius = np.linalg.norm(np.vstack([sample.X, sample.X_new]), axis=1).max()
