@@ -145,6 +145,15 @@ def test_a_factorisation_takes_over_where_conjugate_gradient_was_chosen_but_not_
     assert (asked.plan_.solver, asked.solve_result_.status) == ("cg", Status.MAX_ITERATIONS)
 
 
+@pytest.mark.parametrize(("size", "alpha", "tile"), [(1e22, 1e40, 64), (1e-30, 1e-60, None)])
+def test_entries_outside_of_the_range_of_float32_are_scaled(size, alpha, tile):
+    X, y = normal((120, 150), 120)
+    model = KernelRidge(alpha, solver=ConjugateGradient(Float32Cholesky()), form="dual", tile=tile)
+    result = model.fit(size * X, y).solve_result_
+    assert result.status is Status.CONVERGED and result.residual <= 1e-8
+    assert result.messages == () and result.iterations <= 5
+
+
 @every_place
 def test_predictions_are_right_where_coefficients_are_not_and_it_is_said(place):
     X = np.linspace(-1, 1, 40)[:, None]
