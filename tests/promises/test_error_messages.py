@@ -4,17 +4,17 @@ That every wrong argument is refused by name is shown by tests/contracts/test_ar
 """
 
 import re
+from functools import partial
 from pathlib import Path
 
 import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.exceptions import NotFittedError
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
-from dkrr.errors import DiskSpaceError, DkrrError, MemoryLimitError
+from dkrr.errors import DiskSpaceError, DkrrError
 from dkrr.kernels import RBF
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
@@ -46,24 +46,15 @@ def table(**columns):
     return dkrr.open_table("table.csv")
 
 
-def saved(model):
-    dkrr.save(model, "model.zarr")
-    return model
+def saved(**settings):
+    """A model that was saved and loaded."""
+    dkrr.save(ridge(**settings), "model.zarr")
+    return dkrr.load("model.zarr")
 
 
 def of_another_problem():
     for alpha in (1.0, 2.0):
         ridge(kernel="rbf", tile=10, store="run.zarr", alpha=alpha)
-
-
-def function_missing():
-    saved(ridge(kernel=lambda A, B: A @ B.T))
-    dkrr.load("model.zarr")
-
-
-def without_targets():
-    saved(ridge(kernel="rbf"))
-    dkrr.load("model.zarr").predict(X, return_std=True)
 
 
 SHOWN = {
@@ -74,80 +65,61 @@ SHOWN = {
     "… has …, and … has no such column": lambda: dkrr.open_table("table.csv", columns=["z"]) if table() else None,
     "X has no column": lambda: dkrr.predict_to(ridge(FRAME), table(a=X[:, 0]), "out.npy"),
     "kernel is": lambda: ridge(kernel=RBF),
-    "… exists already": lambda: dkrr.save(saved(ridge()), "model.zarr"),
+    "… exists already": lambda: dkrr.save(saved(), "model.zarr"),
     "… is …, and the folder": lambda: ridge(kernel="rbf", store="missing/run.zarr"),
-    "the model was saved without its targets": without_targets,
+    "the model was saved without its targets": lambda: saved(kernel="rbf").predict(X, return_std=True),
     "the store … belongs to another problem": of_another_problem,
     "… is not positive definite": lambda: ridge(X[CODES], kernel="rbf", alpha=0.0),
-    "… is missing, and files never hold code": function_missing,
+    "… is missing, and files never hold code": lambda: saved(kernel=lambda A, B: A @ B.T),
 }
 """Calls that lead to messages of docs/troubleshooting.md, by their beginnings there."""
+SETTINGS = {
+    "alpha is -1.0; expected finite numbers >= 0…": {"alpha": -1.0},
+    "alpha has shape (2,); expected a number, or shape (3,): one for each target…": {"alpha": [1.0, 2.0]},
+    "kernel is 'gaussian'; expected one of …did you mean 'rbf'?": {"kernel": "gaussian"},
+    "kernel_params: …'rbf' has no parameter width; expected 'gamma'": {"kernel": "rbf", "kernel_params": {"width": 1}},
+    "gamma is 'scale'; expected a number above 0…1 / (n_features * X.var()))": {"kernel": "rbf", "gamma": "scale"},
+    "gamma is 0.1, which the kernel 'linear' does not have; expected gamma=None, or …": {"gamma": 0.1},
+    "degree is 2, which the kernel 'rbf' does not have; expected degree=3, or …": {"kernel": "rbf", "degree": 2},
+    "…beside the kernel value RBF(gamma=None); expected the value alone…": {"kernel": RBF(), "gamma": 1.0},
+    "solver is 'qr'; expected 'auto', 'cholesky', 'cg', …": {"solver": "qr"},
+    "form is 'primal'; …feature map, which RBF…use form='dual' or form='auto'": {"kernel": "rbf", "form": "primal"},
+    "tile is 0; expected a whole number of at least 1 row, or None": {"tile": 0},
+    "memory_limit is 'lots'; expected a positive number of bytes: …'4GiB'…": {"memory_limit": "lots"},
+    "X: the path nowhere/x.zarr does not exist": {"X": "nowhere/x.zarr"},
+    "…X has 24 rows and y 23": {"X": da.from_array(X), "y": Y[:-1]},
+    "Input y contains NaN: …row 7, column 2 (counted from 0); expected finite numbers…": {"y": put(Y, (7, 2), np.nan)},
+    "y has dtype <U1; expected numbers: convert it, or…class labels…KernelLogisticRegression…": {"y": ["a"] * N},
+    "sample_weight has shape (3,); expected (24,), one for each row of X": {"weights": np.ones(3)},
+    "sample_weight is zero everywhere; expected a positive weight for at least one row": {"weights": 0.0},
+    "Precomputed matrix must be a square matrix. Input is a 24x3 matrix.": {"kernel": "precomputed"},
+    "the kernel function …returned shape () for…24 and 24 rows; expected (24, 24)…": {"kernel": lambda A, B: 1.0},
+    "ΦᵀΦ + λI is not positive definite with λ = alpha = 0: …feature 3…remove dependent columns, or set alpha > 0…": {
+        "X": X[:, [0, 1, 2, 1]],
+        "alpha": 0.0,
+    },
+}
+"""Other messages of ridge regressions with these settings, by their words; … stands for any."""
+OF_CLASSES = {
+    "alpha is 0; expected a finite number > 0: without a penalty…infinite": {"alpha": 0.0},
+    "class_weight names the class 3, which y does not have; expected one of 0, 1, 2": {"class_weight": {3: 1.0}},
+    "class_weight[1] is -0.5; expected a finite number >= 0": {"class_weight": {1: -0.5}},
+    "class_weight is 'balance'; expected 'balanced', a dict, or None": {"class_weight": "balance"},
+    "y has 1 class (0); expected samples of at least 2 classes": {"y": np.zeros(N, int)},
+    "y has labels of mixed types: str (row 0) and number (row 1); expected strings only, or…": {"y": ["a", 7] * 12},
+    "y has a missing label in row 5: …; expected a label for every row: leave the row out": {"y": put(CODES, 5, None)},
+    "y does not hold class labels: Unknown label type: continuous…": {"y": X[:, 0]},
+    "sample_weight is -1.0 in row 7; expected finite numbers >= 0": {"weights": put(np.ones(N), 7, -1.0)},
+}
 FREQUENT = {
-    "alpha is -1.0; expected finite numbers >= 0…": lambda: ridge(alpha=-1.0),
-    "alpha has shape (2,); expected a number, or shape (3,): one for each target…": lambda: ridge(alpha=[1.0, 2.0]),
-    "alpha is 0; expected a finite number > 0: without a penalty…infinite": lambda: logistic(alpha=0.0),
+    **{message: partial(ridge, **settings) for message, settings in SETTINGS.items()},
+    **{message: partial(logistic, **settings) for message, settings in OF_CLASSES.items()},
     "alphas is 0; expected a finite number > 0…": lambda: KernelLogisticRegression().fit_path(X, CODES, [1.0, 0.0]),
     "alphas has shape (0,); expected at least one number…": lambda: KernelRidgeCV([]).fit(X, Y),
     "cv is 1; expected a number of folds of at least 2…": lambda: KernelRidgeCV([1.0], cv=1).fit(X, Y),
-    "kernel is 'gaussian'; expected one of …did you mean 'rbf'?": lambda: ridge(kernel="gaussian"),
-    "kernel is <class …: write RBF(), not the class RBF": lambda: ridge(kernel=RBF),
-    "kernel_params: the kernel 'rbf' has no parameter width; expected 'gamma'": lambda: ridge(
-        kernel="rbf", kernel_params={"width": 1}
-    ),
-    "gamma is 'scale'; expected a number above 0…1 / (n_features * X.var()))": lambda: ridge(
-        kernel="rbf", gamma="scale"
-    ),
-    "gamma is 0.1, which the kernel 'linear' does not have; expected gamma=None, or …": lambda: ridge(gamma=0.1),
-    "degree is 2, which the kernel 'rbf' does not have; expected degree=3, or …": lambda: ridge(kernel="rbf", degree=2),
-    "…beside the kernel value RBF(gamma=None); expected the value alone…": lambda: ridge(kernel=RBF(), gamma=1.0),
-    "solver is 'qr'; expected 'auto', 'cholesky', 'cg', …": lambda: ridge(solver="qr"),
-    "form is 'primal'; expected a kernel with a finite feature map, which RBF…use form='dual' or form='auto'": (
-        lambda: ridge(kernel="rbf", form="primal")
-    ),
-    "tile is 0; expected a whole number of at least 1 row, or None": lambda: ridge(tile=0),
-    "memory_limit is 'lots'; expected a positive number of bytes: write for example '4GiB'…": lambda: ridge(
-        memory_limit="lots"
-    ),
-    "class_weight names the class 3, which y does not have; expected one of 0, 1, 2": lambda: logistic(
-        class_weight={3: 1.0}
-    ),
-    "class_weight[1] is -0.5; expected a finite number >= 0": lambda: logistic(class_weight={1: -0.5}),
-    "class_weight is 'balance'; expected 'balanced', a dict, or None": lambda: logistic(class_weight="balance"),
-    "X: the path nowhere/x.zarr does not exist": lambda: ridge("nowhere/x.zarr"),
-    "…X has 24 rows and y 23": lambda: ridge(da.from_array(X), Y[:-1]),
-    "X cannot be used: X has 2 features, but KernelRidge is expecting 3 features…": lambda: ridge().predict(X[:, :2]),
-    "Input X contains infinity: …row 3, column 1 (counted from 0); expected finite numbers…": lambda: ridge().predict(
-        put(X, (3, 1), np.inf)
-    ),
-    "Input y contains NaN: …row 7, column 2 (counted from 0); expected finite numbers…": lambda: ridge(
-        y=put(Y, (7, 2), np.nan)
-    ),
-    "y has dtype <U1; expected numbers: convert it, or…class labels…KernelLogisticRegression…": lambda: ridge(
-        y=["a"] * N
-    ),
-    "y has 1 class (0); expected samples of at least 2 classes": lambda: logistic(np.zeros(N, int)),
-    "y has labels of mixed types: str (row 0) and number (row 1); expected strings only, or numbers only": (
-        lambda: logistic(["a", 7] * 12)
-    ),
-    "y has a missing label in row 5: …; expected a label for every row: leave the row out": lambda: logistic(
-        put(CODES, 5, None)
-    ),
-    "y does not hold class labels: Unknown label type: continuous…": lambda: logistic(X[:, 0]),
-    "sample_weight has shape (3,); expected (24,), one for each row of X": lambda: ridge(weights=np.ones(3)),
-    "sample_weight is -1.0 in row 7; expected finite numbers >= 0": lambda: logistic(weights=put(np.ones(N), 7, -1.0)),
-    "sample_weight is zero everywhere; expected a positive weight for at least one row": lambda: ridge(weights=0.0),
-    "Precomputed matrix must be a square matrix. Input is a 24x3 matrix.": lambda: ridge(kernel="precomputed"),
-    "…not symmetric: entry (0, 1) and its mirror image differ by 1…use (K + K.T) / 2 if that is meant": lambda: ridge(
-        np.triu(np.ones((N, N))), kernel="precomputed"
-    ),
-    "the kernel function …returned shape () for blocks of 24 and 24 rows; expected (24, 24)…": lambda: ridge(
-        kernel=lambda A, B: 1.0
-    ),
-    "ΦᵀΦ + λI is not positive definite with λ = alpha = 0: …feature 3…remove dependent columns, or set alpha > 0…": (
-        lambda: ridge(X[:, [0, 1, 2, 1]], alpha=0.0)
-    ),
+    "X cannot be used: …2 features, but KernelRidge is expecting 3…": lambda: ridge().predict(X[:, :2]),
+    "Input X contains infinity: …row 3, column 1…finite…": lambda: ridge().predict(put(X, (3, 1), np.inf)),
 }
-"""Calls that lead to other messages, by their words; … stands for any."""
 
 
 def as_expression(message):
@@ -176,19 +148,6 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(DiskSpaceError, match=r"not enough disk: .*9\.77 KiB are free.*Nothing was computed"):
         ridge(np.tile(X, (9, 1)), np.tile(Y, (9, 1)), kernel="rbf", store=str(tmp_path / "run.zarr"))
     assert not list(tmp_path.iterdir())
-
-
-def test_the_memory_limit_that_an_error_names_is_enough():
-    with pytest.raises(MemoryLimitError, match=r"suffices is .* \(\d+ bytes\)\. Nothing was computed") as caught:
-        ridge(kernel="rbf", memory_limit="10MiB")
-    enough = int(re.search(r"\((\d+) bytes\)", str(caught.value))[1])
-    assert dkrr.plan(n=N, d=3, kernel="rbf", n_targets=3, memory_limit=enough).peak_bytes <= enough
-
-
-def test_methods_of_an_estimator_that_is_not_fitted_say_so():
-    for call in (KernelRidge().predict, KernelLogisticRegression().predict_proba):
-        with pytest.raises(NotFittedError, match="Call 'fit'"):
-            call(X)
 
 
 def test_a_refused_fit_leaves_the_last_one_as_it_was():

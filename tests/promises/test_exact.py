@@ -16,7 +16,7 @@ from dkrr.features import MapKernel, PolynomialMap, feature_map
 from dkrr.kernels import RBF, CallableKernel, Cosine, Laplacian, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests.oracles import assert_close, naive_gram, naive_kernel_ridge, naive_residual
-from tests.pairs import every_pair
+from tests.pairs import covering, every_pair
 from tests.runtime.clients import all_released
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -41,16 +41,24 @@ PLACES = {
     "memory": {},
     "tiles": {"tile": 17},
     "store": {"tile": 17, "store": "run"},
-    "float32": {"solver": ConjugateGradient(Float32Cholesky()), "tol": 1e-12},
-    "float32 tiles": {"solver": ConjugateGradient(Float32Cholesky()), "tol": 1e-12, "tile": 17},
+    "float32": cg(Float32Cholesky()),
+    "float32 tiles": cg(Float32Cholesky()) | {"tile": 17},
     "cg": cg(precision="float64"),
     "cg store": cg(RPCholesky(11), precision="mixed") | {"tile": 17, "store": "run"},
     "plain cg": cg(None, precision="mixed"),
 }
+PRIMAL_PLACES = {
+    "memory": {},
+    "tiles": {"tile": 4},
+    "cg": cg(),
+    "cg tiles": cg() | {"tile": 4},
+    "plain cg store": cg(None) | {"tile": 4, "store": "run"},
+}
+PROBLEMS = [(True, True), (False, True), (True, False), (False, False)]  # weights, intercept
 
 
-def settings_of(place, folder):
-    settings = PLACES[place]
+def stored(settings, folder):
+    """The same settings, with a store in a folder if there is one."""
     return settings | ({"store": f"{folder}/run.zarr"} if "store" in settings else {})
 
 
@@ -72,9 +80,8 @@ def check_ridge(model, K, K_new, rows_new, X, y, weights=None):
     assert (found[w == 0] == 0).all() or model.plan_.form == "primal"
     result = model.solve_result_
     assert result.status in (Status.SOLVED, Status.CONVERGED) and result.residual <= 1e-11
-    assert len(result.residuals) in (0, Y.shape[1]) and result.residual == max(
-        result.residuals, default=result.residual
-    )
+    assert len(result.residuals) in (0, Y.shape[1])
+    assert result.residual == max(result.residuals, default=result.residual)
 
 
 def function(A, B):
@@ -90,58 +97,35 @@ DUAL = {
 }
 
 
+PRIMAL = {"linear": Linear(), "polynomial": Polynomial(degree=2, gamma=0.3), "sum": 0.5 * Linear() + Cosine()}
+FORMS = {"dual": (DUAL, PLACES), "primal": (PRIMAL, PRIMAL_PLACES)}
+CASES = [(form, *one) for form, of in FORMS.items() for one in covering(*map(list, of), PROBLEMS)]
+
+
 @cache
-def grams(name):
+def grams(form, name):
     """Naive matrices of the training rows and of the new ones: the same for every way to fit."""
     X, _, _, X_new = sample()
-    kernel = RBF(gamma=0.2) if name in ("function", "precomputed") else DUAL[name]
+    kernel = RBF(gamma=0.2) if name in ("function", "precomputed") else FORMS[form][0][name]
     return naive_gram(kernel, X), naive_gram(kernel, X_new, X)
 
 
-@every_pair(kernel=list(DUAL), place=list(PLACES), problem=[(True, True), (False, True), (True, False), (False, False)])
-def test_dual_fits_are_the_textbook_formula(kernel, place, problem, tmp_path):
-    weighted, fit_intercept = problem
+@pytest.mark.parametrize(("form", "kernel", "place", "problem"), CASES)
+def test_fits_are_the_textbook_formula(form, kernel, place, problem, tmp_path):
+    (weighted, fit_intercept), (kernels, places) = problem, FORMS[form]
     X, y, weights, X_new = sample()
-    (K, K_new), weights = grams(kernel), weights if weighted else None
+    (K, K_new), weights = grams(form, kernel), weights if weighted else None
     X, X_new = (K, K_new) if kernel == "precomputed" else (X, X_new)
-    alpha = ALPHAS if fit_intercept else 0.3
-    model = KernelRidge(alpha, kernel=DUAL[kernel], form="dual", fit_intercept=fit_intercept)
-    model.set_params(**settings_of(place, tmp_path)).fit(X, y, sample_weight=weights)
-    assert model.plan_.execution == ("serial" if "tile" in PLACES[place] else "memory")
-    assert model.plan_.solver == ("cg" if "cg" in place else model.plan_.solver)
+    model = KernelRidge(ALPHAS if fit_intercept else 0.3, kernel=kernels[kernel], form=form)
+    model.set_params(fit_intercept=fit_intercept, **stored(places[place], tmp_path)).fit(X, y, sample_weight=weights)
+    plan = model.plan_
+    assert (plan.form, plan.execution) == (form, "serial" if "tile" in places[place] else "memory")
+    assert plan.solver == ("cg" if "cg" in place else plan.solver)
     check_ridge(model, K, K_new, X_new, X, y, weights)
-
-
-PRIMAL = {
-    "linear": Linear(),
-    "polynomial": Polynomial(degree=2, gamma=0.3),
-    "sum": 0.5 * Linear() + Cosine(),
-}
-PRIMAL_PLACES = {
-    "memory": {},
-    "tiles": {"tile": 4},
-    "cg": cg(),
-    "cg tiles": cg() | {"tile": 4},
-    "plain cg store": cg(None) | {"tile": 4, "store": "run"},
-}
-
-
-@every_pair(
-    kernel=list(PRIMAL), place=list(PRIMAL_PLACES), problem=[(True, True), (False, True), (True, False), (False, False)]
-)
-def test_primal_fits_are_the_textbook_formula(kernel, place, problem, tmp_path):
-    weighted, fit_intercept = problem
-    X, y, weights, X_new = sample(seed=1)
-    weights = weights if weighted else None
-    settings = PRIMAL_PLACES[place] | ({"store": f"{tmp_path}/run.zarr"} if "store" in place else {})
-    alpha = ALPHAS if fit_intercept else 0.3
-    model = KernelRidge(alpha, kernel=PRIMAL[kernel], form="primal", fit_intercept=fit_intercept, **settings)
-    model.fit(X, y, sample_weight=weights)
-    assert model.plan_.form == "primal" and model.plan_.execution == ("serial" if "tile" in settings else "memory")
-    check_ridge(model, naive_gram(PRIMAL[kernel], X), naive_gram(PRIMAL[kernel], X_new, X), X_new, X, y, weights)
-    phi = feature_map(PRIMAL[kernel], 5)
-    assert_close(model.coef_, phi.transform(X).T @ model.dual_coef_, 1e-7)  # w = Φᵀα
-    assert_allclose(phi.transform(X_new) @ model.coef_ + model.intercept_, model.predict(X_new), atol=1e-10)
+    if form == "primal":
+        phi = feature_map(kernels[kernel], 5)
+        assert_close(model.coef_, phi.transform(X).T @ model.dual_coef_, 1e-7)  # w = Φᵀα
+        assert_allclose(phi.transform(X_new) @ model.coef_ + model.intercept_, model.predict(X_new), atol=1e-10)
 
 
 SHAPES = {"memory": {}, "tiles": {}, "cg": cg(), "cg tiles": cg(precision="mixed")}
@@ -196,7 +180,7 @@ def test_the_reported_residual_of_every_target_is_the_true_one(form, fit_interce
 @pytest.mark.parametrize("place", ["memory", "tiles", "cg store", "float32 tiles", "plain cg"])
 def test_without_a_penalty_a_kernel_interpolates(place, tmp_path):
     X, y, weights, _ = sample()
-    model = KernelRidge(0.0, kernel=Laplacian(gamma=0.5), **settings_of(place, tmp_path))
+    model = KernelRidge(0.0, kernel=Laplacian(gamma=0.5), **stored(PLACES[place], tmp_path))
     assert_close(model.fit(X, y).predict(X), y)
     model.set_params(store=None).fit(X, y, sample_weight=weights)
     assert_close(model.predict(X[weights > 0]), y[weights > 0])
@@ -232,9 +216,9 @@ def test_rows_of_any_kind(rows, way, tmp_path):
         "dask of csr": da.from_array(X, chunks=(29, 5)).map_blocks(sp.csr_array),
         "zarr": f"{tmp_path}/x.zarr",
     }[rows]
-    way = way | ({"store": f"{tmp_path}/run.zarr"} if "store" in way else {})
     kernel = Linear() if way["form"] == "primal" else Laplacian(gamma=0.2)
-    model = KernelRidge(0.5, kernel=kernel, fit_intercept=True, **way).fit(given_rows, y, sample_weight=weights)
+    model = KernelRidge(0.5, kernel=kernel, fit_intercept=True, **stored(way, tmp_path))
+    model.fit(given_rows, y, sample_weight=weights)
     K = naive_gram(kernel, X)
     check_ridge(model, K, K, given_rows, given_rows, y, weights)
     assert isinstance(model.predict(given_rows), da.Array if rows in ("dask of csr", "zarr") else np.ndarray)
@@ -242,7 +226,7 @@ def test_rows_of_any_kind(rows, way, tmp_path):
 
 def test_precomputed_matrices_may_be_lazy_or_stored(tmp_path):
     _, y, weights, _ = sample()
-    K, K_new = grams("precomputed")
+    K, K_new = grams("dual", "precomputed")
     zarr.save_array(f"{tmp_path}/k.zarr", K)
     for given_matrix in (da.from_array(K, chunks=(40, 60)), f"{tmp_path}/k.zarr"):
         for way in ({}, {"tile": 17}, cg(precision="mixed")):

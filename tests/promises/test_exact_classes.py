@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelLogisticRegression
-from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
+from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
-from tests.oracles import (
-    assert_close,
-    kernel_features,
-    naive_gradient,
-    naive_gram,
-    naive_logistic,
-    naive_probabilities,
-)
-from tests.pairs import every_pair
+from tests.oracles import assert_close, kernel_features, naive_gradient, naive_gram, naive_logistic, naive_probabilities
+from tests.pairs import covering, every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -32,7 +25,7 @@ KERNELS = {
     "linear": Linear(),
     "polynomial": Polynomial(degree=2, gamma=0.4, coef0=1.0),
     "rbf": RBF(gamma=0.3),
-    "laplacian": Laplacian(gamma=0.2),
+    "precomputed": "precomputed",  # that of "rbf"
 }
 PROBLEMS = {"binary": (2, "multinomial"), "softmax": (3, "multinomial"), "one against the rest": (3, "ovr")}
 DUAL = {
@@ -51,7 +44,6 @@ PRIMAL = {
     "cg store": {"solver": "cg", "tile": 4, "store": "run"},
 }
 OBJECTIVES = [(True, True), (False, True), (True, False)]  # weights, intercept
-every_problem = pytest.mark.parametrize("problem", PROBLEMS)
 
 
 @functools.cache
@@ -67,30 +59,34 @@ def samples(n_classes, n=N, d=D, seed=0):
     return X, codes, weights, rng.normal(size=(11, d))
 
 
+def gram(kernel, X, Y=None):
+    """Naive matrix of a kernel of KERNELS."""
+    return naive_gram(KERNELS["rbf" if kernel == "precomputed" else kernel], X, Y)
+
+
 @functools.cache
 def textbook(kernel, problem, weighted, fit_intercept, alpha=ALPHA):
     """Dual coefficients and intercepts of the naive minimiser."""
     n_classes, multi_class = PROBLEMS[problem]
     X, codes, weights, _ = samples(n_classes)
-    phi = kernel_features(naive_gram(KERNELS[kernel], X))
+    phi = kernel_features(gram(kernel, X))
     found = naive_logistic(phi, codes, alpha, weights if weighted else None, fit_intercept, multi_class)
     return found[2], found[1]
 
 
-def check(model, problem, kernel, weighted, rows=None, new_rows=None):
+def check(model, problem, kernel, weighted):
     """A fitted model against the textbook, and what its result says against the gradient itself."""
     n_classes, multi_class = PROBLEMS[problem]
     X, codes, weights, X_new = samples(n_classes)
     weights = weights if weighted else None
     coef, intercept = textbook(kernel, problem, weighted, model.fit_intercept)
     assert_allclose(model.intercept_, intercept, atol=1e-6)
-    scores = naive_gram(KERNELS[kernel], X_new, X) @ coef + intercept
-    new_rows = X_new if new_rows is None else new_rows
-    found = model.decision_function(new_rows)
-    assert_close(found, scores[:, 0] if n_classes == 2 else scores, 1e-6)
-    assert_allclose(model.predict_proba(new_rows), naive_probabilities(scores, multi_class), atol=1e-6)
-    assert_allclose(model.predict_log_proba(new_rows), np.log(naive_probabilities(scores, multi_class)), atol=1e-5)
-    assert_array_equal(model.predict(new_rows), naive_probabilities(scores, multi_class).argmax(axis=1))
+    scores = gram(kernel, X_new, X) @ coef + intercept
+    new_rows, P = gram(kernel, X_new, X) if kernel == "precomputed" else X_new, naive_probabilities(scores, multi_class)
+    assert_close(model.decision_function(new_rows), scores[:, 0] if n_classes == 2 else scores, 1e-6)
+    assert_allclose(model.predict_proba(new_rows), P, atol=1e-6)
+    assert_allclose(model.predict_log_proba(new_rows), np.log(P), atol=1e-5)
+    assert_array_equal(model.predict(new_rows), P.argmax(axis=1))
     result = model.solve_result_
     assert result.status.name == "CONVERGED" and result.residual <= 1e-10
     assert [s.step for s in result.steps] == list(range(1, model.n_iter_ + 1))
@@ -98,7 +94,7 @@ def check(model, problem, kernel, weighted, rows=None, new_rows=None):
     assert result.inner_iterations == sum(s.inner_iterations for s in result.steps)
     if model.plan_.form == "dual":
         assert_close(model.dual_coef_, coef, 1e-7)
-        K = naive_gram(KERNELS[kernel], X)
+        K = gram(kernel, X)
         arguments = (K, codes, ALPHA, model.dual_coef_, model.intercept_, weights, model.fit_intercept, multi_class)
         assert naive_gradient(*arguments) <= 1e-10
         objectives = [s.objective for s in result.steps]
@@ -121,40 +117,24 @@ def objective(K, codes, weights, model, multi_class):
 def fitted(problem, kernel, weighted, tmp_path, **settings):
     n_classes, multi_class = PROBLEMS[problem]
     X, codes, weights, _ = samples(n_classes)
+    X = gram(kernel, X) if kernel == "precomputed" else X
     settings = settings | ({"store": f"{tmp_path}/run.zarr"} if "store" in settings else {})
     model = KernelLogisticRegression(ALPHA, kernel=KERNELS[kernel], multi_class=multi_class, tol=1e-10, **settings)
     return model.fit(X, codes, sample_weight=weights if weighted else None)
 
 
-@every_pair(way=list(DUAL), problem=list(PROBLEMS), kernel=["rbf", "polynomial"], objective=OBJECTIVES, ids=str)
-def test_dual_fits_are_the_textbook_minimum(way, problem, kernel, objective, tmp_path):
-    weighted, fit_intercept = objective
-    model = fitted(problem, kernel, weighted, tmp_path, form="dual", fit_intercept=fit_intercept, **DUAL[way])
-    plan = model.plan_
-    assert (plan.form, plan.execution) == ("dual", "serial" if "tile" in DUAL[way] else "memory")
+FORMS = {"dual": (DUAL, ["rbf", "polynomial", "precomputed"]), "primal": (PRIMAL, ["linear", "polynomial"])}
+CASES = [(form, *one) for form, of in FORMS.items() for one in covering(*map(list, of), list(PROBLEMS), OBJECTIVES)]
+
+
+@pytest.mark.parametrize(("form", "way", "kernel", "problem", "objective"), CASES)
+def test_fits_are_the_textbook_minimum(form, way, kernel, problem, objective, tmp_path):
+    (weighted, fit_intercept), settings = objective, FORMS[form][0][way]
+    model = fitted(problem, kernel, weighted, tmp_path, form=form, fit_intercept=fit_intercept, **settings)
+    assert (model.plan_.form, model.plan_.execution) == (form, "serial" if "tile" in settings else "memory")
     check(model, problem, kernel, weighted)
-    if fit_intercept:  # which has no penalty
+    if form == "dual" and fit_intercept:  # which has no penalty
         assert_allclose(model.dual_coef_.sum(axis=0), 0.0, atol=1e-6 * np.abs(model.dual_coef_).sum())
-
-
-@every_pair(way=list(PRIMAL), problem=list(PROBLEMS), kernel=["linear", "polynomial"], objective=OBJECTIVES, ids=str)
-def test_primal_fits_are_the_textbook_minimum(way, problem, kernel, objective, tmp_path):
-    weighted, fit_intercept = objective
-    model = fitted(problem, kernel, weighted, tmp_path, form="primal", fit_intercept=fit_intercept, **PRIMAL[way])
-    plan = model.plan_
-    assert (plan.form, plan.execution) == ("primal", "serial" if "tile" in PRIMAL[way] else "memory")
-    check(model, problem, kernel, weighted)
-
-
-@pytest.mark.parametrize(
-    ("problem", "way"), list(zip(PROBLEMS, ["cholesky", "cg tiles", "cholesky tiles"], strict=True))
-)
-def test_precomputed_matrices_are_those_of_the_kernel(problem, way):
-    n_classes, multi_class = PROBLEMS[problem]
-    X, codes, _, X_new = samples(n_classes)
-    model = KernelLogisticRegression(ALPHA, kernel="precomputed", multi_class=multi_class, tol=1e-10, **DUAL[way])
-    model.fit(naive_gram(KERNELS["rbf"], X), codes)
-    check(model, problem, "rbf", False, new_rows=naive_gram(KERNELS["rbf"], X_new, X))
 
 
 @pytest.mark.parametrize("form", ["dual", "primal"])
@@ -185,35 +165,32 @@ def test_data_of_any_shape(form, n, d, n_classes, n_tiles, kernel, solver, multi
     assert_allclose(model.predict_proba(X), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [1e3, 1e-6])
-@every_problem
+@every_pair(problem=list(PROBLEMS), alpha=[1e3, 1e-6])
 def test_any_penalty_is_the_textbook_minimum(problem, alpha):
     n_classes, multi_class = PROBLEMS[problem]
     X, codes, _, X_new = samples(n_classes)
     coef, intercept = textbook("polynomial", problem, False, True, alpha)
-    scores = naive_gram(KERNELS["polynomial"], X_new, X) @ coef + intercept
+    scores = gram("polynomial", X_new, X) @ coef + intercept
     for form, tol in (("primal", 1e-10), ("dual", 1e-9)):  # scores Kα of α near 1 / λ have fewer digits
         model = KernelLogisticRegression(alpha, kernel=KERNELS["polynomial"], multi_class=multi_class, form=form)
         model.set_params(tol=tol).fit(X, codes)
         assert_allclose(model.predict_proba(X_new), naive_probabilities(scores, multi_class), atol=1e-6)
 
 
-@every_problem
+@pytest.mark.parametrize("problem", PROBLEMS)
 def test_class_weights_multiply_those_of_rows(problem):
     n_classes, multi_class = PROBLEMS[problem]
     X, codes, weights, X_new = samples(n_classes)
-    factors = dict(enumerate([0.3, 2.0, 1.0][:n_classes]))
     model = KernelLogisticRegression(ALPHA, kernel="rbf", multi_class=multi_class, tol=1e-10)
-    expected = model.fit(X, codes, sample_weight=weights * [factors[c] for c in codes]).predict_proba(X_new)
-    found = model.set_params(class_weight=factors).fit(X, codes, sample_weight=weights).predict_proba(X_new)
-    assert_allclose(found, expected, atol=1e-7)
-    totals = np.bincount(codes, weights)  # which "balanced" makes equal
-    balanced = {k: totals.sum() / (n_classes * t) for k, t in enumerate(totals)}
-    found, expected = (
-        model.set_params(class_weight=given).fit(X, codes, sample_weight=weights).predict_proba(X_new)
-        for given in ("balanced", balanced)
-    )
-    assert_allclose(found, expected, atol=1e-7)
+
+    def probabilities(class_weight, weights):
+        return model.set_params(class_weight=class_weight).fit(X, codes, sample_weight=weights).predict_proba(X_new)
+
+    factors, totals = np.array([0.3, 2.0, 1.0][:n_classes]), np.bincount(codes, weights)
+    balanced = totals.sum() / (n_classes * totals)  # which makes the totals equal
+    for given_weights, expected in ((dict(enumerate(factors)), factors), ("balanced", balanced)):
+        alone = probabilities(None, weights * expected[codes])
+        assert_allclose(probabilities(given_weights, weights), alone, atol=1e-7)
 
 
 @every_pair(rows=["float32", "csr", "dask"], form=["primal", "dual"])

@@ -4,6 +4,7 @@ import dask
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
@@ -21,37 +22,38 @@ PLACES = {"memory": {}, "tiles": {"tile": 12}}
 every_place = pytest.mark.parametrize("place", PLACES)
 
 
+def normal(*shapes):
+    """Normal numbers of each shape, always the same."""
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape) for shape in shapes]
+
+
 def negative(A, B):
     return -np.exp(-((A[:, None] - B) ** 2).sum(axis=2))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "solver"),
-    [
-        (negative, "cg"),
-        (AdditiveChi2(), ConjugateGradient(None, precision="mixed")),
-        (AdditiveChi2(), ConjugateGradient(RPCholesky(31))),
-        (Sigmoid(gamma=0.5, coef0=-1.0), ConjugateGradient(Float32Cholesky())),
-        (AdditiveChi2(), "cholesky"),
-        (negative, "cholesky"),
-    ],
-    ids=lambda value: getattr(value, "__name__", repr(value)),
-)
+NOT_POSITIVE = [
+    *((negative, solver) for solver in ("cg", "cholesky")),
+    *(
+        (AdditiveChi2(), one)
+        for one in (ConjugateGradient(None, "mixed"), ConjugateGradient(RPCholesky(31)), "cholesky")
+    ),
+    (Sigmoid(gamma=0.5, coef0=-1.0), ConjugateGradient(Float32Cholesky())),
+]
+
+
+@pytest.mark.parametrize(("kernel", "solver"), NOT_POSITIVE, ids=lambda value: getattr(value, "__name__", repr(value)))
 @pytest.mark.parametrize("tile", [None, 80])
 def test_a_kernel_that_is_not_positive_is_found(data, kernel, solver, tile):
-    with pytest.raises(NotPositiveDefiniteError, match=r"(?s)alpha = 0\.001.*increase alpha") as caught:
+    with pytest.raises(NotPositiveDefiniteError, match=r"(?s)(?=.*not positive).*alpha = 0\.001.*increase alpha"):
         KernelRidge(1e-3, kernel=kernel, solver=solver, tile=tile).fit(np.abs(data.X), data.y[:, 0])
-    assert "not positive" in str(caught.value)
 
 
 def test_a_kernel_that_is_not_positive_is_solved_with_a_larger_alpha(data):
     X = np.abs(data.X)
-    alpha = -1.01 * np.linalg.eigvalsh(naive_gram(AdditiveChi2(), X))[0]
-    direct, iterated = (
-        KernelRidge(alpha, kernel=AdditiveChi2(), solver=solver, tol=1e-10).fit(X, data.y)
-        for solver in ("cholesky", "cg")
-    )
-    assert_close(iterated.dual_coef_, direct.dual_coef_, 1e-6)
+    model = KernelRidge(-1.01 * np.linalg.eigvalsh(naive_gram(AdditiveChi2(), X))[0], kernel=AdditiveChi2(), tol=1e-10)
+    direct, iterated = (clone(model).set_params(solver=s).fit(X, data.y).dual_coef_ for s in ("cholesky", "cg"))
+    assert_close(iterated, direct, 1e-6)
 
 
 def test_what_a_store_holds_is_kept_when_the_matrix_is_not_positive(data, tmp_path):
@@ -71,7 +73,9 @@ def test_a_matrix_that_is_not_symmetric_is_refused(data, tile):
     K = RBF(gamma=0.3)(data.X)
     K[100, 20] += 1e-3
     for solver in ("cholesky", "cg"):
-        with pytest.raises(InputError, match="symmetric"):
+        with pytest.raises(
+            InputError, match=r"not symmetric: entry \((20, 100|100, 20)\) and its mirror image .*use \(K \+ K\.T\) / 2"
+        ):
             KernelRidge(kernel="precomputed", solver=solver, tile=tile).fit(K, data.y)
 
 
@@ -130,34 +134,22 @@ def hasty(monkeypatch):
 
 
 def test_a_factorisation_takes_over_where_conjugate_gradient_was_chosen_but_not_where_it_was_asked_for(hasty):
-    rng = np.random.default_rng(0)
-    X, y, model = rng.normal(size=(600, 4)), rng.normal(size=600), KernelRidge(1e-3, kernel="rbf", gamma=0.5)
+    X, y = normal((600, 4), 600)
+    model, exact, asked = (KernelRidge(1e-3, kernel="rbf", gamma=0.5, solver=s) for s in ("auto", "cholesky", "cg"))
     result = model.fit(X, y).solve_result_
     assert (model.plan_.solver, result.status) == ("cholesky", Status.SOLVED)
     assert "factoring instead" in result.messages[0]
-    exact = KernelRidge(1e-3, kernel="rbf", gamma=0.5, solver="cholesky").fit(X, y)
-    assert_array_equal(model.dual_coef_, exact.dual_coef_)
+    assert_array_equal(model.dual_coef_, exact.fit(X, y).dual_coef_)
     with pytest.warns(ConvergenceWarning, match="after 2 iterations"):
-        asked = KernelRidge(1e-3, kernel="rbf", gamma=0.5, solver="cg").fit(X, y)
+        asked.fit(X, y)
     assert (asked.plan_.solver, asked.solve_result_.status) == ("cg", Status.MAX_ITERATIONS)
-
-
-@pytest.mark.parametrize(("tol", "status"), [(1e-5, "CONVERGED"), (1e-8, "STALLED")])
-@pytest.mark.filterwarnings("ignore:true relative residual")
-def test_what_float32_does_not_hold_is_factored_in_float64_and_it_is_said(tol, status):
-    rng = np.random.default_rng(0)
-    solver = ConjugateGradient(Float32Cholesky())
-    model = KernelRidge(1e-9, kernel="rbf", gamma=0.05, solver=solver, tile=64, tol=tol)
-    result = model.fit(rng.normal(size=(150, 3)), rng.normal(size=150)).solve_result_
-    assert result.status.name == status and (result.residual <= tol) == (status == "CONVERGED")
-    assert "broke down at row" in result.messages[0]
 
 
 @pytest.mark.parametrize(("size", "alpha", "tile"), [(1e22, 1e40, 64), (1e-30, 1e-60, None)])
 def test_entries_outside_of_the_range_of_float32_are_scaled(size, alpha, tile):
-    rng = np.random.default_rng(0)
+    X, y = normal((120, 150), 120)
     model = KernelRidge(alpha, solver=ConjugateGradient(Float32Cholesky()), form="dual", tile=tile)
-    result = model.fit(size * rng.normal(size=(120, 150)), rng.normal(size=120)).solve_result_
+    result = model.fit(size * X, y).solve_result_
     assert result.status is Status.CONVERGED and result.residual <= 1e-8
     assert result.messages == () and result.iterations <= 5
 
@@ -179,8 +171,7 @@ def test_predictions_are_right_where_coefficients_are_not_and_it_is_said(place):
 
 @every_pair(place=list(PLACES), form=["dual", "primal"], fit_intercept=[False, True])
 def test_the_condition_number_is_that_of_the_scaled_matrix(place, form, fit_intercept):
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(60, 30)), rng.normal(size=(60, 2))
+    X, y = normal((60, 30), (60, 2))
     model = KernelRidge([1e-3, 10.0], form=form, fit_intercept=fit_intercept, **PLACES[place]).fit(X, y)
     centred = X - X.mean(axis=0) if fit_intercept else X
     A = X @ X.T if form == "dual" else centred.T @ centred
@@ -193,8 +184,7 @@ def test_the_condition_number_is_that_of_the_scaled_matrix(place, form, fit_inte
 
 @every_place
 def test_weights_over_twenty_orders_cost_no_digits_and_no_caution(place):
-    rng = np.random.default_rng(0)
-    X, y, weights = rng.normal(size=(60, 3)), rng.normal(size=60), np.logspace(-10, 10, 60)
+    (X, y), weights = normal((60, 3), 60), np.logspace(-10, 10, 60)
     weights[7] = 0.0
     exact = precise.ridge(RBF(2.0), X, y, 1e-6, sample_weight=weights)
     model = KernelRidge(1e-6, kernel="rbf", gamma=2.0, **PLACES[place]).fit(X, y, sample_weight=weights)
@@ -204,15 +194,14 @@ def test_weights_over_twenty_orders_cost_no_digits_and_no_caution(place):
 
 @pytest.mark.parametrize("place", [{}, {"tile": 12}, {"solver": "cg", "tol": 1e-13}], ids=str)
 def test_the_condition_number_does_not_depend_on_the_units_of_columns(place):
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(60, 3)), rng.normal(size=60)
+    X, y = normal((60, 3), 60)
     plain = KernelRidge(1e-4, form="primal").fit(X, y).solve_result_.condition
     found = KernelRidge(1e-4, form="primal", **place).fit(X * [1, 1e3, 1e6], y).solve_result_.condition
     assert 1.0 <= found < 3 * plain and ("solver" in place or found == pytest.approx(plain, rel=1e-3))
 
 
 def test_in_primal_form_the_caution_is_about_coef():
-    X = np.random.default_rng(0).normal(size=(60, 3))
+    (X,) = normal((60, 3))
     X[:, 2] = X[:, 1] + 1e-7 * X[:, 2]
     (message,) = KernelRidge(1e-15, form="primal").fit(X, X[:, 0]).solve_result_.messages
     assert message.startswith("coef_ (and with it dual_coef_) may be off by as much as")
@@ -231,35 +220,29 @@ def test_scores_of_an_ill_conditioned_system_are_left_out(data, tile):
 
 @pytest.mark.filterwarnings("ignore:true relative residual")
 @every_pair(
-    case=[
-        (RBF(0.1), "cg", 1e-3),
-        (Nystroem(RBF(2.0), 30), ConjugateGradient(preconditioner=None, max_iter=4), 1e3),
-    ],
+    case=[(RBF(0.1), "cg", 1e-3), (Nystroem(RBF(2.0), 30), ConjugateGradient(None, max_iter=4), 1e3)],
     n_targets=[1, 3],
     ids=str,
 )
 def test_lambda_whose_systems_were_not_solved_have_no_score(case, n_targets):
-    kernel, solver, good = case
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(120, 3)), rng.normal(size=(120, n_targets))
+    (kernel, solver, good), (X, y) = case, normal((120, 3), (120, n_targets))
     search = KernelRidgeCV([1e-10, good], kernel=kernel, solver=solver, cv=3, train_sizes=[0.5], refit=False)
     with pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-10: the true residual of their systems"):
         search.fit(X, y)
     assert search.alpha_ == good and search.best_index_ == 1
     results = search.cv_results_
     assert_array_equal(np.isnan(results["mean_test_score"]), [True, False])
-    assert_array_equal(results["rank_test_score"], [2, 1])
-    assert_array_equal(results["stopped"], False)
+    assert results["rank_test_score"].tolist() == [2, 1] and not results["stopped"].any()
     assert results["residual"][0] > 1e-3 >= results["residual"][1]
 
 
 def test_without_any_solved_system_there_is_no_choice(data):
-    few = ConjugateGradient(preconditioner=None, max_iter=3)
+    search = KernelRidgeCV([1e-6], solver=ConjugateGradient(None, max_iter=3))
     with (
         pytest.warns(ConvergenceWarning, match=r"no scores of alpha = 1e-06: the true residual .* 1.0e-03 is needed"),
         pytest.raises(InputError, match="no candidate has a score, since their systems were not solved"),
     ):
-        KernelRidgeCV([1e-6], solver=few).fit(data.X, data.y[:, 0])
+        search.fit(data.X, data.y[:, 0])
 
 
 def test_a_free_constant_is_solved_as_well_as_the_scores_need():

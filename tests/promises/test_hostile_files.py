@@ -6,13 +6,13 @@ import socket
 import struct
 import subprocess
 import sys
-import time
-import warnings
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+import zarr
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkrr
@@ -25,13 +25,12 @@ X = np.arange(6.0).reshape(3, 2)
 
 
 def refused(path, match, readers=READERS):
-    """Each way to read a path ends at once, with one line and without memory for what is claimed."""
+    """Each way to read a path ends at once, with one line and without the memory for what is claimed."""
     for read in readers:
-        start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with pytest.raises(InputError, match=match) as caught:
             read(str(path), "X")
         assert "\n" not in str(caught.value) and str(caught.value).startswith("X")
-        assert time.monotonic() - start < 5
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "KiB"
 
 
@@ -74,7 +73,7 @@ class TestNumpyFiles:
                 archive.writestr("a.npy", content)
             refused(f"{tmp_path}/x.npz::a", match)
 
-    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=100)
     @given(
         shape=st.lists(st.integers(0, 4) | st.integers(-(2**70), 2**70), max_size=3).map(tuple),
         descr=st.sampled_from(["<f8", ">f4", "|i1", "|b1", "<U3", "|S0", "<M8[s]", "<c16", "|O", "|V8"]),
@@ -103,23 +102,20 @@ class TestNumpyFiles:
 
     @pytest.mark.parametrize("version", [1, 2, 3])
     def test_what_numpy_writes_is_read(self, tmp_path, version):
-        for order in "CF":
+        (tmp_path / "link.npz").symlink_to("x.npz")
+        for order, save in (("C", np.savez), ("F", np.savez_compressed)):
             with (tmp_path / "x.npy").open("wb") as file:
                 np.lib.format.write_array(file, np.asarray(X, order=order), version=(version, 0))
-            for save in (np.savez, np.savez_compressed):
-                save(tmp_path / "x.npz", a=np.asarray(X, order=order))
-                for path in ("x.npy", "x.npz::a"):
-                    assert np.array_equal(load_array(f"{tmp_path}/{path}"), X)
-        (tmp_path / "link.npz").symlink_to("x.npz")
-        assert np.array_equal(load_array(f"{tmp_path}/link.npz::a"), X)
+            save(tmp_path / "x.npz", a=np.asarray(X, order=order))
+            for path in ("x.npy", "x.npz::a", "link.npz::a"):
+                assert np.array_equal(load_array(f"{tmp_path}/{path}"), X)
 
     @pytest.mark.parametrize(
         ("at", "value"),
         [
             (24, struct.pack("<I", 4 * 10**9)),  # size
             (20, struct.pack("<II", 4 * 10**9, 4 * 10**9)),  # compressed size, and size
-            (10, struct.pack("<H", 99)),  # method
-            (10, struct.pack("<H", zipfile.ZIP_LZMA)),
+            *((10, struct.pack("<H", method)) for method in (99, zipfile.ZIP_LZMA)),
             (8, struct.pack("<H", 1)),  # encrypted
         ],
     )
@@ -131,24 +127,23 @@ class TestNumpyFiles:
         (tmp_path / "x.npz").write_bytes(raw)
         refused(f"{tmp_path}/x.npz::a", "not as NumPy writes it")
 
-    def test_claims_of_members_of_npz_are_refused(self, tmp_path):
-        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for _ in range(2):
-                archive.writestr("a.npy", npy((3, 2)))
-        refused(f"{tmp_path}/x.npz::a", "two arrays of one name")
-        with zipfile.ZipFile(tmp_path / "y.npz", "w") as archive:
-            for k in range(2**16):
-                archive.writestr(f"{k}.npy", b"")
-        refused(f"{tmp_path}/y.npz::a", "65,536 arrays", [as_rows])
-        with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
-            for k in range(100):
-                archive.writestr(f"{k}.npy", b"")
-        refused(f"{tmp_path}/z.npz::a", r"no array 'a'; expected one of 0, 1, .*, 7, \.\.\.: write")
+    @pytest.mark.parametrize(
+        ("names", "match"),
+        [
+            (["a", "a"], "two arrays of one name"),
+            (range(2**16), "65,536 arrays"),
+            (range(100), r"no array 'a'; expected one of 0, 1, .*, 7, \.\.\.: write"),
+        ],
+        ids=["twice", "many", "none"],
+    )
+    @pytest.mark.filterwarnings("ignore:Duplicate name")
+    def test_claims_of_members_of_npz_are_refused(self, tmp_path, names, match):
+        with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+            for name in names:
+                archive.writestr(f"{name}.npy", npy((3, 2)) if name == "a" else b"")
+        refused(f"{tmp_path}/x.npz::a", match, READERS if len(names) <= 100 else [as_rows])
 
     def test_what_does_not_fit_in_memory(self, tmp_path, monkeypatch):
-        import zarr
-
         np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6))
         zarr.create_array(f"{tmp_path}/y.zarr", shape=(10**13,), chunks=(1000,), dtype="f8")
         refused(tmp_path / "y.zarr", "X takes 72.8 TiB of memory", [load_labels])
@@ -169,22 +164,18 @@ class TestNumpyFiles:
             refused(tmp_path / "x.npz", "cannot read", [as_rows])
 
 
-ENDS = ("npy", "npz", "csv", "csv.gz", "parquet", "arrow", "h5", "zarr", "other")
-
-
 class TestPlaces:
-    @pytest.mark.parametrize("end", ENDS)
-    def test_what_is_not_a_file(self, tmp_path, monkeypatch, end):
+    @pytest.mark.parametrize("end", ["npy", "npz", "csv", "csv.gz", "parquet", "arrow", "h5", "zarr", "other"])
+    def test_what_is_not_a_file_is_refused(self, tmp_path, monkeypatch, end):
         monkeypatch.chdir(tmp_path)  # the address of a socket is short
         os.mkfifo(f"pipe.{end}")
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(f"socket.{end}")
-        (tmp_path / f"device.{end}").symlink_to("/dev/zero")
+        Path(f"folder.{end}").mkdir()
+        for link, target in {"device": "/dev/zero", "circle": f"circle.{end}", "nothing": "gone"}.items():
+            Path(f"{link}.{end}").symlink_to(target)
         for kind in ("pipe", "socket", "device"):
             refused(f"{kind}.{end}", "is a pipe, a socket or a device; expected a file or a folder")
-        (tmp_path / f"folder.{end}").mkdir()
-        (tmp_path / f"circle.{end}").symlink_to(f"circle.{end}")
-        (tmp_path / f"nothing.{end}").symlink_to("gone")
         refused(f"folder.{end}", "is a folder|no files of a table|not a Zarr array")
         refused(f"circle.{end}", "[Ll]inks|does not exist")
         refused(f"nothing.{end}", "does not exist")
@@ -199,8 +190,6 @@ class TestPlaces:
 
     @pytest.mark.parametrize("name", ["zarr.json", ".zarray", "member/zarr.json"])
     def test_other_things_in_zarr_are_not_opened(self, tmp_path, name):
-        import zarr
-
         if "/" in name:
             zarr.create_group(f"{tmp_path}/x.zarr")
         (tmp_path / "x.zarr" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -211,13 +200,12 @@ class TestPlaces:
         """Pipes as X, targets and weights, of the library and of the command."""
         np.save(tmp_path / "x.npy", X)
         os.mkfifo(tmp_path / "pipe.npy")
-        for arguments in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
-            x, y, w = (str(tmp_path / ("x.npy" if is_file else "pipe.npy")) for is_file in arguments)
+        for name in ("X", "y", "sample_weight"):
             with pytest.raises(InputError, match="is a pipe"):
-                dkrr.KernelRidge().fit(x, y, sample_weight=w)
-        script = "from dkrr.cli import main; main()"
-        command = [sys.executable, "-c", script, "fit", "--x", "pipe.npy", "--y", "x.npy", "--model", "m"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+                dkrr.KernelRidge().fit(**dict.fromkeys(("X", "y"), tmp_path / "x.npy") | {name: tmp_path / "pipe.npy"})
+        command = [sys.executable, "-c", "from dkrr.cli import main; main()", "fit", "--x", "pipe.npy"]
+        command += ["--y", "x.npy", "--model", "m"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "is a pipe" in done.stderr
 
 
@@ -248,21 +236,14 @@ class TestHdf5:
     @pytest.mark.parametrize(
         ("member", "match"),
         [
-            ("self", "leads in a circle"),
-            ("a", "leads in a circle"),
-            ("grows", "leads in a circle"),
+            *((name, "leads in a circle") for name in ("self", "a", "grows")),
             ("external", "external link to 'other.h5'; open that file itself"),
-            ("file/d", "external link to 'other.h5'"),
-            ("to external", "external link to 'other.h5'"),
-            ("stored elsewhere", "in other files"),
-            ("virtual", "in other files"),
+            *((name, "external link to 'other.h5'") for name in ("file/d", "to external")),
+            *((name, "in other files") for name in ("stored elsewhere", "virtual")),
             ("none", "without numbers"),
             ("nowhere", "no data set 'nowhere'; expected one of x.h5::claim, x.h5::g/d, x.h5::none"),
-            ("type", "no data set 'type'"),
-            ("g", "no data set 'g'"),
-            ("g/d/d", "no data set 'g/d/d'"),
+            *((name, f"no data set '{name}'") for name in ("type", "g", "g/d/d", "")),
             ("../x", "no data set"),
-            ("", "no data set ''"),
             ("a\x1b[31m", r"no data set 'a\\x1b\[31m'"),
         ],
     )

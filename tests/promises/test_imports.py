@@ -47,9 +47,3 @@ def modules(code):
 )
 def test_heavy_libraries_are_imported_where_they_are_used(code, allowed):
     assert HEAVY & modules(code) <= allowed
-
-
-def test_few_modules_of_dkrr_come_with_the_package():
-    assert {name for name in modules("import dkrr") if name.startswith("dkrr")} == {
-        "dkrr", "dkrr.config", "dkrr.errors", "dkrr.plain_text", "dkrr.values",
-    }  # fmt: skip

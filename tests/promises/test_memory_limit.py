@@ -47,15 +47,8 @@ def test_the_calling_process_keeps_its_promise(name, measured):
 
 def test_workers_keep_their_promise():
     """Tiles on disk, far smaller than the matrix; this process does not count."""
-    settings = {
-        **RBF_KERNEL,
-        "solver": "cholesky",
-        "memory_limit": "600MiB",
-        "tile": 500,
-        "targets": 101,
-        "fit_intercept": True,
-    }
-    _, facts = programs.fit_here(3001, 8, None, workers=2, **settings)
+    settings = {**RBF_KERNEL, "solver": "cholesky", "memory_limit": "600MiB", "tile": 500}
+    _, facts = programs.fit_here(3001, 8, None, workers=2, targets=101, fit_intercept=True, **settings)
     assert (facts["execution"], len(facts["peaks"])) == ("dask", 2) and facts["residual"] < 1e-10
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
     assert facts["written"] <= 1.01 * facts["planned_written"]
