@@ -63,9 +63,13 @@ def test_gram_in_a_store_is_kept_and_handed_back(data, tmp_path):
         dkrr.gram(data.X, kernel="rbf", gamma=0.4, chunks=64, store=store)
 
 
-@pytest.mark.parametrize("settings", [{}, {"tile": 50}, {"solver": "cg"}], ids=["in memory", "in tiles", "iterative"])
-def test_the_path_of_a_store_is_a_precomputed_matrix(data, tmp_path, settings):
-    store = tmp_path / "gram.zarr"
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [({}, "tmp_path"), ({"tile": 50}, "tmp_path"), ({"solver": "cg"}, "tmp_path"), ({}, "memory_bucket")],
+    ids=["in memory", "in tiles", "iterative", "in a bucket"],
+)
+def test_the_path_of_a_store_is_a_precomputed_matrix(data, request, settings, where):
+    store = f"{request.getfixturevalue(where)}/gram.zarr"
     K = dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store).compute()
     model = KernelRidge(kernel="precomputed", **settings).fit(store, data.y)
     expected = KernelRidge(kernel="precomputed").fit(K, data.y)

@@ -168,6 +168,20 @@ def test_a_run_that_is_stopped_at_any_task_resumes_to_the_same_answer(way, at, a
     assert stop + n_left <= n_tasks + n_more + (0 if way in EXACT else n_tasks // 4), (stop, n_left, n_more, n_tasks)
 
 
+def test_conjugate_gradient_that_was_stopped_in_this_process_is_resumed_by_workers(tmp_path, workers):
+    way, store = "conjugate gradient", tmp_path / "run.zarr"
+    n_tasks = whole(way)[1]
+    with pytest.raises(KeyboardInterrupt):
+        run(way, store, n_tasks // 2)
+    with workers.as_current(), dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}):
+        X, Y, _, _ = sample()
+        model = KernelRidge(0.1, **RBF_KERNEL, solver=CG, tile=40, tol=1e-10, store=str(store)).fit(X, Y)
+    assert model.plan_.execution == "dask"
+    done_here = sum(task.key == "multiply-0" for task in model.solve_result_.record.tasks)
+    assert done_here < model.solve_result_.iterations, "the iterations before the stop are not done again"
+    check(way, [model.predict(X), model.norm_, model.intercept_])
+
+
 # What is missing or damaged
 
 
