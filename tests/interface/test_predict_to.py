@@ -72,8 +72,9 @@ def read(path):
 
 
 @pytest.mark.parametrize("end", [end for end in READERS if end != ".npy"])
-@pytest.mark.parametrize("rows", ["x.parquet", TABLE, polars.from_pandas(TABLE)], ids=["path", "pandas", "polars"])
-def test_predictions_stand_beside_key_columns(end, rows, ridge):
+@pytest.mark.parametrize("kind", ["path", "pandas", "polars"])
+def test_predictions_stand_beside_key_columns(end, kind, ridge):
+    rows = {"path": lambda: "x.parquet", "pandas": lambda: TABLE, "polars": lambda: polars.from_pandas(TABLE)}[kind]()
     assert dkrr.predict_to(ridge, rows, f"p{end}", keep="flight,h*,delayed,arr_delay") == (N,)
     found, names = read(f"p{end}"), ["flight", "hour", "delayed", "arr_delay", "prediction_arr_delay"]
     assert list(found) == names if end != ".zarr" else set(found) == set(names)
