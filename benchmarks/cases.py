@@ -28,15 +28,15 @@ from benchmarks import machine
 from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
+from dkrr.cluster.task import peak_resident_bytes, reset_peak
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
 from dkrr.planning.products import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
-from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import SolveResult
-from dkrr.tiles.arrays import create_array
+from dkrr.store.arrays import create_array
 from dkrr.units import parse_bytes
 
 FIGURES = ("seconds", "read_bytes", "written_bytes", "peak_bytes")

@@ -17,7 +17,7 @@ from benchmarks.simulation import SimulatedCluster, Simulation, TaskGraph, facto
 from dkrr.errors import PlanError
 from dkrr.linalg.cholesky import cholesky_cost
 from dkrr.planning.schedule import TaskCosts, estimated_seconds, step_bytes
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 PEAK_INTERVALS = 100
 """The peak bandwidth is the mean over the busiest of this many equal intervals of the time."""

@@ -25,8 +25,8 @@ from rich.table import Table
 import dkrr
 from benchmarks.iterative import data
 from benchmarks.machine import LoadMeter, stamped
+from dkrr.cluster.task import peak_resident_bytes
 from dkrr.errors import ConvergenceWarning
-from dkrr.runtime.task import peak_resident_bytes
 from dkrr.units import format_seconds
 
 FOLDS = 5

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.kernels import RBF
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 INK, BLUE, ORANGE, GREY = "#1f2933", "#1763a6", "#e8963a", "#8a94a0"
 SIGMAS = (0.1, 0.5, 3.0)

@@ -30,10 +30,10 @@ from rich.table import Table
 import dkrr
 from benchmarks.machine import LoadMeter, count_cores, describe_machine
 from benchmarks.solve import table_console, write_line
+from dkrr.cluster.dask_client import ambient_client
+from dkrr.data import as_rows
 from dkrr.model import FittedFunction
-from dkrr.rows import as_rows
-from dkrr.runtime.dask_client import ambient_client
-from dkrr.tiles import ChunkedArray
+from dkrr.store import ChunkedArray
 
 GOALS = {"fit": 0.03, "model": 0.05}
 NO_CHECKPOINT_SECONDS = 1e9

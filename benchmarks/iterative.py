@@ -21,16 +21,16 @@ from benchmarks import peers, qm9
 from benchmarks.machine import LoadMeter, count_cores, stamped
 from benchmarks.peers import Floats
 from dkrr import blas
+from dkrr.cluster import ThreadExecutor
+from dkrr.cluster.task import peak_resident_bytes
+from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles
 from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.planning.iteration_dual import cg_tile
-from dkrr.rows import MemoryRows
-from dkrr.runtime import ThreadExecutor
-from dkrr.runtime.task import peak_resident_bytes
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 from dkrr.units import format_bytes, format_seconds
 
 ALPHA = 1e-2

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dkrr.runtime.local_workers import LocalWorkers
+from dkrr.cluster.local_workers import LocalWorkers
 
 
 @contextmanager

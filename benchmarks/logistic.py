@@ -33,9 +33,9 @@ from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
+from dkrr.cluster.task import peak_resident_bytes
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
-from dkrr.runtime.task import peak_resident_bytes
 from dkrr.solvers.result import NewtonStep
 from dkrr.units import format_bytes, format_seconds, parse_bytes
 

@@ -1,7 +1,7 @@
 """Tasks on a cluster, event by event: which slot runs which task, and when.
 
 The tasks, what they wait for and their priorities are those of the real graph (``tile_steps``); the driver is that of
-``runtime.dask_executor``: a window of tasks on the scheduler, filled from a ready queue whenever the client hears that
+``cluster.dask_executor``: a window of tasks on the scheduler, filled from a ready queue whenever the client hears that
 a task is done. The closed formula of ``dkrr.planning.schedule`` is compared with it; ``benchmarks.clusters`` adds what
 wide clusters have besides: a shared store, stragglers, lost workers.
 """
@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, Self
 
 from dkrr.linalg.tile_steps import TileStep, tile_steps
 from dkrr.planning.schedule import Cluster, TaskCosts
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 Queue = Literal["submission", "priority"]
 """Order of the tasks on the scheduler: Dask's own rule for equal priorities, or our priorities."""

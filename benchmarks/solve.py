@@ -39,14 +39,14 @@ from benchmarks.machine import (
     measure_gemm_on_workers,
 )
 from benchmarks.peers import ALPHA, KERNELS, PEERS, Problem, run_peers
+from dkrr.cluster import TaskRecord
+from dkrr.cluster.task import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.errors import DkrrError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
-from dkrr.runtime import TaskRecord
-from dkrr.runtime.task import peak_resident_bytes, reset_peak
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 from dkrr.units import format_bytes, format_seconds, parse_bytes
 
 SOLVERS: dict[str, str | ConjugateGradient] = {

@@ -25,6 +25,7 @@ from benchmarks.clusters import SimulatedRun, WideCluster, promised_seconds, sim
 from benchmarks.machine import describe_machine
 from benchmarks.simulation import Queue
 from benchmarks.solve import Settings, fit_dkrr, stage_times, write_line
+from dkrr.cluster import TaskRecord
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
@@ -35,8 +36,7 @@ from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
 from dkrr.planning.tilings import tile_grid
-from dkrr.runtime import TaskRecord
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 from dkrr.units import format_bytes, format_seconds, parse_bytes
 
 D = 16

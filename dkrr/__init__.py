@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dkrr import config as config
 
 if TYPE_CHECKING:
+    from dkrr.cli.report import report
+    from dkrr.data import Table, open_table
     from dkrr.estimators import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
     from dkrr.gram_matrix import gram
     from dkrr.inspection import status, verify
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from dkrr.persistence import load, save
     from dkrr.plans import plan
     from dkrr.predictions_out import predict_to
-    from dkrr.reports import report
-    from dkrr.tables import Table, open_table
 
 __version__ = "0.1.0"
 
@@ -33,12 +33,12 @@ _HOMES = {
     "KernelRidge": "dkrr.estimators",
     "KernelRidgeCV": "dkrr.estimators",
     "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
-    "Table": "dkrr.tables",
+    "Table": "dkrr.data",
     "load": "dkrr.persistence",
-    "open_table": "dkrr.tables",
+    "open_table": "dkrr.data",
     "plan": "dkrr.plans",
     "predict_to": "dkrr.predictions_out",
-    "report": "dkrr.reports",  # not dkrr.report, as above
+    "report": "dkrr.cli.report",  # not dkrr.report, as above
     "save": "dkrr.persistence",
     "status": "dkrr.inspection",
     "verify": "dkrr.inspection",

@@ -9,14 +9,14 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import as_rows, load_array, load_labels
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.planning.problem import Form, Loss
-from dkrr.rows import as_rows, load_array, load_labels
 from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.tiles.replacing import refuse_missing_folder
+from dkrr.store.replacing import refuse_missing_folder
 from dkrr.values import MAX_WHOLE, choice, flag, is_real, location, numbers, shown, whole
 
 FORMS = ("auto", *get_args(Form))

@@ -9,6 +9,10 @@ import dask.array as da
 import numpy as np
 
 from dkrr.arguments import checked_kernel, checked_whole
+from dkrr.cluster import Executor, Progress, SerialExecutor, Task
+from dkrr.cluster.signals import ended_in_order
+from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
+from dkrr.data.checks import check_finite
 from dkrr.errors import InputError
 from dkrr.fitting.context import Context
 from dkrr.fitting.storage import StoredArrays
@@ -17,15 +21,10 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
 from dkrr.machine import ambient_client
-from dkrr.rows import DaskRows, MemoryRows, Rows, as_rows
-from dkrr.rows.checks import check_finite
-from dkrr.runtime import Executor, Progress, SerialExecutor, Task
-from dkrr.runtime.signals import ended_in_order
-from dkrr.tables import in_memory
-from dkrr.tiles import RunStore, TiledMatrix, TileGrid
-from dkrr.tiles.lock import owned
-from dkrr.tiles.paths import refuse_enclosing, resolved_place
-from dkrr.tiles.replacing import delete_partial, refuse_missing_folder
+from dkrr.store import RunStore, TiledMatrix, TileGrid
+from dkrr.store.lock import owned
+from dkrr.store.paths import refuse_enclosing, resolved_place
+from dkrr.store.replacing import delete_partial, refuse_missing_folder
 from dkrr.values import location, shown
 
 DEFAULT_CHUNK_ROWS = 2048

@@ -1,6 +1,6 @@
 """Preload of the workers that dkrr starts itself: it closes their HTTP server, which would answer without credentials.
 
-Not in `dkrr.runtime`, whose libraries a worker imports once it has started.
+Not in `dkrr.cluster`, whose libraries a worker imports once it has started.
 """
 
 from typing import Any

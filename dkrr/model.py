@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import Rows
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import KernelTo
-from dkrr.rows import Rows
 
 KEPT_BYTES = 16 * 2**20
 """Most memory of what a function keeps of the training rows for predictions of a few rows."""

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import described_rows
+from dkrr.data.staging import StoredCopy
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
@@ -25,15 +27,13 @@ from dkrr.linalg.operator import root_mean_squares
 from dkrr.model import FittedFunction
 from dkrr.plain_text import one_line
 from dkrr.requests import Targets
-from dkrr.rows import described_rows
-from dkrr.rows.staging import StoredCopy
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import Status
-from dkrr.tiles import ChunkedArray
-from dkrr.tiles.descriptions import read_group
-from dkrr.tiles.files import refuse_links
-from dkrr.tiles.replacing import arrays_below
-from dkrr.tiles.store import Place
+from dkrr.store import ChunkedArray
+from dkrr.store.descriptions import read_group
+from dkrr.store.files import refuse_links
+from dkrr.store.replacing import arrays_below
+from dkrr.store.run import Place
 from dkrr.values import MAX_SHOWN, MAX_WHOLE, is_object, shown
 from dkrr.versions import VERSIONS
 

@@ -11,6 +11,9 @@ import numpy as np
 from sklearn.base import clone
 
 from dkrr.arguments import checked_alphas, checked_weights
+from dkrr.cluster.signals import ended_in_order
+from dkrr.data import MemoryRows, Rows, whole, write_rows
+from dkrr.data.staging import StoredCopy
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
@@ -45,16 +48,13 @@ from dkrr.model_description import (
 )
 from dkrr.posterior import Kept, Learned, Processes
 from dkrr.requests import FitRequest, Targets
-from dkrr.rows import MemoryRows, Rows, whole, write_rows
-from dkrr.rows.staging import StoredCopy
-from dkrr.runtime.signals import ended_in_order
 from dkrr.selection import Folds
-from dkrr.tiles import TileGrid
-from dkrr.tiles.descriptions import NAME, read_json, write_group
-from dkrr.tiles.files import make_folder
-from dkrr.tiles.paths import refuse_enclosing
-from dkrr.tiles.replacing import check_free, written_aside
-from dkrr.tiles.store import Place
+from dkrr.store import TileGrid
+from dkrr.store.descriptions import NAME, read_json, write_group
+from dkrr.store.files import make_folder
+from dkrr.store.paths import refuse_enclosing
+from dkrr.store.replacing import check_free, written_aside
+from dkrr.store.run import Place
 from dkrr.values import flag, location, shown
 from dkrr.versions import VERSIONS
 
@@ -143,7 +143,7 @@ def save(
         uncertain, more = _kept_of(model._processes(), folds, with_factors=uncertainty is True)
         parts = more | parts  # the rows that predictions read, if they read any
     if "transformer_" in vars(model):
-        from dkrr.transformers.saving import saved_transformer
+        from dkrr.data.transformers_saved import saved_transformer
 
         asked = model.transformer if isinstance(model.transformer, str) else None
         asked = "fitted" if model.transformer is model.transformer_ else asked
@@ -257,7 +257,7 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     transformer : transformer, class or function, optional
         What `fit` was given as transformer, or a list of its classes and functions, for a model whose transformer has
         some that a file cannot hold: your own, and those of scikit-learn whose work is not bounded by what the file
-        holds (`dkrr.transformers.saving.CLASSES` has the others). What they have learned is read from the file.
+        holds (`dkrr.data.transformers_saved.CLASSES` has the others). What they have learned is read from the file.
 
     Returns
     -------
@@ -332,7 +332,7 @@ def _transformer_of(url: str, found: dict[str, Any], stored: dict[str, StoredCop
         if given is not None:
             raise InputError(f"transformer is {shown(given)}, and the model {url} has none; expected None")
         return None
-    from dkrr.transformers.saving import loaded_transformer
+    from dkrr.data.transformers_saved import loaded_transformer
 
     if TRANSFORMER not in stored:
         raise StoreError(f"the model {url} is damaged: its transformer is missing")

@@ -20,6 +20,8 @@ from dkrr.arguments import (
     checked_whole,
     checked_width,
 )
+from dkrr.cluster.limits import available_bytes
+from dkrr.data import as_rows, in_memory, with_columns
 from dkrr.errors import InputError
 from dkrr.features import feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
@@ -29,9 +31,6 @@ from dkrr.machine import detect, measured_plan
 from dkrr.planning import Plan, Problem
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
 from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows, with_spectrum
-from dkrr.rows import as_rows
-from dkrr.runtime.limits import available_bytes
-from dkrr.tables import in_memory, with_columns
 from dkrr.units import parse_bytes
 from dkrr.values import is_real, shown
 
@@ -246,9 +245,9 @@ def plan(  # type: ignore[misc]
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
     """Rows behind a copy of a transformer that is fitted to them."""
-    from dkrr.transformers.inputs import inputs_of
-    from dkrr.transformers.learning import as_transformer, fitted_transformer, refuse_kernel
-    from dkrr.transformers.transformed import transformed_inputs
+    from dkrr.data.inputs import inputs_of
+    from dkrr.data.transformed import transformed_inputs
+    from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
 
     if X is None:
         raise InputError("transformer is given without X; expected X, or n and d of the rows behind it")

@@ -17,16 +17,16 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.data import DaskRows, MemoryRows, Rows
+from dkrr.data.checks import check_finite
+from dkrr.data.dask_arrays import row_major
+from dkrr.data.inputs import PartitionInputs, RowsInputs
+from dkrr.data.rows import dense
+from dkrr.data.transformed import TransformedRows, transformed_block
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.machine.detection import usable_threads
 from dkrr.model import FittedFunction
-from dkrr.rows import DaskRows, MemoryRows, Rows
-from dkrr.rows.checks import check_finite
-from dkrr.rows.dask_arrays import row_major
-from dkrr.rows.sources import dense
-from dkrr.transformers.inputs import PartitionInputs, RowsInputs
-from dkrr.transformers.transformed import TransformedRows, transformed_block
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""

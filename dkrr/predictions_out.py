@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster.signals import ended_in_order
+from dkrr.data import MemoryRows, Rows, Table, as_table, is_pandas_like, opened
+from dkrr.data.transformed import TransformedRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.classifier import KernelClassifier
@@ -16,14 +19,10 @@ from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.machine import ambient_client
 from dkrr.posterior.base import power_of_two
 from dkrr.prediction import check_width, predict_in_memory
-from dkrr.rows import MemoryRows, Rows
-from dkrr.runtime.signals import ended_in_order
-from dkrr.tables import Table, as_table, is_pandas_like, opened
-from dkrr.tiles import remote
-from dkrr.tiles.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
-from dkrr.tiles.paths import local_path, refuse_enclosing
-from dkrr.tiles.replacing import check_free, files_of_arrays, written_aside
-from dkrr.transformers.transformed import TransformedRows
+from dkrr.store import remote
+from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
+from dkrr.store.paths import local_path, refuse_enclosing
+from dkrr.store.replacing import check_free, files_of_arrays, written_aside
 from dkrr.values import flag, location, shown
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
@@ -150,7 +149,7 @@ def predict_to(
         _check_unicode(model.classes_.tolist())
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=listed) as place:
         if path.endswith(TABLES):
-            from dkrr.tables.writing import write_table
+            from dkrr.data.table_writing import write_table
 
             write_table(place, columns.names, columns.dtype, kept, map(_as_columns, blocks))
         elif path.endswith(".npy"):
@@ -195,7 +194,7 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
 
 def _check_arrow(name: str, path: str) -> None:
     try:
-        import dkrr.tables.writing  # noqa: F401
+        import dkrr.data.table_writing  # noqa: F401
     except ImportError as error:
         raise InputError(
             f"{name} is {shown(path)}, and the package {error.name} is missing; expected it to be installed: pip "
@@ -368,7 +367,7 @@ def _write_zarr(
             out.append(block)
         out.finish()
         return
-    from dkrr.tables.writing import KeptColumns
+    from dkrr.data.table_writing import KeptColumns
 
     keys = KeptColumns(kept)
     kinds = dict(zip(kept.names, keys.types(), strict=True)) | dict.fromkeys(columns.names, columns.dtype)

@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.arguments import checked_form, checked_solver, checked_store, checked_tile, checked_tol, likelihood_of
+from dkrr.data import Rows
+from dkrr.data.mapped import is_mapped
+from dkrr.data.open import is_copied, open_path
 from dkrr.errors import StoreError, WrongStoreError
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import Kernel
@@ -20,12 +23,9 @@ from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import SMALL_SECONDS
-from dkrr.rows import Rows
-from dkrr.rows.open import is_copied, open_path
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers.newton import Point
-from dkrr.tiles import RunStore, TileGrid
-from dkrr.tiles.mapped import is_mapped
+from dkrr.store import RunStore, TileGrid
 from dkrr.units import parse_bytes
 from dkrr.values import flag
 

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from dkrr.rows import as_rows, write_rows
+from dkrr.data import as_rows, write_rows
 from tests.stores import place
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dkrr.tiles import buckets
+from dkrr.store import buckets
 from tests.processes import free_port
 
 # moto looks at who asks, and does not check signatures.

@@ -1,7 +1,7 @@
 """Places for arrays of tests, and stores changed by someone who knows the format: checksums included."""
 
-from dkrr.tiles.descriptions import read_group, write_group
-from dkrr.tiles.store import Place
+from dkrr.store.descriptions import read_group, write_group
+from dkrr.store.run import Place
 
 
 def place(path):

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import strategies as st
 
 from dkrr import blas
+from dkrr.cluster import Meter, Progress, RunRecord, SerialExecutor, resident
+from dkrr.data import MemoryRows
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks
 from dkrr.linalg.operator import Operator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.sources import MatrixColumns, MatrixTiles
 from dkrr.linalg.tile_steps import n_update_parts
-from dkrr.rows import MemoryRows
-from dkrr.runtime import Meter, Progress, RunRecord, SerialExecutor, resident
-from dkrr.tiles import ChunkedArray, TiledMatrix, TileGrid
-from dkrr.tiles.paths import local_path
+from dkrr.store import ChunkedArray, TiledMatrix, TileGrid
+from dkrr.store.paths import local_path
 from tests.stores import place
 
 RAGGED = TileGrid(n=47, tile=12, panel=4)

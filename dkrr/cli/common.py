@@ -141,7 +141,7 @@ def named(name: str) -> Iterator[None]:
 def check_store(store: str | None, *, is_planned: bool = False) -> None:
     """Report a store that holds something else, or cannot be written unless it is only planned, as bad input."""
     from dkrr.requests import stored_layout
-    from dkrr.tiles.replacing import check_writable, refuse_missing_folder
+    from dkrr.store.replacing import check_writable, refuse_missing_folder
 
     if store is not None:
         store = location(store, "--store", "the path or URL of the run's store", is_kept=True)
@@ -154,9 +154,9 @@ def check_store(store: str | None, *, is_planned: bool = False) -> None:
 
 def check_folder(store: str | None) -> None:
     """Refuse a file, a model or a store where the folder with the stores of a search is to be, or where none can be."""
-    from dkrr.tiles.descriptions import read_group
-    from dkrr.tiles.paths import local_path
-    from dkrr.tiles.replacing import check_writable, refuse_missing_folder
+    from dkrr.store.descriptions import read_group
+    from dkrr.store.paths import local_path
+    from dkrr.store.replacing import check_writable, refuse_missing_folder
 
     if store is not None:
         url = location(store, "--store", "a folder for the stores of the run", is_kept=True)
@@ -183,7 +183,7 @@ def cluster(address: str | None) -> Iterator[None]:
         raise InputError(
             f"--scheduler is {shown(address)}, and no Dask scheduler has it; expected one such as tcp://host:8786"
         )
-    from dkrr.runtime.dask_client import connect
+    from dkrr.cluster.dask_client import connect
 
     with connect(address):
         yield

@@ -66,7 +66,7 @@ def fit(
     --accept-unconverged.
     """
     from dkrr.persistence import check_model_path
-    from dkrr.tiles.paths import refuse_enclosing
+    from dkrr.store.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):
         inputs = {"--x": x_path, "--y": y_path, "--sample-weight": sample_weight}

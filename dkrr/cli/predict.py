@@ -47,7 +47,7 @@ def predict(
     """Predict with a saved model, one block of rows at a time; --out is created only when it is complete."""
     import dkrr as library
     from dkrr.predictions_out import check_predictions_path
-    from dkrr.tiles.paths import refuse_enclosing
+    from dkrr.store.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):
         refuse_enclosing({"--out": out_path}, {"--x": x_path, "--model": model_path})

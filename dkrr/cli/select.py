@@ -96,10 +96,10 @@ def select(
     Models are of kernel ridge regression, or with --logistic of kernel logistic regression.
     """
     import dkrr as library
+    from dkrr.cli import report_pictures as pictures
     from dkrr.model_description import search_summary
     from dkrr.persistence import check_model_path
-    from dkrr.reports import pictures
-    from dkrr.tiles.paths import refuse_enclosing
+    from dkrr.store.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):
         _check_loss(options, logistic=logistic)

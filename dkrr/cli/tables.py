@@ -31,8 +31,8 @@ def chosen_rows(x_path: str | None, columns: str | None) -> Any:
     """
     if columns is None:
         return x_path
-    from dkrr.tables import open_table
-    from dkrr.tables.opening import is_table_path
+    from dkrr.data import open_table
+    from dkrr.data.table_opening import is_table_path
 
     if x_path is None or not is_table_path(location(x_path, "--x")):
         raise InputError(
@@ -62,7 +62,7 @@ def training_rows(
     X = chosen_rows(x_path, columns)
     if not drop_missing:
         return X
-    from dkrr.tables import Table, opened, with_columns
+    from dkrr.data import Table, opened, with_columns
 
     table = None if X is None else opened(X)
     if not isinstance(table, Table):

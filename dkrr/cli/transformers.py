@@ -6,7 +6,6 @@ from typing import Any
 import click
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.tables import Table, opened, with_columns
 from dkrr.values import shown
 
 OPTIONS = ("standardize", "one_hot", "unknown", "impute")
@@ -44,7 +43,7 @@ def chosen_transformer(X: Any, y: Any, sample_weight: Any, settings: dict[str, A
         return None
     if X is None:
         raise InputError("--standardize, --one-hot or --impute is given without --x; expected --x with them")
-    from dkrr.transformers.learning import ColumnSteps
+    from dkrr.data.transformers_fitted import ColumnSteps
 
     encoded = _encoded(X, y, sample_weight, one_hot)
     return ColumnSteps(encoded, standardize, impute, takes_unknown=unknown == "zeros")
@@ -52,6 +51,8 @@ def chosen_transformer(X: Any, y: Any, sample_weight: Any, settings: dict[str, A
 
 def _encoded(X: Any, y: Any, sample_weight: Any, one_hot: str | None) -> tuple[str, ...]:
     """Columns that --one-hot names; none of an array."""
+    from dkrr.data import Table, opened, with_columns
+
     table = opened(X)
     if not isinstance(table, Table):
         if one_hot is not None:

@@ -14,6 +14,28 @@ from sklearn import exceptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkrr.arguments import checked_kernel, checked_progress, checked_store, checked_weights
+from dkrr.cluster.limits import available_bytes
+from dkrr.data import (
+    MemoryRows,
+    Rows,
+    Table,
+    as_rows,
+    in_memory,
+    is_dask_frame,
+    is_pandas_like,
+    opened,
+    refuse_group,
+    refuse_unreadable,
+    unframed,
+    with_columns,
+)
+from dkrr.data.arrays import is_in_file, unlabelled
+from dkrr.data.hdf5 import is_hdf_array
+from dkrr.data.inputs import Inputs, MemoryInputs, inputs_of
+from dkrr.data.table import not_numbers
+from dkrr.data.table_names import suggested
+from dkrr.data.transformed import TransformedRows, transformed_inputs
+from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
 from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
@@ -25,20 +47,10 @@ from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.prediction import predict
 from dkrr.requests import Settings
-from dkrr.rows import MemoryRows, Rows, as_rows, is_dask_frame, refuse_group, refuse_unreadable, unframed
-from dkrr.rows.arrays import is_in_file, unlabelled
-from dkrr.rows.hdf5 import is_hdf_array
-from dkrr.runtime.limits import available_bytes
 from dkrr.solvers import SolveResult
 from dkrr.sparse import check_structure
-from dkrr.tables import Table, in_memory, is_pandas_like, opened, with_columns
-from dkrr.tables.base import not_numbers
-from dkrr.tables.names import suggested
-from dkrr.tiles.arrays import is_dask_array, is_zarr_array
-from dkrr.tiles.paths import refuse_enclosing
-from dkrr.transformers.inputs import Inputs, MemoryInputs, inputs_of
-from dkrr.transformers.learning import as_transformer, fitted_transformer, refuse_kernel
-from dkrr.transformers.transformed import TransformedRows, transformed_inputs
+from dkrr.store.arrays import is_dask_array, is_zarr_array
+from dkrr.store.paths import refuse_enclosing
 from dkrr.units import parse_bytes
 from dkrr.values import shown
 

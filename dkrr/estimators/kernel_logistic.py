@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path
+from dkrr.data import Rows, as_rows, load_labels
 from dkrr.errors import InputError
 from dkrr.estimators.base import OF_INPUTS, KernelEstimator, is_local, is_plain
 from dkrr.estimators.classifier import KernelClassifier, checked_labels, class_weights, encoded
@@ -15,7 +16,6 @@ from dkrr.fitting import Fit, Solved, fit
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Softmax
 from dkrr.requests import FitRequest, Labels, Settings, WarmStart
-from dkrr.rows import Rows, as_rows, load_labels
 from dkrr.solvers import SolveResult
 from dkrr.solvers.newton import Point
 from dkrr.values import flag

@@ -10,6 +10,8 @@ from sklearn.metrics import log_loss
 from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_path, checked_weights
+from dkrr.cluster import Whole, make_progress
+from dkrr.data import Rows, with_columns
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS
 from dkrr.estimators.classifier import KernelClassifier
@@ -27,11 +29,8 @@ from dkrr.estimators.search import (
 )
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels.columns import encodes
-from dkrr.rows import Rows
-from dkrr.runtime import Whole, make_progress
 from dkrr.selection import Folds, no_choice, without_score
 from dkrr.solvers import Status
-from dkrr.tables import with_columns
 from dkrr.values import flag, shown
 
 Array = NDArray[np.float64]

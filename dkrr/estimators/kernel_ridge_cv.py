@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from sklearn.utils import _safe_indexing
 
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
+from dkrr.cluster import Whole, make_progress
+from dkrr.data import MemoryRows, Rows, in_memory, with_columns
+from dkrr.data.checks import check_finite
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS, is_local
 from dkrr.estimators.cross_validation import checked_curve, checked_folds, checked_scoring
@@ -33,9 +36,6 @@ from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
-from dkrr.rows import MemoryRows, Rows
-from dkrr.rows.checks import check_finite
-from dkrr.runtime import Whole, make_progress
 from dkrr.selection import (
     Candidate,
     Folds,
@@ -50,7 +50,6 @@ from dkrr.selection import (
     in_range,
     select,
 )
-from dkrr.tables import in_memory, with_columns
 from dkrr.values import flag
 
 Array = NDArray[np.float64]

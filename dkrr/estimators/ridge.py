@@ -11,6 +11,9 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 
 from dkrr.arguments import checked_weights
+from dkrr.data import MemoryRows, Rows, as_array, as_rows, load_array, load_targets, opened, with_columns
+from dkrr.data.checks import check_finite
+from dkrr.data.mapped import release_pages
 from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
 from dkrr.estimators.cross_validation import check_groups, checked_folds
@@ -22,12 +25,8 @@ from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.posterior import CrossValidationIntervals, Learned, Processes, Variances
 from dkrr.prediction import at_once, by_blocks
 from dkrr.requests import FitRequest
-from dkrr.rows import MemoryRows, Rows, as_array, as_rows, load_array, load_targets
-from dkrr.rows.checks import check_finite
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult
-from dkrr.tables import opened, with_columns
-from dkrr.tiles.mapped import release_pages
 from dkrr.values import flag, is_real, positive_or_none, shown
 
 Array = NDArray[np.float64]

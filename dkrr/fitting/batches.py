@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.config import setting
+from dkrr.data import Rows
+from dkrr.data.mapped import mapped_array, release_pages
 from dkrr.errors import UnreachableStoreError
 from dkrr.fitting.checkpoint import UNLIKE_OURS
 from dkrr.fitting.context import Context
@@ -21,11 +23,9 @@ from dkrr.fitting.results import Solution
 from dkrr.fitting.ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.linalg.residual import worst
 from dkrr.planning import Plan
-from dkrr.rows import Rows
 from dkrr.solvers import Status
 from dkrr.solvers.iteration_state import CGOutcome
-from dkrr.tiles import TileGrid
-from dkrr.tiles.mapped import mapped_array, release_pages
+from dkrr.store import TileGrid
 
 DualForm = DirectDual | FactoredDual | IteratedDual
 SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.config import setting
+from dkrr.data.checks import digest_of
 from dkrr.errors import StoreError, UnreachableStoreError
-from dkrr.rows.checks import digest_of
 from dkrr.solvers.iteration_state import State
-from dkrr.tiles import RunStore
-from dkrr.tiles.lock import check_owned
+from dkrr.store import RunStore
+from dkrr.store.lock import check_owned
 
 Array = NDArray[np.float64]
 

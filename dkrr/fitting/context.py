@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Several, Task, ThreadExecutor
+from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.task import peak_resident_bytes, reset_peak
 from dkrr.cost import Stage
+from dkrr.data import CheckedRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
+from dkrr.data.checks import combine
+from dkrr.data.staging import StoredCopy
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
@@ -20,16 +26,10 @@ from dkrr.fitting.storage import PLAN, MemoryStorage, Storage, StoredArrays, Tem
 from dkrr.fitting.workers import dask_client, dask_workers
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
-from dkrr.rows import CheckedRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
-from dkrr.rows.checks import combine
-from dkrr.rows.staging import StoredCopy
-from dkrr.runtime import Executor, Meter, Progress, RunRecord, SerialExecutor, Several, Task, ThreadExecutor
-from dkrr.runtime.signals import ended_in_order
-from dkrr.runtime.task import peak_resident_bytes, reset_peak
-from dkrr.tiles import RunStore
-from dkrr.tiles.lock import owned
-from dkrr.tiles.paths import local_path, resolved_place
-from dkrr.tiles.replacing import delete_partial
+from dkrr.store import RunStore
+from dkrr.store.lock import owned
+from dkrr.store.paths import local_path, resolved_place
+from dkrr.store.replacing import delete_partial
 
 Array = NDArray[np.float64]
 

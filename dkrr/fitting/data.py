@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.config import setting
+from dkrr.data import Rows
+from dkrr.data.checks import digest_of
+from dkrr.data.mapped import is_mapped, mapped_array
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
@@ -15,9 +18,6 @@ from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.operator import SAFE_SIZES, column_sizes
 from dkrr.planning import Problem
 from dkrr.requests import FitRequest, Labels, Targets
-from dkrr.rows import Rows
-from dkrr.rows.checks import digest_of
-from dkrr.tiles.mapped import is_mapped, mapped_array
 
 Array = NDArray[np.float64]
 

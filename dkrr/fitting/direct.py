@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Executor, SerialExecutor, ThreadExecutor
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.linalg.cholesky import Matrix, PartialSums, TiledSystem, check_diagonal, cholesky_tasks
@@ -18,9 +19,8 @@ from dkrr.linalg.residual import Check, Solved, SolvedProbe, check_tiled, checke
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import Substitution, substituted, substitution_tasks
 from dkrr.linalg.tile_steps import n_update_parts, tile_steps
-from dkrr.runtime import Executor, SerialExecutor, ThreadExecutor
 from dkrr.solvers import Cholesky
-from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
 Settle = Callable[[Array], Array | None]

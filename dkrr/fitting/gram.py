@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.data import Rows
 from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData
@@ -38,9 +39,8 @@ from dkrr.linalg.sources import (
 )
 from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
-from dkrr.rows import Rows
 from dkrr.solvers import RPCholesky
-from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Progress
+from dkrr.data import Rows
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
@@ -19,8 +21,6 @@ from dkrr.fitting.objectives import OBJECTIVES, ObjectiveAt
 from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.planning import Plan
 from dkrr.requests import FitRequest, WarmStart
-from dkrr.rows import Rows
-from dkrr.runtime import Progress
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonOutcome, NewtonState, Objective, Point
 from dkrr.solvers.result import Residuals

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Task
+from dkrr.data import scan
 from dkrr.features import IdentityMap
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
@@ -26,9 +28,7 @@ from dkrr.linalg.normal_product import (
 from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
 from dkrr.planning import Direct, Iterative
-from dkrr.rows import scan
-from dkrr.runtime import Task
-from dkrr.tiles import ChunkedArray, TileGrid
+from dkrr.store import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]
 

@@ -9,11 +9,11 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.data.checks import check_finite
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.features import IdentityMap
 from dkrr.fitting.data import TrainingData
 from dkrr.linalg.segments import strip_rows
-from dkrr.rows.checks import check_finite
 from dkrr.solvers.direct import in_terms_of_alpha
 
 Array = NDArray[np.float64]

@@ -10,12 +10,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import Rows
+from dkrr.data.rows import dense
 from dkrr.fitting.data import TrainingData
 from dkrr.kernels import Kernel
 from dkrr.linalg.sources import located
 from dkrr.planning.problem import Form
-from dkrr.rows import Rows
-from dkrr.rows.sources import dense
 
 Array = NDArray[np.float64]
 

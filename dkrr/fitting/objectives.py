@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import Rows
+from dkrr.data.checks import digest_of
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import LabelledData
 from dkrr.fitting.gram import FactoredGram, GramMatrix, MultipliedGram, direct_gram, float32_gram
@@ -19,8 +21,6 @@ from dkrr.linalg.likelihood_pass import Passes
 from dkrr.linalg.operator import Operator
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.planning.problem import Form
-from dkrr.rows import Rows
-from dkrr.rows.checks import digest_of
 from dkrr.solvers.dual_objective import DualObjective
 from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, Objective, Point
 from dkrr.solvers.primal_objective import PrimalObjective

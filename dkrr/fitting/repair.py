@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import TypeVar
 
+from dkrr.cluster.signals import ended_in_order
 from dkrr.errors import DamagedChunkError
-from dkrr.runtime.signals import ended_in_order
-from dkrr.tiles import RunStore
-from dkrr.tiles.lock import check_owned, owned
-from dkrr.tiles.paths import resolved_place
+from dkrr.store import RunStore
+from dkrr.store.lock import check_owned, owned
+from dkrr.store.paths import resolved_place
 
 Value = TypeVar("Value")
 

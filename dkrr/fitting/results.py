@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.data import MemoryRows, Rows
 from dkrr.errors import NotFiniteError, StoreError
 from dkrr.features.maps import difference_at_zero
 from dkrr.fitting.context import Context
@@ -20,7 +21,6 @@ from dkrr.kernels.centring import Centring
 from dkrr.linalg.operator import column_norms
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
-from dkrr.rows import MemoryRows, Rows
 from dkrr.solvers import SolveResult
 from dkrr.solvers.iteration_state import CGOutcome
 from dkrr.solvers.newton import Point

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
+from dkrr.cluster import Progress, make_progress
 from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitError, PlanError
 from dkrr.fitting import logistic, solve
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
@@ -15,7 +16,6 @@ from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.planning import Plan
 from dkrr.planning.problem import Loss
 from dkrr.requests import FitRequest, plan_of
-from dkrr.runtime import Progress, make_progress
 from dkrr.solvers import Cholesky, ConjugateGradient, SolveResult, Status
 
 QUIET_SECONDS = 2.0

@@ -7,6 +7,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from dkrr.data import MemoryRows, Rows, scan, write_rows
+from dkrr.data.checks import check_finite
 from dkrr.features import FeatureMap, MapKernel, Nystroem, NystroemMap, whitened
 from dkrr.features import feature_map as feature_map_of
 from dkrr.features.base import Array
@@ -16,9 +18,7 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.data import ORIGINS, FitData
 from dkrr.kernels import Kernel, Linear, centring
 from dkrr.linalg.pivoted_cholesky import choose_pivots
-from dkrr.rows import MemoryRows, Rows, scan, write_rows
-from dkrr.rows.checks import check_finite
-from dkrr.tiles import RunStore
+from dkrr.store import RunStore
 
 ORIGIN_ROWS = 1024
 ORIGIN_BYTES = 16 * 2**20

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Progress
 from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData
@@ -20,7 +21,6 @@ from dkrr.linalg.residual import worst
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.planning.problem import Form
 from dkrr.requests import DualStart, FitRequest
-from dkrr.runtime import Progress
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.solvers.iteration_state import CGOutcome

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster.folders import PrivateFolder
 from dkrr.linalg.sources import Vectors
-from dkrr.runtime.folders import PrivateFolder
-from dkrr.tiles import ChunkedArray, RunStore, TiledMatrix, TileGrid
-from dkrr.tiles.lock import check_owned
+from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
+from dkrr.store.lock import check_owned
 
 PLAN, WORK = "plan", "work"
 """Names of the notes in a store with the text of its plan and, once it has ended, its result, for `dkrr report`."""

@@ -9,15 +9,15 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from dkrr.cluster import Executor
+from dkrr.cluster.folders import private_folder
+from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
-from dkrr.runtime import Executor
-from dkrr.runtime.folders import private_folder
-from dkrr.runtime.local_workers import LocalWorkers
-from dkrr.tiles import RunStore
-from dkrr.tiles.files import make_folder
-from dkrr.tiles.paths import local_path
+from dkrr.store import RunStore
+from dkrr.store.files import make_folder
+from dkrr.store.paths import local_path
 from dkrr.units import format_bytes
 
 logger = logging.getLogger("dkrr")
@@ -31,12 +31,12 @@ MUCH_LESS = 1.1
 
 def dask_executor() -> ModuleType:
     """Module of the Dask executor; distributed is slow to import, and small fits do without it."""
-    return import_module("dkrr.runtime.dask_executor")
+    return import_module("dkrr.cluster.dask_executor")
 
 
 def dask_client() -> ModuleType:
     """Module of Dask's clients, imported where it is needed for the same reason."""
-    return import_module("dkrr.runtime.dask_client")
+    return import_module("dkrr.cluster.dask_client")
 
 
 def check_store_is_shared(client: Any, url: str) -> None:

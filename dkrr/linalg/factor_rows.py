@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
+from dkrr.cluster import Meter, resident
 from dkrr.linalg.operator import Precision
 from dkrr.linalg.sources import ColumnSource
-from dkrr.runtime import Meter, resident
 
 Array = NDArray[np.float64]
 

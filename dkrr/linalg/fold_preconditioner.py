@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import RunRecord
 from dkrr.cost import Cost
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.low_rank import LOW_PRECISION_RATIO, ROUNDING, mean_left, small_cholesky
@@ -35,7 +36,6 @@ from dkrr.linalg.operator import Precision, column_sizes
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.training_sets import TrainingSets
-from dkrr.runtime import RunRecord
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

@@ -30,11 +30,11 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import Executor, Meter, Progress, Task
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.memory import share_of
 from dkrr.linalg.substitution import Substitution, solve_block, substituted
-from dkrr.runtime import Executor, Meter, Progress, Task
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.segments import Segment
-from dkrr.runtime import Executor, Meter, RunRecord, Task
 
 Array = NDArray[np.float64]
 Curvature = Literal["matrix", "diagonal"]

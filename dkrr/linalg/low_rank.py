@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import RunRecord
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.factor_rows import GRAM_ROWS
 from dkrr.linalg.operator import Precision, column_norms
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioner import Preconditioner
-from dkrr.runtime import RunRecord
 
 Array = NDArray[np.float64]
 

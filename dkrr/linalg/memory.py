@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import Executor, Meter, Progress, RunRecord, Share, Task
 from dkrr.cost import Cost
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, factor_tile
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
 from dkrr.linalg.tile_steps import TileStep, n_update_parts
-from dkrr.runtime import Executor, Meter, Progress, RunRecord, Share, Task
-from dkrr.tiles import MemoryMatrix, TileGrid
+from dkrr.store import MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]
 

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster.task import Meter, Task
 from dkrr.cost import Cost
+from dkrr.data.rows import Block
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.segments import RowWriter, Segment
 from dkrr.linalg.sources import read_range
 from dkrr.linalg.tiled_operator import thin
-from dkrr.rows.sources import Block
-from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 Matrix = NDArray[np.float64]
 

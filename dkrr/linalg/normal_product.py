@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Executor, Meter, RunRecord, Task
+from dkrr.data.rows import Block
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.linalg.operator import Operator, Precision
 from dkrr.linalg.segments import RowWriter, Segment
-from dkrr.rows.sources import Block
-from dkrr.runtime import Executor, Meter, RunRecord, Task
-from dkrr.tiles import ChunkedArray
+from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
 

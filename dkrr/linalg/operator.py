@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.runtime import RunRecord
+from dkrr.cluster import RunRecord
 
 Vectors = NDArray[np.float64]
 Precision = Literal["float64", "float32"]

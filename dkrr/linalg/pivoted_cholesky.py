@@ -31,7 +31,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
+from dkrr.cluster import Executor, RunRecord, SerialExecutor, Task
 from dkrr.cost import Cost
+from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.linalg.factor_rows import (
@@ -50,8 +52,6 @@ from dkrr.linalg.factor_rows import (
 )
 from dkrr.linalg.operator import Precision, column_sizes
 from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_cost
-from dkrr.rows import MemoryRows, Rows
-from dkrr.runtime import Executor, RunRecord, SerialExecutor, Task
 
 Array = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.runtime import RunRecord
+from dkrr.cluster import RunRecord
 
 Array = NDArray[np.float64]
 

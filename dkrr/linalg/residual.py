@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import Executor, Progress, RunRecord
+from dkrr.cluster.task import Meter, Task
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.operator import column_norms
 from dkrr.linalg.sources import TileSource, Vectors, read_range
 from dkrr.linalg.tiled_operator import TiledOperator
-from dkrr.runtime import Executor, Progress, RunRecord
-from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dkrr.cluster import Meter
 from dkrr.linalg.sources import Piece, TileSource, Vectors, read_range
-from dkrr.runtime import Meter
 
 Array = NDArray[np.float64]
 

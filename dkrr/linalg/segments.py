@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster.task import Meter
+from dkrr.data import Rows
+from dkrr.data.checks import check_finite
+from dkrr.data.rows import BLOCK_ENTRIES, Block, n_bytes
 from dkrr.linalg.sources import read_range
-from dkrr.rows import Rows
-from dkrr.rows.checks import check_finite
-from dkrr.rows.sources import BLOCK_ENTRIES, Block, n_bytes
-from dkrr.runtime.task import Meter
-from dkrr.tiles import ChunkedArray
+from dkrr.store import ChunkedArray
 
 Matrix = NDArray[np.float64]
 

@@ -11,15 +11,15 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
+from dkrr.cluster.task import Meter, Task
 from dkrr.cost import Cost
+from dkrr.data import Rows
+from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, SYMMETRY_TOLERANCE, mirror_lower
-from dkrr.rows import Rows
-from dkrr.rows.sources import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
-from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 KERNEL_BLOCK = 1024
 """Rows and columns of the blocks in which a kernel is called: bounds the kernel's own temporaries."""

@@ -5,8 +5,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
-from dkrr.rows import MemoryRows, Rows
 
 SAMPLE = 1024
 """Rows: 0.1 s, and the 250 largest of their eigenvalues over n are within a factor of two of those of all rows."""

@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster.task import Meter, Task
 from dkrr.cost import Cost
 from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.sources import Vectors, read_range
 from dkrr.linalg.tile_steps import N_SLOTS, prefetched
-from dkrr.runtime.task import Meter, Task
-from dkrr.tiles import ChunkedArray, MemoryMatrix, TileGrid
+from dkrr.store import ChunkedArray, MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]
 Panels = Sequence[tuple[int, int]]

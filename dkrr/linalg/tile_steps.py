@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from dkrr.runtime.task import Meter
-from dkrr.tiles import TileGrid
+from dkrr.cluster.task import Meter
+from dkrr.store import TileGrid
 
 PANEL_COLUMNS = 512
 """Columns of a panel with which GEMM runs at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""

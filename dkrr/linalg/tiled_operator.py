@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import Executor, Meter, RunRecord, Task, resident
 from dkrr.cost import Cost
+from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.operator import Operator, Precision, Vectors, column_sizes
 from dkrr.linalg.sources import Piece, TileSource
-from dkrr.rows import MemoryRows, Rows
-from dkrr.runtime import Executor, Meter, RunRecord, Task, resident
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 GROUPS_PER_PLACE = 3
 """Groups of tiles that are not kept, for each place: a place that is early takes one more."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import RunRecord
 from dkrr.linalg.operator import Operator, Precision
-from dkrr.runtime import RunRecord
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

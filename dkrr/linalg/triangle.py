@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data.rows import ALL, Block, Rows
+from dkrr.data.stored import CheckedRows
 from dkrr.errors import StoreError
 from dkrr.linalg.cholesky import Matrix
-from dkrr.rows.sources import ALL, Block, Rows
-from dkrr.rows.stored import CheckedRows
-from dkrr.tiles import MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 
 MAX_SQUARE = 512
 """Most rows of a tile that holds half of a factor's single tile, so that few zeros above the diagonal are kept."""

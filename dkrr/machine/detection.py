@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 
 from dkrr import blas
+from dkrr.cluster.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
+from dkrr.cluster.process import Confinement, confinement, read_system_file, this_process
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
 from dkrr.machine.profile import (
@@ -30,9 +32,7 @@ from dkrr.planning.resources import (
     RatesFrom,
     Share,
 )
-from dkrr.runtime.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
-from dkrr.runtime.process import Confinement, confinement, read_system_file, this_process
-from dkrr.tiles.store import free_bytes
+from dkrr.store.run import free_bytes
 from dkrr.units import format_bytes, parse_bytes
 from dkrr.values import shown, whole
 
@@ -176,7 +176,7 @@ def local_workers(workers: int | None, root: Path = ROOT) -> int:
 
 
 def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> Resources:
-    from dkrr.runtime.dask_client import worker_resources
+    from dkrr.cluster.dask_client import worker_resources
 
     workers = worker_resources(client)
     by_host: dict[str, int] = {}
@@ -277,7 +277,7 @@ def describe() -> dict[str, Any]:
 
 def fingerprint_of(client: Any) -> Fingerprint:
     """Fingerprint whose rates hold for a client's cluster: its own, or this machine's if it runs here, unmeasured."""
-    from dkrr.runtime.dask_client import worker_resources
+    from dkrr.cluster.dask_client import worker_resources
 
     workers, fingerprint = worker_resources(client), cluster_of(client)
     here = {"127.0.0.1", "localhost"} | {
@@ -290,7 +290,7 @@ def fingerprint_of(client: Any) -> Fingerprint:
 
 def cluster_of(client: Any) -> Fingerprint:
     """Fingerprint of a client's cluster itself."""
-    from dkrr.runtime.dask_client import worker_resources
+    from dkrr.cluster.dask_client import worker_resources
 
     return cluster_fingerprint([(w.host, w.n_threads, w.memory_limit) for w in worker_resources(client)])
 
@@ -299,7 +299,7 @@ def ambient_client() -> Any:
     """Client that the user has made; None without one."""
     if "distributed" not in sys.modules:  # then no client exists, and the import is slow
         return None
-    from dkrr.runtime import dask_client
+    from dkrr.cluster import dask_client
 
     return dask_client.ambient_client()
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from dkrr import blas
+from dkrr.cluster.task import peak_resident_bytes, reset_peak
+from dkrr.data import Rows
 from dkrr.errors import DkrrError
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
 from dkrr.machine.detection import resident_bytes
 from dkrr.planning import Problem
-from dkrr.rows import Rows
-from dkrr.runtime.task import peak_resident_bytes, reset_peak
 
 MIN_ROWS = 256
 """Training rows below which a fit calls a function on blocks that are hardly larger than those of a measurement."""

@@ -17,7 +17,7 @@ from dkrr.kernels import RBF, Kernel, Laplacian, Linear, Matern, Polynomial
 from dkrr.linalg.operator import Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, cut_tile
 from dkrr.planning import KernelRate
-from dkrr.tiles import ChunkedArray
+from dkrr.store import ChunkedArray
 
 SIDE, PANEL = 1024, 512
 """Rows of a tile and columns of its panels, which are multiplied."""

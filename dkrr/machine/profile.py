@@ -16,13 +16,13 @@ import numpy as np
 import scipy
 
 from dkrr import blas
+from dkrr.cluster.limits import usable_cores
 from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES
-from dkrr.runtime.limits import usable_cores
-from dkrr.tiles.files import write_file
-from dkrr.tiles.paths import local_path
+from dkrr.store.files import write_file
+from dkrr.store.paths import local_path
 
 FORMAT = 2
 WHERE_PROFILES_GO = (

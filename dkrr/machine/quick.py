@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import psutil
 
 from dkrr import blas
+from dkrr.cluster.folders import private_folder
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
 from dkrr.machine.detection import ambient_client, cluster_of, fingerprint_of, local_workers, rates_at, resident_bytes
@@ -34,7 +35,6 @@ from dkrr.machine.profile import (
     save_profile,
 )
 from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
-from dkrr.runtime.folders import private_folder
 from dkrr.values import location, positive
 
 LONG_SECONDS = 4.0
@@ -103,7 +103,7 @@ def _of_machine(fingerprint: Fingerprint, known: Profile | None, plan: Plan) -> 
 
 def _of_workers(fingerprint: Fingerprint, client: Any) -> Profile:
     """Profile of a client's workers on other machines, all measured at the same time."""
-    from dkrr.runtime.dask_client import on_every_worker
+    from dkrr.cluster.dask_client import on_every_worker
 
     return measured_profile(fingerprint, lambda: on_every_worker(client, measure_cores))
 
@@ -258,7 +258,7 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
         cores = local_workers(None)
         fingerprint, run = machine_fingerprint(), partial(on_threads, cores)
     else:
-        from dkrr.runtime.dask_client import check_folder_is_shared, on_every_worker
+        from dkrr.cluster.dask_client import check_folder_is_shared, on_every_worker
 
         fingerprint, run = cluster_of(client), partial(on_every_worker, client)
     with private_folder("calibrate", where) as scratch:

@@ -20,10 +20,10 @@ from typing import Any
 import dask
 
 import dkrr
+from dkrr.cluster.limits import usable_cores
 from dkrr.config import setting
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.machine.profile import create_profile_folder, profile_folder, write_beside
-from dkrr.runtime.limits import usable_cores
 from dkrr.units import format_bytes
 
 TICK_MILLISECONDS = 500.0

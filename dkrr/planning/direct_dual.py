@@ -15,7 +15,7 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.resources import CALLER_MARGIN_BYTES, PROCESS_MARGIN_BYTES, Place, Resources
 from dkrr.planning.strategy import Systems
 from dkrr.planning.tilings import TileChoice, system_seconds
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 MEMORY_VECTORS = 7
 """Arrays of the size of the right-hand sides that a solution in memory holds (measured: 6.5, with an intercept 7.5)."""

@@ -21,7 +21,7 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Place, Resources
 from dkrr.planning.strategy import Systems
 from dkrr.planning.tilings import TileChoice, system_seconds
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from math import ceil, log, log2, sqrt
 
 import numpy as np
 
+from dkrr.cluster.task import FAN_IN
 from dkrr.cost import Stage
 from dkrr.linalg.fold_preconditioner import middles_cost
 from dkrr.linalg.operator import Precision
@@ -35,7 +36,6 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.products import TileProducts
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Place, Resources
 from dkrr.planning.strategy import Systems
-from dkrr.runtime.task import FAN_IN
 from dkrr.solvers.conjugate_gradient import (
     MIXED_ITERATION_FACTOR,
     ROUND_TRIPS_PER_ITERATION,

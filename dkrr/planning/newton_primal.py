@@ -26,7 +26,7 @@ from dkrr.solvers import Cholesky
 from dkrr.solvers.dual_objective import VECTORS_HELD
 from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL
 from dkrr.solvers.primal_objective import MAX_MATRIX_SIDE
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 
 def direct(p: Problem, resources: Resources) -> Iterator[tuple[Direct, list[Stage]]]:

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Literal, Self
 
+from dkrr.data import MemoryRows, Rows
+from dkrr.data.rows import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
 from dkrr.features import FeatureMap, feature_map
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.linalg.operator import Precision
 from dkrr.planning.resources import Rates
-from dkrr.rows import MemoryRows, Rows
-from dkrr.rows.sources import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.solvers.newton import STEPS_FROM_NEAR, expected_steps
 

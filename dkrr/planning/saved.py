@@ -12,7 +12,7 @@ from dkrr.planning.direct import Direct
 from dkrr.planning.plan import SIZES, Plan
 from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky
-from dkrr.tiles import ChunkedArray, TileGrid
+from dkrr.store import ChunkedArray, TileGrid
 
 
 def saved_bytes(plan: Plan) -> int:

@@ -7,7 +7,7 @@ from typing import Self
 
 from dkrr.linalg.tile_steps import TileStep, n_update_parts
 from dkrr.planning.resources import Rates
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 SHARPNESS = 4.0
 """Exponent of the smooth maximum (among 2 to 10 the closest to 1,100 runs of `benchmarks.simulation` with 12 to 100

@@ -13,7 +13,7 @@ from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Place, Resources, cold_fraction
 from dkrr.planning.schedule import factorisation_seconds
 from dkrr.planning.strategy import Reason, Tiling, count_of_processes
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 
 class TileChoice(NamedTuple):

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.data import Rows
+from dkrr.data.checks import check_finite
+from dkrr.data.rows import dense
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.data import TrainingData
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
 from dkrr.prediction import BLOCK_ROWS
-from dkrr.rows import Rows
-from dkrr.rows.checks import check_finite
-from dkrr.rows.sources import dense
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

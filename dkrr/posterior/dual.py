@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.cluster import Progress, ThreadExecutor
+from dkrr.cluster.limits import available_bytes
+from dkrr.data import CheckedRows, MemoryRows, whole
 from dkrr.errors import StoreError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import TrainingData, shared_fields
@@ -31,12 +34,9 @@ from dkrr.posterior.base import (
     product_of,
 )
 from dkrr.requests import FitRequest, Targets, plan_of
-from dkrr.rows import CheckedRows, MemoryRows, whole
-from dkrr.runtime import Progress, ThreadExecutor
-from dkrr.runtime.limits import available_bytes
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import in_terms_of_alpha
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 
 class DualPosterior(FactoredProcess):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.data import Rows
 from dkrr.posterior.base import Array, FoldModels, Numbers, blocks
-from dkrr.rows import Rows
 
 
 @dataclass(frozen=True)

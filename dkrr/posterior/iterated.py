@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Progress
+from dkrr.data import Rows
 from dkrr.errors import ConvergenceWarning
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
@@ -30,8 +32,6 @@ from dkrr.planning import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 from dkrr.posterior.base import Array, Estimate, Numbers, Posterior, blocks, cross_of, diagonal_of, warn_of_width
 from dkrr.requests import FitRequest, Targets, with_spectrum
-from dkrr.rows import Rows
-from dkrr.runtime import Progress
 from dkrr.solvers import Status
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.direct import in_terms_of_alpha

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
+from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.normal_sums import (
@@ -27,7 +28,6 @@ from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers
 from dkrr.requests import FitRequest, Targets
-from dkrr.rows import CheckedRows, MemoryRows, Rows, whole
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import in_terms_of_alpha
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.data import Rows
+from dkrr.data.checks import digest_of
+from dkrr.data.mapped import is_mapped
 from dkrr.errors import InputError
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.data import sizes_out_of_range
@@ -26,9 +29,6 @@ from dkrr.posterior.iterated import IteratedPosterior
 from dkrr.posterior.primal import PrimalPosterior
 from dkrr.posterior.refits import Learned, refitted
 from dkrr.requests import FitRequest, Targets, plan_of, with_spectrum
-from dkrr.rows import Rows
-from dkrr.rows.checks import digest_of
-from dkrr.tiles.mapped import is_mapped
 
 
 class Processes:

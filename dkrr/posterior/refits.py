@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from dkrr.data import MemoryRows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
 from dkrr.kernels import Kernel
 from dkrr.posterior.base import Array, FoldModels, Numbers
 from dkrr.prediction import predict_in_memory
 from dkrr.requests import FitRequest, Targets
-from dkrr.rows import MemoryRows
 
 
 @dataclass(frozen=True)

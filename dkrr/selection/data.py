@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from dkrr.data import MemoryRows
+from dkrr.data.checks import digest_of
 from dkrr.fitting.data import TrainingData
-from dkrr.rows import MemoryRows
-from dkrr.rows.checks import digest_of
 from dkrr.selection.folds import Folds
 
 

@@ -5,13 +5,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import ThreadExecutor
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import FactoredGram, direct_gram
 from dkrr.fitting.norms import scale_of
 from dkrr.linalg.held_out import LeftOut
 from dkrr.planning import Direct
-from dkrr.runtime import ThreadExecutor
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
 from dkrr.selection.scores import ScoreSheet

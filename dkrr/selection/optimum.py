@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from dkrr.arguments import MIN_TOL
+from dkrr.cluster import Progress, make_progress
 from dkrr.cost import Stage
+from dkrr.data.checks import digest_of
 from dkrr.errors import ConvergenceWarning, DkrrError, InputError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
@@ -29,13 +31,11 @@ from dkrr.planning.resources import Resources
 from dkrr.planning.selection import FoldSizes, SelectionPlan
 from dkrr.planning.strategy import plural
 from dkrr.requests import FitRequest, Targets, with_spectrum
-from dkrr.rows.checks import digest_of
-from dkrr.runtime import Progress, make_progress
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.selection.scores import times_square
 from dkrr.solvers.direct import in_terms_of_alpha
-from dkrr.tiles import RunStore
+from dkrr.store import RunStore
 from dkrr.values import shown, whole
 
 Array = NDArray[np.float64]

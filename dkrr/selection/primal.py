@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster import Progress, SerialExecutor, Task, ThreadExecutor
+from dkrr.cluster.task import Meter
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.normal_sums import (
@@ -37,8 +39,6 @@ from dkrr.fitting.normal_sums import (
 from dkrr.fitting.norms import scale_of
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
-from dkrr.runtime import Progress, SerialExecutor, Task, ThreadExecutor
-from dkrr.runtime.task import Meter
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import ScoreSheet
 from dkrr.solvers.direct import in_terms_of_alpha

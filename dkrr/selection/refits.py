@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import MemoryRows
 from dkrr.fitting import fit
 from dkrr.fitting.sampled import is_drawn
 from dkrr.prediction import predict_in_memory
 from dkrr.requests import FitRequest, Targets
-from dkrr.rows import MemoryRows
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
 from dkrr.selection.scores import ScoreSheet

@@ -7,16 +7,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import Rows
 from dkrr.fitting.sampled import is_drawn
 from dkrr.planning.selection import FoldSizes
 from dkrr.requests import FitRequest, Settings, Targets
-from dkrr.rows import Rows
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Search
 from dkrr.selection.refit import Refit
 from dkrr.selection.scores import Score, in_range
-from dkrr.tiles.paths import resolved_place
+from dkrr.store.paths import resolved_place
 
 Array = NDArray[np.float64]
 

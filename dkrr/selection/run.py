@@ -8,21 +8,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Whole
+from dkrr.cluster.signals import ended_in_order
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.machine import detect
 from dkrr.planning.gradients import refuse_gradient
 from dkrr.requests import DualStart, FitRequest, Targets
-from dkrr.runtime import Whole
-from dkrr.runtime.signals import ended_in_order
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import negative_squared_error
 from dkrr.selection.scoring import Candidate, all_scored
 from dkrr.solvers import ConjugateGradient
-from dkrr.tiles.lock import owned
-from dkrr.tiles.paths import resolved_place
+from dkrr.store.lock import owned
+from dkrr.store.paths import resolved_place
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

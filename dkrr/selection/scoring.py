@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Progress, Whole, make_progress
 from dkrr.errors import ConvergenceWarning
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
@@ -20,7 +21,6 @@ from dkrr.planning import Direct, Iterative, Problem, Resources
 from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.requests import DualStart, Settings, Targets, with_spectrum
-from dkrr.runtime import Progress, Whole, make_progress
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors

@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Executor, Progress, RunRecord
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks
 from dkrr.linalg.operator import Operator, column_norms, column_sizes
@@ -30,10 +31,9 @@ from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.rounding import FLOAT64_ROUNDING
 from dkrr.linalg.substitution import Substitution, substitution_tasks
 from dkrr.linalg.tile_steps import tile_steps
-from dkrr.runtime import Executor, Progress, RunRecord
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.iteration_state import State
-from dkrr.tiles import ChunkedArray
+from dkrr.store import ChunkedArray
 
 
 @dataclass(frozen=True)

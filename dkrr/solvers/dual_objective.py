@@ -7,6 +7,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Progress
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.curvature import (
     Curvature,
@@ -19,7 +20,6 @@ from dkrr.linalg.curvature import (
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.operator import SAFE_SIZES, Operator, column_norms, column_sizes
 from dkrr.linalg.roots import Root
-from dkrr.runtime import Progress
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.newton import Mask, Objective, Point
 

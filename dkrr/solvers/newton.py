@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.runtime import Progress
 from dkrr.solvers.result import NewtonStep, Status
 from dkrr.units import format_seconds
 

@@ -5,6 +5,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes, likelihood_pass
 from dkrr.linalg.memory import factor_in_memory, memory_system
@@ -13,10 +14,9 @@ from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
 from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles
 from dkrr.linalg.substitution import substituted
-from dkrr.runtime import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.newton import Mask, Objective, Point
-from dkrr.tiles import MemoryMatrix
+from dkrr.store import MemoryMatrix
 
 Array = NDArray[np.float64]
 

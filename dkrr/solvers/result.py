@@ -8,9 +8,9 @@ from enum import Enum
 from math import nan
 from typing import Any
 
+from dkrr.cluster import RunRecord
 from dkrr.cost import STAGE_NAMES, Stage
 from dkrr.markup import Explained
-from dkrr.runtime import RunRecord
 from dkrr.units import format_bytes, format_seconds
 
 

@@ -16,13 +16,13 @@ from sklearn.linear_model import Ridge
 
 import dkrr
 from dkrr import KernelRidge
+from dkrr.data import MemoryRows, as_rows
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.features import ConcatenatedMap, IdentityMap, MapKernel, Nystroem, RandomFourier, ScaledMap, fourier, whitened
 from dkrr.features.descriptions import feature_map_from_dict
 from dkrr.fitting.sampled import by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Laplacian, Linear, Matern
-from dkrr.rows import MemoryRows, as_rows
-from dkrr.tiles import RunStore
+from dkrr.store import RunStore
 from tests.systems import random, traced_peak
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")

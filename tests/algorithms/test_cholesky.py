@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import blas
+from dkrr.cluster import Meter, SerialExecutor, Task, ThreadExecutor
+from dkrr.data import as_rows
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import memory, sources, substitution
 from dkrr.linalg.cholesky import PartialSums, cholesky_tasks, factor_tile
@@ -20,9 +22,7 @@ from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.sources import MatrixTiles
 from dkrr.linalg.substitution import NEAR_TILES, Substitution, substituted, substitution_tasks
 from dkrr.linalg.tile_steps import N_SLOTS, prefetched, tile_steps
-from dkrr.rows import as_rows
-from dkrr.runtime import Meter, SerialExecutor, Task, ThreadExecutor
-from dkrr.tiles import ChunkedArray, MemoryMatrix, RunStore, TileGrid
+from dkrr.store import ChunkedArray, MemoryMatrix, RunStore, TileGrid
 from tests import systems
 from tests.oracles import naive_backward, naive_cholesky, naive_forward
 from tests.pairs import every_pair

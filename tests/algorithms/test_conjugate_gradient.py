@@ -10,11 +10,11 @@ import pytest
 import scipy.linalg
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
-from dkrr.runtime import Progress
 from dkrr.solvers.conjugate_gradient import WINDOW, Iteration, cycles_in_low_precision, ritz_values
 from dkrr.solvers.iteration_state import State
 from dkrr.solvers.quadrature import LanczosTrace, log_quadrature

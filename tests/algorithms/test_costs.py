@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from dkrr.cluster import Meter, SerialExecutor
 from dkrr.cost import Cost
+from dkrr.data import MemoryRows, as_rows
 from dkrr.kernels import RBF
 from dkrr.kernels.base import EntryCost
 from dkrr.linalg import cholesky
@@ -19,10 +21,8 @@ from dkrr.linalg.tile_steps import tile_steps
 from dkrr.linalg.tiled_operator import KEPT_PASSES, TileGroup, multiply_bytes, multiply_group, pass_cost
 from dkrr.planning import Rates
 from dkrr.planning.resources import DENSE_SIDE
-from dkrr.rows import MemoryRows, as_rows
-from dkrr.runtime import Meter, SerialExecutor
-from dkrr.tiles import MemoryMatrix, RunStore, TileGrid
-from dkrr.tiles.shards import OVERHEAD_BYTES
+from dkrr.store import MemoryMatrix, RunStore, TileGrid
+from dkrr.store.shards import OVERHEAD_BYTES
 from tests import systems
 from tests.algorithms.test_cholesky import make_job
 from tests.systems import MANY, RAGGED, files_of, positive_definite, run, tiles_of

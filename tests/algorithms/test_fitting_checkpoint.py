@@ -12,8 +12,8 @@ from numpy.testing import assert_array_equal
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
-from dkrr.tiles import ChunkedArray, RunStore
-from dkrr.tiles.paths import local_path
+from dkrr.store import ChunkedArray, RunStore
+from dkrr.store.paths import local_path
 from tests.systems import MatrixOperator, flip_a_bit, positive_definite, random
 
 

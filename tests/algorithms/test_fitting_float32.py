@@ -15,7 +15,7 @@ from dkrr.planning import Float32Factor
 from dkrr.planning.strategy import codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers import direct as refining
-from dkrr.tiles import MemoryMatrix
+from dkrr.store import MemoryMatrix
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 

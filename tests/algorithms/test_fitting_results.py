@@ -11,13 +11,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cost import Stage
+from dkrr.data import as_rows
 from dkrr.features import IdentityMap
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.norms import function_norms
 from dkrr.fitting.ridge import drop_rounding, tightened
 from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.linalg.likelihood import Bernoulli
-from dkrr.rows import as_rows
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from tests import precise
 from tests.nightly.accuracy import fits, trials

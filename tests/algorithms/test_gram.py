@@ -11,12 +11,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr import KernelRidge, kernels, requests
+from dkrr.data import MemoryRows, as_rows, write_rows
+from dkrr.data.rows import ALL
 from dkrr.errors import InputError, StoreError
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
-from dkrr.rows import MemoryRows, as_rows, write_rows
-from dkrr.rows.sources import ALL
-from dkrr.tiles.arrays import create_array
+from dkrr.store.arrays import create_array
 from tests import systems
 from tests.oracles import naive_gram
 from tests.pairs import every_pair

@@ -6,10 +6,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, StratifiedKFold, TimeSeriesSplit
 
 from dkrr import KernelLogisticRegressionCV, KernelRidgeCV
+from dkrr.data.arrays import NpyRows
 from dkrr.errors import InputError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF
-from dkrr.rows.arrays import NpyRows
 from dkrr.selection import Folds, LearningCurve, gain_of
 from tests.naive_folds import naive_class_scores, naive_scores
 from tests.pairs import every_pair

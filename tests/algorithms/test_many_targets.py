@@ -7,10 +7,10 @@ import zarr
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelRidge, load, plan, save, status, verify
+from dkrr.data import as_rows, write_rows
+from dkrr.data.mapped import is_mapped
 from dkrr.fitting.batches import FinishedBatches
-from dkrr.rows import as_rows, write_rows
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
-from dkrr.tiles.mapped import is_mapped
 from tests.oracles import assert_close, naive_gram, naive_kernel_ridge
 from tests.pairs import every_pair
 from tests.stores import place

@@ -8,8 +8,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import brentq
 
+from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.runtime import Progress
 from dkrr.solvers.newton import (
     LOOSEST,
     MAX_USELESS,

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.cluster import Meter
+from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import InputError
 from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.linalg import segments
@@ -18,9 +20,7 @@ from dkrr.linalg.normal import NormalParts, feature_sums, normal_part, normal_ta
 from dkrr.linalg.normal_product import normal_moments, normal_product, training_errors, weighted_squares, weighted_sums
 from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles
-from dkrr.rows import MemoryRows, as_rows, write_rows
-from dkrr.runtime import Meter
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import naive_normal, naive_probabilities
 from tests.pairs import every_pair

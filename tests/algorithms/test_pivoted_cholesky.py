@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.cluster import Meter, resident
+from dkrr.data import MemoryRows
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.linalg import factor_rows, pivoted_cholesky
 from dkrr.linalg.fold_preconditioner import FoldLowRank, shared
@@ -17,8 +19,6 @@ from dkrr.linalg.pivoted_cholesky import MIN_BLOCK, LostRowsError, choose_pivots
 from dkrr.linalg.preconditioner import Deferred, Identity
 from dkrr.linalg.sources import GramColumns, MatrixColumns
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
-from dkrr.rows import MemoryRows
-from dkrr.runtime import Meter, resident
 from dkrr.solvers.conjugate_gradient import Iteration
 from tests import systems
 from tests.oracles import naive_partial_cholesky

@@ -13,14 +13,14 @@ from distributed import Client, LocalCluster
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.blas import n_threads, one_thread
+from dkrr.cluster.limits import usable_cores
+from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.features import CallableMap, IdentityMap
 from dkrr.kernels import RBF, CallableKernel, Linear
 from dkrr.machine.detection import usable_threads
 from dkrr.model import FittedFunction
 from dkrr.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
-from dkrr.rows import MemoryRows, as_rows, write_rows
-from dkrr.runtime.limits import usable_cores
 from tests.stores import place
 from tests.systems import random, traced_peak
 

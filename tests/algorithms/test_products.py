@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.cluster import Meter, SerialExecutor, resident
+from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import StoreError
 from dkrr.features import IdentityMap
 from dkrr.kernels import RBF, Linear, Polynomial
@@ -20,9 +22,7 @@ from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, SummedTiles
 from dkrr.linalg.tiled_operator import GROUPS_PER_PLACE, ResidentRows, TiledOperator, TileGroup, tile_work
 from dkrr.planning.problem import Problem
-from dkrr.rows import MemoryRows, as_rows, write_rows
-from dkrr.runtime import Meter, SerialExecutor, resident
-from dkrr.tiles import ChunkedArray, TileGrid
+from dkrr.store import ChunkedArray, TileGrid
 from tests import systems
 from tests.oracles import naive_gram
 from tests.stores import place
@@ -309,7 +309,7 @@ def test_tiles_whole_and_in_pieces_are_the_matrix(tmp_path_factory, kind, dtype,
     source, expected = make_source(kind, tmp_path_factory.mktemp("s"), grid, scaled)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "KERNEL_BLOCK", block)
-        patch.setattr("dkrr.rows.sources.PART_ENTRIES", part)
+        patch.setattr("dkrr.data.rows.PART_ENTRIES", part)
         patch.setattr(sources, "PIECE_ROWS", piece[0])
         patch.setattr(sources, "PIECE_COLUMNS", piece[1])
         for i, j in grid.lower():

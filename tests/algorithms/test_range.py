@@ -22,7 +22,7 @@ from dkrr.fitting.data import ORIGINS
 from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial, Precomputed
 from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
 from dkrr.solvers import Status
-from dkrr.tiles import RunStore
+from dkrr.store import RunStore
 from tests import precise
 from tests.pairs import every_pair
 

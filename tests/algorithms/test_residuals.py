@@ -8,14 +8,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.cluster import Progress, SerialExecutor
 from dkrr.linalg import residual, rounding
 from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.residual import Moments, Solved, condition_number, relative, scaling_of, uses_symmetry, with_probe
-from dkrr.runtime import Progress, SerialExecutor
 from dkrr.solvers import Status
 from dkrr.solvers.direct import Refinement, rounding_level
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 from tests import systems
 from tests.systems import MatrixOperator, grids, random, vectors
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.cluster import Meter, Progress, SerialExecutor, Task, ThreadExecutor, resident
+from dkrr.cluster.dask_executor import DaskExecutor
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.runtime import Meter, Progress, SerialExecutor, Task, ThreadExecutor, resident
-from dkrr.runtime.dask_executor import DaskExecutor
 
 VECTORS = np.random.default_rng(0).standard_normal((11, 2))
 

@@ -14,9 +14,9 @@ from sklearn.base import clone
 from sklearn.gaussian_process import kernels as theirs
 
 from dkrr import kernels as k
+from dkrr.data import MemoryRows
 from dkrr.errors import InputError
 from dkrr.kernels import base, blocks
-from dkrr.rows import MemoryRows
 from tests.contracts.kernels import CASES, DISTINCT
 from tests.oracles import naive_gram
 from tests.systems import traced_peak

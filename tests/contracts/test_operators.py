@@ -8,6 +8,8 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
+from dkrr.cluster import SerialExecutor, ThreadExecutor
+from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.kernels import RBF, Laplacian, Polynomial
 from dkrr.linalg import memory, sources
@@ -21,9 +23,7 @@ from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
 from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
-from dkrr.rows import MemoryRows, as_rows, write_rows
-from dkrr.runtime import SerialExecutor, ThreadExecutor
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import naive_gram, naive_normal
 from tests.stores import place

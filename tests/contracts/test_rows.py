@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from sklearn.preprocessing import FunctionTransformer
 
+from dkrr.cluster import Progress, SerialExecutor
+from dkrr.data import as_rows, checks, described_rows, scan, scan_tasks, stage, staging, stored, write_rows
+from dkrr.data.checks import combine
+from dkrr.data.inputs import inputs_of
+from dkrr.data.rows import dense, n_bytes
+from dkrr.data.transformed import TransformedRows
 from dkrr.errors import InputError
-from dkrr.rows import as_rows, checks, described_rows, scan, scan_tasks, stage, staging, stored, write_rows
-from dkrr.rows.checks import combine
-from dkrr.rows.sources import dense, n_bytes
-from dkrr.runtime import Progress, SerialExecutor
-from dkrr.tiles import shards
-from dkrr.transformers.inputs import inputs_of
-from dkrr.transformers.transformed import TransformedRows
+from dkrr.store import shards
 from tests.inputs import CONTAINERS, Container, numbers, table
 from tests.stores import place
 

@@ -15,16 +15,16 @@ from zarr.codecs import BytesCodec
 
 import dkrr
 from dkrr import KernelRidge
+from dkrr.cluster import Meter
+from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, stage, stored, write_rows
+from dkrr.data.chunk_files import SCRATCH_BYTES
+from dkrr.data.mapped import is_mapped
+from dkrr.data.rows import WINDOW_ROWS, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.segments import Segment
 from dkrr.planning.problem import Problem
-from dkrr.rows import MemoryRows, as_rows, load_array, load_labels, load_targets, stage, stored, write_rows
-from dkrr.rows.chunk_files import SCRATCH_BYTES
-from dkrr.rows.sources import WINDOW_ROWS, cuts_by_entries, dense, n_bytes
-from dkrr.runtime import Meter
-from dkrr.tiles import ChunkedArray
-from dkrr.tiles.mapped import is_mapped
+from dkrr.store import ChunkedArray
 from tests.contracts.test_rows import ranges
 from tests.inputs import numbers, table
 from tests.stores import place
@@ -190,7 +190,7 @@ def test_open_data_sets_of_hdf5_and_their_targets_and_labels_are_read(hdf5, monk
         assert_array_equal(as_rows(file["x"]).take(np.array([5, 2, 5])), numbers()[[5, 2, 5]])
         assert not KernelRidge(0.1).fit(file["x"], file["a/y"]).plan_.problem.x_in_memory
         assert_array_equal(load_labels(file["text"]), [b"late", b"early"])
-    monkeypatch.setattr("dkrr.rows.open.HELD_BYTES", 10)
+    monkeypatch.setattr("dkrr.data.open.HELD_BYTES", 10)
     targets = load_targets(f"{hdf5}::x")
     assert is_mapped(targets) and np.array_equal(targets, numbers())
 
@@ -339,7 +339,7 @@ def test_copies_of_many_rows_and_of_rows_without_a_value(tmp_path, n):
 
 def test_dense_rows_that_stand_together_are_not_copied_all_at_once(tmp_path, monkeypatch):
     for module in ("staging", "stored"):
-        monkeypatch.setattr(f"dkrr.rows.{module}.CHUNK_ENTRIES", 2**14)
+        monkeypatch.setattr(f"dkrr.data.{module}.CHUNK_ENTRIES", 2**14)
     rows, copies = MemoryRows(sp.csr_array(np.ones((600, 500)))), []
     peak = traced_peak(lambda: copies.append(write_rows(rows, place(tmp_path / "copy"))))
     assert peak < rows.n_bytes / 1.5
@@ -357,7 +357,7 @@ def test_descriptions_of_copies_that_dkrr_does_not_write_are_refused(kind, tmp_p
     wrong = [("kind", "x"), ("shape", [23]), ("shape", [23, -7]), ("shape", None), ("dtype", "O"), ("shape", [2.0, 7])]
     for name, value in wrong:
         with pytest.raises(StoreError, match="dkrr does not write"):
-            dkrr.rows.described_rows(place(tmp_path / "copy"), {**described, name: value})
+            dkrr.data.described_rows(place(tmp_path / "copy"), {**described, name: value})
 
 
 def test_numbers_that_no_store_can_keep_are_refused(tmp_path):

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
+from dkrr.cluster import Progress, SerialExecutor
+from dkrr.data import as_rows, checks, load_array, load_labels, open_path, scan, scan_tasks, write_rows
+from dkrr.data.checks import check_finite, digest_of
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import RandomWalk
-from dkrr.rows import as_rows, checks, load_array, load_labels, open_path, scan, scan_tasks, write_rows
-from dkrr.rows.checks import check_finite, digest_of
-from dkrr.runtime import Progress, SerialExecutor
 from dkrr.sparse import check_structure
-from dkrr.tiles import ChunkedArray
-from dkrr.tiles.descriptions import read_group
+from dkrr.store import ChunkedArray
+from dkrr.store.descriptions import read_group
 from tests.inputs import numbers, table
 from tests.stores import edit, place, put
 

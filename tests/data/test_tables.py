@@ -11,13 +11,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
+from dkrr.data import as_rows, as_table, load_targets, with_columns
+from dkrr.data.mapped import is_mapped
+from dkrr.data.table_arrow import ParquetSource
+from dkrr.data.table_rows import TableRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RBF, BagOfWords, Columns
-from dkrr.rows import as_rows, load_targets
-from dkrr.rows.tables import TableRows
-from dkrr.tables import as_table, with_columns
-from dkrr.tables.arrow import ParquetSource
-from dkrr.tiles.mapped import is_mapped
 
 pa = pytest.importorskip("pyarrow")
 csv = pytest.importorskip("pyarrow.csv")
@@ -208,7 +207,7 @@ def test_incomplete_rows_are_left_out():
 
 
 def test_later_values_decide_on_the_type_of_a_column(tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.tables.spooled.BLOCK_BYTES", 64)
+    monkeypatch.setattr("dkrr.data.table_spooled.BLOCK_BYTES", 64)
     lines = ["i,f,t,e,s", *(f"{k},1,{k},,a{k}" for k in range(30)), "1.5,2,late,0.5,b"]
     (tmp_path / "x.csv").write_text("\n".join(lines))
     with pytest.raises(InputError, match="column 'e' .*30 rows, the first is row 0"):
@@ -369,7 +368,7 @@ def test_targets_of_another_file_are_mapped_if_they_are_large(tmp_path, monkeypa
     model = KernelRidge(0.1).fit(X, f"{tmp_path}/y.parquet")
     assert_allclose(model.dual_coef_[:, 1], -model.dual_coef_[:, 0])
     assert KernelRidge(0.1).fit(X, f"{tmp_path}/y.parquet::z").dual_coef_.shape == (N,)
-    monkeypatch.setattr("dkrr.rows.open.HELD_BYTES", 100)
+    monkeypatch.setattr("dkrr.data.open.HELD_BYTES", 100)
     targets = load_targets(str(tmp_path / "y.parquet"))
     assert is_mapped(targets) and np.array_equal(targets, np.column_stack([Y, -Y]))
 

@@ -17,10 +17,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
+from dkrr.data.inputs import Inputs, MemoryInputs
+from dkrr.data.transformers_fitted import ColumnSteps, fitted_transformer, is_fitted
 from dkrr.errors import InputError
 from dkrr.kernels import BagOfWords
-from dkrr.transformers.inputs import Inputs, MemoryInputs
-from dkrr.transformers.learning import ColumnSteps, fitted_transformer, is_fitted
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, of_columns, targets
 from tests.inputs import table as given_as
 

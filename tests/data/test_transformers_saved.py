@@ -22,9 +22,9 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
 import dkrr
+from dkrr.data.transformed import transformed_block
+from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_transformer
 from dkrr.errors import DkrrError, InputError, StoreError
-from dkrr.transformers.saving import CLASSES, loaded_transformer, saved_transformer
-from dkrr.transformers.transformed import transformed_block
 from dkrr.versions import VERSIONS
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, targets
 

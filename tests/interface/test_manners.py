@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr.errors import InputError
-from dkrr.tiles import buckets, remote
+from dkrr.store import buckets, remote
 from tests.interface.conftest import run
 from tests.s3 import variables
 

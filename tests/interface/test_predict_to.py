@@ -18,7 +18,7 @@ from distributed import Client
 import dkrr
 from dkrr import predictions_out
 from dkrr.errors import InputError, NotFiniteError, StoreError
-from dkrr.tiles import buckets, remote
+from dkrr.store import buckets, remote
 from tests.data.flights import flights, targets
 
 N = 250
@@ -161,7 +161,7 @@ def test_workers_of_the_ambient_client_write_predictions(ridge, logistic):
 
 
 def test_rows_of_parquet_are_put_together(ridge, monkeypatch):
-    monkeypatch.setattr("dkrr.tables.writing.GROUP_ROWS", 60)
+    monkeypatch.setattr("dkrr.data.table_writing.GROUP_ROWS", 60)
     dkrr.predict_to(ridge, "x.parquet", "p.parquet")
     metadata = pyarrow.parquet.ParquetFile("p.parquet").metadata
     assert [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)] == [66, 66, 66, 52]

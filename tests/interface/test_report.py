@@ -18,15 +18,15 @@ from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr import inspection, model_description
+from dkrr.cli.report import _template, pictures
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.inspection import tile_maps
 from dkrr.kernels import CallableKernel
 from dkrr.markup import card_of_text, details, table
 from dkrr.model_description import describe_model, search_summary, summary_of
-from dkrr.reports import _template, pictures
 from dkrr.solvers import ConjugateGradient
-from dkrr.tiles import RunStore
-from dkrr.tiles.descriptions import read_group
+from dkrr.store import RunStore
+from dkrr.store.descriptions import read_group
 from tests.interface.conftest import run as command
 from tests.stores import edit
 

@@ -13,7 +13,7 @@ import benchmarks.__main__ as table
 from benchmarks import qm9, report
 from benchmarks.simulation import SimulatedCluster, TaskGraph, simulate
 from benchmarks.steps import STEPS, Goal
-from dkrr.runtime import Task
+from dkrr.cluster import Task
 
 SYMBOLS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
 

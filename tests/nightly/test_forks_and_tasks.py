@@ -21,10 +21,10 @@ from sklearn.model_selection import GridSearchCV
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
+from dkrr.cluster.process import CHILD, TASK, confinement, may_use
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels import RBF, AdditiveChi2, Linear
 from dkrr.machine import detect
-from dkrr.runtime.process import CHILD, TASK, confinement, may_use
 from tests.oracles import assert_close, naive_gram, naive_kernel_ridge
 from tests.pairs import every_pair
 from tests.runtime.clients import all_released
@@ -94,8 +94,8 @@ def in_a_fork(expected):
         signal.alarm(30)  # ends a child that hangs
         try:
             execution, reasons, found = fit()
-            from dkrr.runtime import process
-            from dkrr.runtime.dask_client import ambient_client
+            from dkrr.cluster import process
+            from dkrr.cluster.dask_client import ambient_client
             good = ambient_client() is None and execution == "serial" and process.FORK in reasons
             os._exit(0 if good and (expected is None or np.allclose(found, expected, rtol=1e-9, atol=0)) else 3)
         except BaseException as error:

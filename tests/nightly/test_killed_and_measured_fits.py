@@ -14,16 +14,16 @@ from numpy.testing import assert_allclose
 
 from benchmarks.local_client import local_client
 from dkrr import KernelRidge
+from dkrr.cluster import Progress, Task
+from dkrr.cluster.dask_client import held_when_ready
+from dkrr.cluster.dask_watch import Watch
+from dkrr.cluster.folders import private_folder
 from dkrr.errors import ConvergenceWarning, MemoryLimitError
 from dkrr.fitting.context import open_context
 from dkrr.kernels import RBF
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import make_plan
 from dkrr.planning.resources import WORKER_BASELINE_BYTES
-from dkrr.runtime import Progress, Task
-from dkrr.runtime.dask_client import held_when_ready
-from dkrr.runtime.dask_watch import Watch
-from dkrr.runtime.folders import private_folder
 from dkrr.solvers import ConjugateGradient
 from tests import programs
 from tests.planning.problems import GIB, MIB, cluster, direct

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from dkrr.tiles import replacing
+from dkrr.store import replacing
 
 pytestmark = pytest.mark.guard
 
 KILLED = """
 import os, re, signal, sys
 from pathlib import Path
-from dkrr.tiles import replacing
+from dkrr.store import replacing
 
 method, folder = sys.argv[1:]
 if method == "two renames":
@@ -86,7 +86,7 @@ def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_the_new(tmp_path
 
 OWNER = """
 import sys
-from dkrr.tiles.lock import owned
+from dkrr.store.lock import owned
 from dkrr.errors import BusyStoreError
 print("ready", flush=True)
 sys.stdin.readline()
@@ -114,7 +114,7 @@ def test_of_many_processes_that_begin_at_once_one_owns_the_store(tmp_path):
 
 FORKED = """
 import os, sys
-from dkrr.tiles.lock import LOCK_NAME, owned
+from dkrr.store.lock import LOCK_NAME, owned
 with owned(sys.argv[1]):
     child = os.fork()
     if child:

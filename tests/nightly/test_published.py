@@ -52,7 +52,7 @@ def test_the_index_takes_both(built):
 
 def test_the_wheel_has_the_package_and_its_data(wheel):
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dkrr").rglob("*.py")}
-    data = {"dkrr/py.typed", "dkrr/dkrr.yaml", "dkrr/reports/page.html"}
+    data = {"dkrr/py.typed", "dkrr/dkrr.yaml", "dkrr/cli/report.html"}
     assert {name for name in wheel if not name.startswith("dkrr-")} == modules | data
     (entries,) = (content.decode() for name, content in wheel.items() if name.endswith("entry_points.txt"))
     assert "dkrr = dkrr.cli:main" in entries and "[dask_cli]" in entries

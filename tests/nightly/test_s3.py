@@ -21,8 +21,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
-from dkrr.tiles import ChunkedArray, buckets, lock, remote
-from dkrr.tiles.arrays import create_array, open_array, zarr_store
+from dkrr.store import ChunkedArray, buckets, lock, remote
+from dkrr.store.arrays import create_array, open_array, zarr_store
 from tests.nightly.cluster.recipes import FIT, new_certificates, problem, run, saved, started
 from tests.processes import CLUSTER
 from tests.s3 import variables
@@ -175,7 +175,7 @@ def test_of_processes_that_find_a_bucket_free_at_once_one_owns_it(bucket, monkey
 CLIENT = """
 import os, signal, sys
 from distributed import Client
-from dkrr.runtime.progress import Progress
+from dkrr.cluster.progress import Progress
 from tests.nightly.test_s3 import fitted
 
 address, store = sys.argv[1:]

@@ -10,7 +10,7 @@ from benchmarks.simulation import SimulatedCluster, simulate_factorisation
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning import Rates
 from dkrr.planning.schedule import TaskCosts, estimated_seconds, factorisation_seconds, step_flops
-from dkrr.tiles import TileGrid
+from dkrr.store import TileGrid
 
 RATES = Rates()
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dkrr
+from dkrr.data import as_rows, load_array
+from dkrr.data.open import load_labels
 from dkrr.errors import DkrrError, InputError
-from dkrr.rows import as_rows, load_array
-from dkrr.rows.open import load_labels
 
 READERS = (as_rows, load_array, load_labels)
 X = np.arange(6.0).reshape(3, 2)
@@ -147,7 +147,7 @@ class TestNumpyFiles:
         np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6))
         zarr.create_array(f"{tmp_path}/y.zarr", shape=(10**13,), chunks=(1000,), dtype="f8")
         refused(tmp_path / "y.zarr", "X takes 72.8 TiB of memory", [load_labels])
-        monkeypatch.setattr("dkrr.rows.numpy_files.available_bytes", lambda: 10**6)
+        monkeypatch.setattr("dkrr.data.numpy_files.available_bytes", lambda: 10**6)
         refused(f"{tmp_path}/x.npz::a", "x.npz::a takes 7.63 MiB of memory, and 977 KiB are available")
 
     @pytest.mark.parametrize("layout", ["coo", "csc", "dia", "bsr", "csr"])

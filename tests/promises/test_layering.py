@@ -17,24 +17,16 @@ LEVEL = {name: level for level, names in enumerate(reversed(LINES)) for name in 
 """Levels of module groups in the drawing of the architecture: what stands on one line does not import each other."""
 
 GATEWAYS = {
-    "tiles": ("zarr", "google_crc32c", "obstore"),
-    "runtime": (
-        "distributed",
-        "rich",
-        "cryptography",
-        "IPython",
-        "resource",
-    ),  # IPython where a notebook has imported it
+    "store": ("zarr", "google_crc32c", "obstore"),
+    # IPython where a notebook has imported it.
+    "cluster": ("distributed", "rich", "cryptography", "IPython", "resource"),
     "preload": ("distributed",),
-    "tables": ("pandas", "pyarrow", "polars"),
-    "rows": ("h5py",),
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
     "kernels": ("sklearn",),
-    "transformers": ("sklearn", "skops", "pandas"),
+    "data": ("pandas", "pyarrow", "polars", "h5py", "sklearn", "skops"),
     "estimators": ("sklearn",),
     "persistence": ("sklearn",),
-    "reports": ("matplotlib", "jinja2", "markupsafe"),
-    "cli": ("click",),
+    "cli": ("click", "matplotlib", "jinja2", "markupsafe"),
     "config": ("yaml",),
 }
 """Module groups that import a heavy library."""

@@ -19,10 +19,10 @@ from click.testing import CliRunner
 
 import dkrr
 from dkrr import cli
+from dkrr.cluster.folders import delete_abandoned
 from dkrr.errors import DkrrError, InputError, StoreError
-from dkrr.runtime.folders import delete_abandoned
-from dkrr.tiles import RunStore, replacing
-from dkrr.tiles.paths import MAX_NAME_BYTES, file_name, resolved_place
+from dkrr.store import RunStore, replacing
+from dkrr.store.paths import MAX_NAME_BYTES, file_name, resolved_place
 
 PARTS = (
     *("..", ".", "", "/", "\\", "../../precious", "../../../precious/thesis", "..\\..", "precious", "a//b", "km/h"),
@@ -399,11 +399,11 @@ class TestEnclosing:
 
 
 DELETES = {
-    "runtime/local_server.py": {"rmtree"},
-    "tiles/buckets.py": {"delete"},
-    "tiles/lock.py": {"ftruncate"},
-    "tiles/mapped.py": {"truncate"},
-    "tiles/replacing.py": {"replace", "rename", "rmdir", "rmtree", "unlink"},
+    "cluster/local_server.py": {"rmtree"},
+    "store/buckets.py": {"delete"},
+    "store/lock.py": {"ftruncate"},
+    "data/mapped.py": {"truncate"},
+    "store/replacing.py": {"replace", "rename", "rmdir", "rmtree", "unlink"},
 }
 """Calls that delete or replace, by module: decision 17 says of each what guards it."""
 NAMES = {

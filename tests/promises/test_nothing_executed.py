@@ -25,7 +25,7 @@ import dkrr
 from dkrr import cli
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.kernels import BagOfWords
-from dkrr.tiles import RunStore, descriptions
+from dkrr.store import RunStore, descriptions
 from tests.stores import edit
 
 X = np.random.default_rng(0).normal(size=(60, 3))
@@ -366,7 +366,7 @@ class TestTransformers:
         data = np.frombuffer(dumps(__import__("evil").Transformer()), np.uint8)
         del sys.modules["evil"]
         (tmp_path / "ran").unlink()
-        monkeypatch.setattr("dkrr.transformers.saving.saved_transformer", lambda _: data[:, None])
+        monkeypatch.setattr("dkrr.data.transformers_saved.saved_transformer", lambda _: data[:, None])
         dkrr.save(dkrr.KernelRidge(transformer="standardize").fit(X, Y), tmp_path / "evil.zarr")
         assert dkrr.verify(tmp_path / "evil.zarr").is_whole
         refused(tmp_path / "evil.zarr", "'evil.Transformer', which a file cannot hold")

@@ -22,13 +22,13 @@ from numpy.testing import assert_allclose
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV, blas
+from dkrr.cluster import serial
 from dkrr.errors import ConvergenceWarning, StoreError
 from dkrr.features import Nystroem
 from dkrr.fitting.gram import FactoredGram
 from dkrr.kernels import RBF, Polynomial
-from dkrr.runtime import serial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
-from dkrr.tiles.lock import LOCK_NAME
+from dkrr.store.lock import LOCK_NAME
 from tests import programs
 
 N, D = 147, 3

@@ -22,18 +22,18 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from benchmarks.local_client import local_client
-from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
-from dkrr.linalg import TASK_MODULES
-from dkrr.runtime import Progress, Task, resident
-from dkrr.runtime.dask_client import (
+from dkrr.cluster import Progress, Task, resident
+from dkrr.cluster.dask_client import (
     ambient_client,
     check_folder_is_shared,
     check_path_is_shared,
     connect,
     worker_resources,
 )
-from dkrr.runtime.dask_executor import WINDOW_PER_THREAD, DaskExecutor, dask_key
-from dkrr.runtime.local_workers import LocalWorkers
+from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor, dask_key
+from dkrr.cluster.local_workers import LocalWorkers
+from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
+from dkrr.linalg import TASK_MODULES
 from tests.conftest import WORKER_MEMORY
 from tests.runtime.clients import all_released
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import dkrr
-from dkrr.runtime import Progress, displays, make_progress
-from dkrr.runtime.displays import LiveProgress, LogProgress, NotebookProgress, handlers_of, is_screen, logged_to_stderr
+from dkrr.cluster import Progress, displays, make_progress
+from dkrr.cluster.displays import LiveProgress, LogProgress, NotebookProgress, handlers_of, is_screen, logged_to_stderr
 from dkrr.solvers import ConjugateGradient, RPCholesky
 
 
@@ -218,7 +218,7 @@ class TestLogging:
         with logged_to_stderr() as handler:
             assert is_screen(handler)
             logging.getLogger("dkrr.fitting.run").info("%d rows", 7)
-            logging.getLogger("dkrr.tiles.lock").warning("taken over")
+            logging.getLogger("dkrr.store.lock").warning("taken over")
             logging.getLogger("dkrr").debug("not shown")
             with logged_to_stderr() as second:
                 assert second is None, "there is one already"

@@ -8,11 +8,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 from dkrr import KernelRidge, plan
+from dkrr.data import as_rows
 from dkrr.errors import KernelFunctionError
 from dkrr.kernels import RBF, CallableKernel, Columns
 from dkrr.machine.functions import MAX_ROWS, MIN_ROWS, measure, with_measured_functions
 from dkrr.planning.problem import Problem
-from dkrr.rows import as_rows
 
 N, D = 1500, 12
 

@@ -16,7 +16,7 @@ import pytest
 from distributed import Client
 from distributed.security import Security
 
-from dkrr.runtime.local_workers import LocalWorkers, new_credentials, portable
+from dkrr.cluster.local_workers import LocalWorkers, new_credentials, portable
 
 
 def test_settings_that_live_in_this_process_are_left_out(monkeypatch):
@@ -30,7 +30,7 @@ SCRIPT = """
 import sys, dask
 from concurrent.futures import ThreadPoolExecutor
 sys.path[:] = [p for p in sys.path if p not in ("", sys.argv[1])]
-from dkrr.runtime.local_workers import LocalWorkers
+from dkrr.cluster.local_workers import LocalWorkers
 with dask.config.set(pool=ThreadPoolExecutor(1)), LocalWorkers(1, 10**9, sys.argv[1]) as workers:
     print(workers.address()[:6])
 """

@@ -142,7 +142,7 @@ def test_a_cluster_that_does_not_exist_is_as_fast_as_this_machine(measured):
 
 
 def test_workers_of_a_client_elsewhere(measured, monkeypatch):
-    elsewhere, on_every_worker = {"where": "cluster", "hosts": 3}, "dkrr.runtime.dask_client.on_every_worker"
+    elsewhere, on_every_worker = {"where": "cluster", "hosts": 3}, "dkrr.cluster.dask_client.on_every_worker"
     monkeypatch.setattr(quick, "ambient_client", lambda: "client")
     monkeypatch.setattr(quick, "fingerprint_of", lambda client: elsewhere)
     monkeypatch.setattr(on_every_worker, lambda client, function: [function() for _ in range(3)])

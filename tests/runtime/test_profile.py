@@ -31,7 +31,7 @@ from dkrr.machine.profile import (
 from dkrr.machine.worker_settings import recorded_baseline
 from dkrr.planning import KernelRate, Rates, make_plan
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES, WORKER_BASELINE_BYTES
-from dkrr.tiles.arrays import create_array
+from dkrr.store.arrays import create_array
 from tests.planning.problems import MIB, direct
 
 RATES = Rates(gemm_flops=7e9, read_bytes=3e9, kernels=(KernelRate("RBF", 16, "float64", 3e-9),))

@@ -7,9 +7,9 @@ import pytest
 import zarr
 from numpy.testing import assert_array_equal
 
+from dkrr.data.mapped import is_mapped, mapped_array, release_pages
 from dkrr.errors import DiskSpaceError, StoreError
-from dkrr.tiles.arrays import CHUNK_BYTES, array_url, chunk_rows, create_array, is_zarr_array, open_array
-from dkrr.tiles.mapped import is_mapped, mapped_array, release_pages
+from dkrr.store.arrays import CHUNK_BYTES, array_url, chunk_rows, create_array, is_zarr_array, open_array
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "uint16", "bool"])

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
-from dkrr.tiles import buckets, remote
-from dkrr.tiles.files import is_folder, make_folder, names, read_file, write_file
-from dkrr.tiles.replacing import delete_listed
+from dkrr.store import buckets, remote
+from dkrr.store.files import is_folder, make_folder, names, read_file, write_file
+from dkrr.store.replacing import delete_listed
 from tests.s3 import variables
 
 REQUESTS = ["get", "get_into", "put", "create", "exchange", "version", "names", "files", "exists", "delete", "copy"]

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from dkrr.errors import DamagedChunkError, DiskSpaceError, StoreError
-from dkrr.tiles import ChunkedArray, chunks, remote, shards
-from dkrr.tiles.paths import local_path
-from dkrr.tiles.replacing import delete_partial
+from dkrr.store import ChunkedArray, chunks, remote, shards
+from dkrr.store.paths import local_path
+from dkrr.store.replacing import delete_partial
 
 SHAPE, CHUNKS = (11, 7), (4, 3)
 TAIL_BYTES = 8 + 16 + 4

@@ -22,11 +22,11 @@ import pytest
 import dkrr
 from dkrr.errors import BusyStoreError, DkrrError, StoreError
 from dkrr.fitting.context import Context
-from dkrr.tiles import buckets, lock, remote
-from dkrr.tiles.files import names, read_file, write_file
-from dkrr.tiles.lock import LOCK_NAME, Owner, owned, this_owner, who_owns
-from dkrr.tiles.paths import local_path
-from dkrr.tiles.replacing import STORE, delete_listed
+from dkrr.store import buckets, lock, remote
+from dkrr.store.files import names, read_file, write_file
+from dkrr.store.lock import LOCK_NAME, Owner, owned, this_owner, who_owns
+from dkrr.store.paths import local_path
+from dkrr.store.replacing import STORE, delete_listed
 
 OTHER = replace(this_owner(), host="elsewhere", machine="another kernel", process=4242, user="ada")
 
@@ -41,7 +41,7 @@ def fast(monkeypatch):
 @contextmanager
 def owning_process(url):
     """Another process that owns a store until it is killed."""
-    code = f"import time; from dkrr.tiles.lock import owned\nwith owned({url!r}): print('owned', flush=True); "
+    code = f"import time; from dkrr.store.lock import owned\nwith owned({url!r}): print('owned', flush=True); "
     command = [sys.executable, "-c", code + "time.sleep(60)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

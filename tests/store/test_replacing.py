@@ -12,10 +12,10 @@ import dask
 import pytest
 
 from dkrr.errors import DiskSpaceError, InputError, StoreError
-from dkrr.tiles import buckets, remote, replacing
-from dkrr.tiles.files import names, read_file
-from dkrr.tiles.paths import local_path
-from dkrr.tiles.replacing import check_free, written_aside
+from dkrr.store import buckets, remote, replacing
+from dkrr.store.files import names, read_file
+from dkrr.store.paths import local_path
+from dkrr.store.replacing import check_free, written_aside
 
 FILES = re.compile("content|a|b|c/0")
 

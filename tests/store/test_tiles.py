@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from dkrr.errors import StoreError
-from dkrr.tiles import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
-from dkrr.tiles.matrix import empty_tile, padded_width
+from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store.matrix import empty_tile, padded_width
 from tests.stores import place as place_at
 
 RAGGED = TileGrid(n=23, tile=10, panel=5)

@@ -14,8 +14,8 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import StoreError
 from dkrr.inspection import TileMap, map_in_text
-from dkrr.tiles import RunStore
-from dkrr.tiles.lock import owned
+from dkrr.store import RunStore
+from dkrr.store.lock import owned
 
 X = np.random.default_rng(0).normal(size=(300, 4))
 Y = X @ [1.0, -2.0, 0.5, 0.0]

@@ -16,10 +16,10 @@ from flint import arb, arb_mat, ctx
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from dkrr.data import MemoryRows
 from dkrr.features import Nystroem, NystroemMap, required_feature_map
 from dkrr.fitting.sampled import drawn
 from dkrr.kernels import BagOfWords, Cosine
-from dkrr.rows import MemoryRows
 from tests.nightly.accuracy.checks import Array, Exact, exact
 from tests.precise import gram, precision, system
 

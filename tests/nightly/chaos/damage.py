@@ -27,9 +27,9 @@ import pandas as pd
 import scipy.sparse as sp
 
 import dkrr
+from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.features import Nystroem, RandomFourier
 from dkrr.kernels import RBF, BagOfWords, Columns, Linear, Matern, Polynomial
-from dkrr.runtime.local_workers import LocalWorkers
 from tests.nightly.chaos.fits import FITS, Fitted, fitted, same
 from tests.nightly.chaos.outcomes import GOOD, Outcome, of_error, words
 from tests.nightly.chaos.processes import ENVIRONMENT, FIT, started

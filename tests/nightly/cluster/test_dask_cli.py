@@ -18,9 +18,9 @@ from distributed import Client
 from distributed.security import Security
 
 import dkrr
+from dkrr.cluster.dask_client import connect
+from dkrr.cluster.local_workers import new_credentials
 from dkrr.errors import ClusterError, InputError
-from dkrr.runtime.dask_client import connect
-from dkrr.runtime.local_workers import new_credentials
 from tests.nightly.cluster.recipes import (
     FIT,
     SETTINGS,

@@ -14,9 +14,9 @@ from distributed import Client, LocalCluster
 from numpy.testing import assert_array_equal
 
 import dkrr
+from dkrr.cluster import dask_executor
 from dkrr.errors import MemoryLimitError
 from dkrr.fitting import run
-from dkrr.runtime import dask_executor
 from tests.runtime.clients import all_released
 
 MIB = 2**20

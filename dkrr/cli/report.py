@@ -1,0 +1,216 @@
+"""Reports: one self-contained HTML file of a fitted model, a saved one, or a run that may be unfinished."""
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dkrr.cli import report_pictures as pictures
+from dkrr.cluster.signals import ended_in_order
+from dkrr.errors import InputError, StoreError
+from dkrr.estimators.base import KernelEstimator
+from dkrr.inspection import notes_of_run, status, tile_maps
+from dkrr.markup import card_of_text
+from dkrr.model_description import describe_model, outcome_of, summary_of
+from dkrr.store.descriptions import read_group
+from dkrr.store.paths import refuse_enclosing, resolved_place
+from dkrr.store.replacing import check_free, written_aside
+from dkrr.units import format_bytes, format_seconds
+from dkrr.values import location, shown
+from dkrr.versions import VERSIONS
+
+__all__ = ["report"]
+
+BEGINNING = '<!DOCTYPE html><html lang="en"><!-- report of dkrr -->'
+"""First line of a report, by which it is known as one that may be replaced."""
+
+
+def report(subject: Any, out: str | Path | None = None) -> str:
+    """Report of a fit: plan and reasons, result, convergence, residuals, scores, learning curve, tiles.
+
+    It is one HTML file with pictures that loads nothing and runs no script. No data are read but those of descriptions:
+    of a run the names of its files, of a model none of its arrays. The pictures need matplotlib: ``pip install
+    'dkrr[report]'``.
+
+    Parameters
+    ----------
+    subject : fitted estimator, str or Path
+        Estimator that was fitted here, or the path or URL of a saved model or of the store of a run (`store=`), which
+        may be unfinished or under way.
+    out : str or Path, optional
+        File to write; an earlier report there is replaced when the new one is complete.
+
+    Returns
+    -------
+    str
+        The page.
+
+    Raises
+    ------
+    InputError
+        If the estimator is not fitted, or was loaded (give the path of the model instead), or `out` is not in a folder,
+        or matplotlib is not installed.
+    StoreError
+        If the path holds neither a run nor a model, or its description is damaged.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> page = dkrr.report(model)
+    >>> page.startswith("<!DOCTYPE html>"), "<h2>Plan</h2>" in page
+    (True, True)
+    """
+    target = None if out is None else _target(out)
+    refuse_enclosing({"out": target}, {"subject": subject})
+    template = _template()
+    if isinstance(subject, KernelEstimator):
+        if not hasattr(subject, "plan_"):
+            raise InputError(
+                "subject is an estimator without a plan; expected one that was fitted here, not loaded: give the path "
+                "of its model"
+            )
+        values = _of_model(type(subject).__name__, summary_of(subject), outcome_of(subject))
+        text = str(template.render(values))
+    else:
+        path = location(subject, "subject", "a fitted estimator, or the path or URL of a run or a model", is_kept=True)
+        text = _of_path(template, path)
+    if target is not None:
+        with ended_in_order(), written_aside(str(target), overwrite=True, listed=None) as place:
+            Path(place).write_text(text, encoding="utf-8")
+    return text
+
+
+@cache
+def _template() -> Any:
+    """Template of the page, which escapes every text.
+
+    Raises
+    ------
+    InputError
+        If a package is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401 (every report has pictures: refused before any work)
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise InputError(f"a report needs {error.name}, which is not installed: pip install 'dkrr[report]'") from error
+    environment = Environment(loader=PackageLoader("dkrr.cli", ""), autoescape=True, undefined=StrictUndefined)
+    environment.filters["card"] = lambda text: Markup(card_of_text(str(text), is_open=True))
+    return environment.get_template("report.html")
+
+
+def _of_path(template: Any, path: str) -> str:
+    from jinja2 import TemplateError
+
+    url = resolved_place(path)
+    try:
+        is_model = (read_group(url) or {}).get("kind") == "model"
+    except StoreError:
+        is_model = False  # RunStore says what is wrong
+    try:
+        if not is_model:
+            return str(template.render(_of_run(path)))
+        found = describe_model(url)
+        if found.get("report") is None:
+            raise InputError(
+                f"subject is {shown(path)}, a model without a summary of its fit; expected one that was saved where it "
+                f"was fitted: save it again"
+            )
+        return str(template.render(_of_model(path, found["report"], found["solve"])))
+    except (StoreError, InputError):
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
+        raise StoreError(f"{path} is damaged: its description does not fit a report ({error!r})") from error
+
+
+def _of_model(title: str, summary: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the page of a model."""
+    facts, search = _facts(outcome), summary["search"]
+    if search is not None:
+        facts.insert(0, ("best score", ", ".join(f"{score:.5g}" for score in search["score"])))
+        curve = [pictures.learning_curve(search["curve"])] if search["curve"] else []
+        name, advice = search.get("score_name", "score"), search.get("advice", [])
+        picture = pictures.embedded(pictures.scores(search["candidates"], name, advice), *curve)
+        search = {**search, "picture": picture, "advice": advice}
+    residuals = [{**one, "picture": pictures.embedded(pictures.residuals(one))} for one in summary["residuals"]]
+    return _page(
+        title,
+        facts,
+        call=summary["call"],
+        search=search,
+        plan=summary["plan"],
+        result=summary["result"],
+        convergence=_convergence(outcome["steps"], outcome["history"], outcome["tol"]),
+        residuals=residuals,
+    )
+
+
+def _of_run(path: str) -> dict[str, Any]:
+    """Values of the page of a run, which may be unfinished."""
+    found, notes, maps = status(path), notes_of_run(path), tile_maps(path)
+    work = notes["work"] or {}
+    n_there, n_wanted = (
+        sum(getattr(array, name) for array in found.arrays if "/sum-" not in array.name)
+        for name in ("present", "expected")
+    )
+    facts = [("run", found.kind), ("chunks written", f"{n_there:,} of {n_wanted:,}")]
+    facts += [("in the store", format_bytes(sum(array.n_bytes for array in found.arrays)))]
+    facts += _facts(work) if work else []
+    facts += [] if work and n_there >= n_wanted and not found.batches_left else [("now", "unfinished")]
+    return _page(
+        path,
+        facts,
+        status=found,
+        maps=[pictures.embedded(pictures.tiles(one)) for one in maps],
+        plan=notes["plan"],
+        result=work.get("text"),
+        convergence=_convergence(work.get("steps"), work.get("history") or notes["history"], None),
+    )
+
+
+def _page(title: str, facts: list[tuple[str, str]], **sections: Any) -> dict[str, Any]:
+    """Values of the template; sections that are not given are left out."""
+    names = ("call", "status", "maps", "search", "plan", "result", "convergence", "residuals")
+    written = time.strftime("%Y-%m-%d %H:%M")
+    return {
+        "title": title,
+        "version": VERSIONS["dkrr"],
+        "written": written,
+        "facts": facts,
+        **dict.fromkeys(names),
+        **sections,
+    }
+
+
+def _convergence(steps: Any, history: Any, tol: float | None) -> str | None:
+    """Picture of the steps of Newton's method, if there were any, else of the iterations of conjugate gradient."""
+    if not steps and not history:
+        return None
+    return pictures.embedded(pictures.newton_steps(steps) if steps else pictures.convergence(history, tol))
+
+
+def _facts(outcome: Mapping[str, Any]) -> list[tuple[str, str]]:
+    what = "relative gradient" if outcome["steps"] else "true relative residual"
+    residual = "not known" if outcome["residual"] is None else f"{outcome['residual']:.1e}"
+    facts = [("status", outcome["status"]), (what, residual), ("wall time", format_seconds(outcome["seconds"]))]
+    return [*facts, ("peak of a process", format_bytes(outcome["peak_bytes"]))]
+
+
+def _target(out: Any) -> Path:
+    """Path of a file in an existing folder, checked before any work."""
+    path = Path(location(out, "out", "the path of an HTML file"))
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"out is {shown(str(out))}; expected a file in an existing folder: create the folder first")
+    check_free(str(path), overwrite=True, what="a report of dkrr", is_one=_is_report, listed=None)
+    return path
+
+
+def _is_report(path: str) -> bool:
+    """Whether a file is a report, which another one may replace."""
+    if not Path(path).is_file():
+        return False
+    with Path(path).open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING.encode()

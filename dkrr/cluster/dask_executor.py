@@ -1,0 +1,334 @@
+"""The executor on a Dask cluster.
+
+The driver keeps a moving window of tasks on the scheduler instead of sending it the whole graph: the scheduler stays
+fast, the driver decides on priorities, and a finished task's future is released at once. (A future that is held after
+its tile was written would make Dask run it again when its worker dies.) So the bars of progress on Dask's dashboard are
+those of the window, not of the fit.
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from distributed import Client, as_completed
+from distributed.comm import CommClosedError
+from distributed.scheduler import KilledWorker
+
+from dkrr.cluster import resident
+from dkrr.cluster.dask_watch import CANCELLED, KEPT, Watch
+from dkrr.cluster.progress import Progress
+from dkrr.cluster.serial import ReadyQueue
+from dkrr.cluster.task import FAN_IN, RunRecord, Task, TaskRecord, execute_on_worker
+from dkrr.errors import ClusterError, DkrrError
+from dkrr.units import format_bytes
+
+WINDOW_PER_THREAD = 2
+"""Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
+ASK_SECONDS = 1.0
+"""Seconds between two questions how many workers exist."""
+MAX_ATTEMPTS = 4
+"""Times that one pass is started when workers are lost."""
+UNREADABLE = "deserialization of the task graph"
+"""Words of Dask's error where the scheduler cannot read what a client sends."""
+OTHER_ENVIRONMENT = (
+    "the Dask scheduler cannot read dkrr's tasks; expected the same packages there as here: install dkrr where the "
+    "scheduler runs"
+)
+
+
+class DaskExecutor:
+    """Runs tasks on the workers of a Dask client.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    ready : callable, optional
+        Called before the first task: waits until the workers are ready, and returns words for the memory that they have
+        and need, for the error if workers die.
+    ended : callable, optional
+        Returns the exit status of the process with the scheduler; None if it still runs after so many seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        ready: Callable[[], str] | None = None,
+        ended: Callable[[float], int | None] | None = None,
+    ) -> None:
+        self.client, self._ready, self._memory = client, ready, ""
+        self._watch = Watch(client, ended, self._known_of_memory)
+        self._most_held = 0
+        self._places: list[str] = []
+        self._threads, self._asked_at = 1, -ASK_SECONDS
+
+    def wait_until_ready(self) -> None:
+        """Wait until the workers have imported what tasks need, once.
+
+        Raises
+        ------
+        MemoryLimitError
+            If they then hold more than the plan allows for.
+        """
+        if self._ready is None:
+            return
+        try:
+            self._memory = self._ready()
+        except DkrrError:
+            raise
+        except ImportError as error:
+            raise ClusterError(
+                f"the workers cannot import what the kernel or the store needs: {error}; expected the same packages "
+                f"and modules as here: install them where the workers run"
+            ) from error
+        except OSError as error:  # no connection to a worker, or to the scheduler
+            self._watch.refuse_a_lost_scheduler()
+            raise self._died("the imports before the first task", 1) from error
+        self._ready = None
+
+    def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
+        """See `Executor.run`.
+
+        Raises
+        ------
+        ClusterError
+            If workers die repeatedly at the same task, all are lost for too long, or the scheduler is.
+        DkrrError
+            As raised by a task.
+        """
+        self.wait_until_ready()
+        start, queue, record = time.perf_counter(), ReadyQueue(tasks), RunRecord()
+        run_id = uuid.uuid4().hex[:8]
+        running: dict[str, Task] = {}
+        completed = as_completed(loop=self.client.loop, with_results=True, raise_errors=False)
+
+        def submit() -> None:
+            window = WINDOW_PER_THREAD * self._n_threads()
+            while queue and len(running) < window:
+                task = queue.pop()
+                # Dask's priorities are numbers, these are tuples: tasks are submitted in their order, in which Dask
+                # runs tasks of equal priority.
+                key = dask_key(task, run_id)
+                future = self.client.submit(execute_on_worker, task, key=key, pure=False)
+                running[future.key] = task
+                completed.add(future)
+
+        try:
+            submit()
+            while running:
+                future, result = self._watch.next(completed)
+                task = running.pop(future.key)
+                if future.status != "finished":
+                    error = self._readable(future, result, task)
+                    future.release()
+                    raise error
+                record.tasks.append(result)
+                self._note([result])
+                queue.complete(task.key)
+                progress.advance(task.flops)
+                future.release()
+                submit()
+        except (*CANCELLED, CommClosedError) as error:
+            self._watch.refuse_a_lost_scheduler()
+            raise self._died("the tasks", 1, ", or the connection to them was lost") from error
+        except (OSError, AttributeError):
+            self._watch.refuse_a_lost_scheduler()
+            raise
+        finally:
+            if running:
+                self._cancel(list(completed.futures))
+        queue.check_finished()
+        record.seconds = time.perf_counter() - start
+        return record
+
+    def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
+        """See `Executor.map`."""
+        self.wait_until_ready()
+        start = time.perf_counter()
+
+        def run() -> list[TaskRecord]:
+            with _released() as held:
+                held += self._submit(tasks, shared)
+                return self._gather(held)
+
+        records = self._again(run)
+        self._note(records)
+        return RunRecord(time.perf_counter() - start, records)
+
+    def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
+        """See `Executor.total`; the workers add the values in a tree."""
+        self.wait_until_ready()
+        start = time.perf_counter()
+
+        def run() -> _Sum:
+            with _released() as held:
+                futures = self._submit(tasks, shared)
+                held += futures
+                while True:
+                    groups = [futures[k : k + FAN_IN] for k in range(0, len(futures), FAN_IN)]
+                    futures = [
+                        self.client.submit(_add, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False)
+                        for group in groups
+                    ]
+                    held += futures
+                    if len(futures) == 1:
+                        return self._gather(futures)[0]  # type: ignore[no-any-return]
+
+        found: _Sum = self._again(run)
+        self._note(found.records)
+        return found.value, RunRecord(time.perf_counter() - start, found.records)
+
+    def forget(self, run: str) -> None:
+        """See `Executor.forget`."""
+        resident.forget(run)
+        # Lost workers keep nothing, and their loss has an error of its own.
+        with suppress(*CANCELLED, OSError, ClusterError):
+            self._watch.call(self.client.run, resident.forget, run)
+
+    def _cancel(self, futures: list[Any]) -> None:
+        # The error that ended the run is the one to report: a lost scheduler has nothing to cancel.
+        with suppress(*CANCELLED, OSError, RuntimeError, AttributeError, ClusterError):
+            self._watch.call(self.client.cancel, futures, force=True)
+
+    def _gather(self, futures: list[Any]) -> list[Any]:
+        found: list[Any] = self._watch.call(self.client.gather, futures, direct=True)
+        return found
+
+    def _note(self, records: list[TaskRecord]) -> None:
+        self._most_held = max(self._most_held, *(r.peak_bytes for r in records), 0)
+
+    def _n_threads(self) -> int:
+        """Threads of all workers, which come and go; asked for once in ASK_SECONDS, since to ask takes milliseconds."""
+        now = time.perf_counter()
+        if now > self._asked_at + ASK_SECONDS:
+            self._threads, self._asked_at = max(1, sum(self.client.nthreads().values())), now
+        return self._threads
+
+    def _submit(self, tasks: Sequence[Task], shared: Any) -> list[Any]:
+        # To one worker; the others get it from each other. (broadcast=True waits for ever for a worker that has just
+        # died: distributed's Scheduler.replicate keeps to the workers that it started with.)
+        places = self._workers_of_places(self._watch.wait_for_workers())
+        vectors = self._watch.call(self.client.scatter, [shared], hash=False, direct=True)[0]
+        run_id, futures = uuid.uuid4().hex[:8], []
+        for task in tasks:
+            where: dict[str, Any] = {}
+            if task.place is not None:
+                where = {"workers": [places[task.place % len(places)]], "allow_other_workers": True}
+            key = dask_key(task, run_id)
+            futures.append(self.client.submit(execute_on_worker, task, vectors, key=key, pure=False, **where))
+        return futures
+
+    def _workers_of_places(self, threads: dict[str, int]) -> list[str]:
+        """Address of the worker of every place, which stays the same for as long as that worker lives."""
+        now = [address for address in sorted(threads) for _ in range(threads[address])]
+        if not self._places:
+            self._places = now
+        new = [address for address in now if address not in self._places]
+        for k, address in enumerate(self._places):
+            if address not in threads and new:
+                self._places[k] = new.pop(0)
+        # Until its successor has started, a lost worker's places go to the same other one each time.
+        return [
+            address if address in threads or not now else now[k % len(now)] for k, address in enumerate(self._places)
+        ]
+
+    def _again(self, run: Callable[[], Any]) -> Any:
+        """Run, and run again where a worker was lost with data that only this process can send again."""
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                return run()
+            except KilledWorker as error:
+                raise self._died("a task of an iteration", error.allowed_failures + 1) from None
+            except RuntimeError as error:
+                if UNREADABLE in str(error):
+                    raise ClusterError(OTHER_ENVIRONMENT) from error
+                raise
+            except (*CANCELLED, OSError) as error:  # OSError: no connection to a lost worker
+                self._watch.refuse_a_lost_scheduler()
+                if attempt == MAX_ATTEMPTS - 1:
+                    if isinstance(error, OSError) and not isinstance(error, CommClosedError) and self._has_workers():
+                        raise  # an error of a task, for example of its store
+                    raise self._died("a task of an iteration", MAX_ATTEMPTS) from error
+                time.sleep(0.5)
+                self._watch.wait_for_workers()
+        raise AssertionError
+
+    def _has_workers(self) -> bool:
+        try:
+            return bool(self.client.nthreads())
+        except OSError:
+            return False
+
+    def _readable(self, future: Any, result: Any, task: Task) -> BaseException:
+        if future.status in ("cancelled", "lost"):  # the scheduler is lost, or it lost the worker
+            self._watch.refuse_a_lost_scheduler()
+            return self._died(f"task {task.key}", 1)
+        error = result[1] if isinstance(result, tuple) else future.exception()
+        if isinstance(error, KilledWorker):
+            return self._died(f"task {task.key}", error.allowed_failures + 1)
+        if isinstance(error, CANCELLED):
+            return self._died(f"task {task.key}", 1)
+        if isinstance(error, RuntimeError) and UNREADABLE in str(error):
+            return ClusterError(OTHER_ENVIRONMENT)
+        return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
+
+    def _known_of_memory(self) -> str:
+        """Words for the workers' memory from the plan and the records of tasks, in brackets."""
+        held = f"{format_bytes(self._most_held)} the most held in tasks that ended" if self._most_held else ""
+        known = ", ".join(part for part in (self._memory, held) if part)
+        return known and f" ({known})"
+
+    def _died(self, what: str, times: int, more: str = "") -> ClusterError:
+        return ClusterError(
+            f"the workers that ran {what} died {times} time{'s' if times != 1 else ''}{more}. The likely cause is "
+            f"memory: a worker that reaches its limit is killed{self._known_of_memory()}; otherwise the "
+            f"cluster took them away, or the task crashed them. {KEPT}: run again "
+            f"with the same store=, with larger workers or another memory_limit if memory was short"
+        )
+
+
+def dask_key(task: Task, run_id: str) -> str:
+    """Name of a task on the scheduler, which begins with that of its function.
+
+    Dask's dashboard has a name and a colour for the words before the first one that is not of letters only.
+    """
+    words = re.findall("[a-z]+", str(getattr(task.function, "__name__", "task")).lower())
+    return "-".join(["dkrr", *words, run_id, task.key])
+
+
+@contextmanager
+def _released() -> Iterator[list[Any]]:
+    """Futures that are put into this list are released at the end of the block, also after an error.
+
+    The client keeps the error of a future, whose frames hold the futures of the pass: they would stay on the cluster
+    for as long as the client.
+    """
+    held: list[Any] = []
+    try:
+        yield held
+    finally:
+        for future in held:
+            future.release()
+
+
+@dataclass
+class _Sum:
+    """Value and records of tasks whose values were added."""
+
+    value: Any
+    records: list[TaskRecord]
+
+
+def _add(parts: list[Any]) -> _Sum:
+    """Add values of tasks, or sums of them."""
+    value: Any = None
+    records: list[TaskRecord] = []
+    for part in parts:
+        # The first value is copied: what a task returned may be asked for again.
+        value = np.array(part.value) if value is None else np.add(value, part.value, out=value)
+        records += part.records if isinstance(part, _Sum) else [replace(part, value=None)]
+    return _Sum(value, records)

@@ -1,0 +1,324 @@
+"""The cluster that dkrr starts without a client: a scheduler and workers, all in other processes.
+
+A process of their own starts and watches them, so that nothing in the caller's changes for the time of a fit: not
+Dask's configuration, the environment, logging, nor the way multiprocessing starts a process. Two fits at once do not
+disturb each other, and a script without ``if __name__ == "__main__"`` is not imported by the workers, which would fit
+in each of them.
+
+Credentials of the cluster that dkrr starts: a key and a certificate of its own, for TLS in both directions.
+
+A scheduler runs what its clients send it, so it may take nothing from the other users of the machine, who reach the
+ports of 127.0.0.1 too. Every process of the cluster, and its client, show the one certificate and accept no other.
+The key is made for the cluster and ends with it. It goes from process to process by pipes; OpenSSL reads it from files
+only, so distributed writes it to a folder that only this user may enter, for the time of that call.
+"""
+
+import json
+import os
+import pickle
+import select
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from multiprocessing.spawn import get_executable
+from pathlib import Path
+from typing import Any, Self
+
+import dask
+
+from dkrr.cluster.local_server import MAX_STARTS, NOT_STARTED
+from dkrr.cluster.signals import ENDING
+from dkrr.errors import DkrrError
+from dkrr.units import format_bytes
+
+ROLES = ("client", "scheduler", "worker")
+VALID_FROM, VALID_TO = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+"""No time limits (RFC 5280, 4.1.2.5): the key ends with the cluster, and a clock that is set back ends no fit."""
+
+
+def new_credentials() -> dict[str, Any]:
+    """Arguments of `distributed.security.Security` with a new key, as values that every process can read.
+
+    `Security.temporary` is not used: its RSA key takes 30 ms or more, a key on a curve less than one.
+    """
+    # 0.05 s, only where a cluster is started, and while its process imports distributed.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dkrr")])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    # The certificate is its own authority, and has what strict checks of OpenSSL ask of one.
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(VALID_FROM)
+        .not_valid_after(VALID_TO)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    shown = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    # Given one by one: what is left out would be taken from Dask's configuration, which may be for another cluster.
+    return {
+        "require_encryption": True,
+        "tls_ca_file": shown,
+        "tls_ciphers": None,
+        "tls_min_version": ssl.TLSVersion.TLSv1_3,
+        "tls_max_version": None,
+        **{f"tls_{role}_cert": shown for role in ROLES},
+        **{f"tls_{role}_key": secret for role in ROLES},
+    }
+
+
+START_SECONDS = 60.0
+"""Seconds to wait for the scheduler, and then for the workers."""
+WORKER_START_SECONDS = 5.0
+"""Seconds more for every worker: many that import at once share the cores and the disk."""
+ASK_SECONDS = 2.0
+"""Seconds for the scheduler to say which workers have started."""
+POLL_SECONDS = 0.05
+"""Seconds between two such questions."""
+STOP_SECONDS = 20.0
+"""Seconds given to the workers to end, before they are killed."""
+
+SETTINGS = {
+    # The plan bounds every task; spilling or pausing would only hide a broken promise. Killing stays on.
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": 1.0,
+    "distributed.scheduler.worker-saturation": 2.0,
+    "distributed.diagnostics.nvml": False,
+    # Clocks, profiles and monitors wake every process 50 times a second, and a product that is interrupted resumes
+    # with cold caches: with every core at work, GEMM loses 5 to 8 % to them (measured).
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.worker.memory.monitor-interval": "1s",
+    "distributed.worker.profile.enabled": False,
+    # What HTTP servers would answer until they are closed.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    # The scheduler's own address, on the loopback interface, is the one to use.
+    "distributed.scheduler.contact-address": None,
+    # A worker that died and starts slowly is not given up: the nanny itself starts it again.
+    "distributed.deploy.lost-worker-timeout": "1 hour",
+}
+PRELOAD = "dkrr.loopback"
+"""Module that workers import first."""
+
+# Modules are found where the caller finds them, the user's as well. The main module is not imported: functions of it
+# reach the workers by value (cloudpickle).
+# First, Ctrl-C and other signals that ask a group of processes to end are ignored: the caller gets them and sends the
+# word to stop, or ends, which is noticed. A caller that died gets no traceback. Workers inherit what is ignored, but
+# not handlers: SIGTERM must end them.
+_CODE = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]); "
+    "import sys, json; sys.path[:] = json.loads(sys.stdin.buffer.readline() or sys.exit()); "
+    "from importlib.util import module_from_spec, spec_from_file_location; "
+    "spec = spec_from_file_location('dkrr_local_server', sys.argv[2]); module = module_from_spec(spec); "
+    "spec.loader.exec_module(module); module.serve(int(sys.argv[1]))"
+)
+_SERVER = str(Path(__file__).with_name("local_server.py"))
+OF_THE_CALLER = ("pool", "scheduler", "shuffle")
+"""Dask's settings for the caller's own graphs: threads, or a client, which other processes do not have."""
+
+
+class LocalWorkers:
+    """A process with a scheduler and single-threaded worker processes; a context manager.
+
+    Parameters
+    ----------
+    n_workers : int
+    memory_bytes : int
+        Memory limit of each worker.
+    scratch : str
+        Folder for the workers' own files.
+    """
+
+    def __init__(self, n_workers: int, memory_bytes: int, scratch: str) -> None:
+        self._n_workers, self._address = n_workers, b""
+        self._options: dict[str, Any] = {"memory_limit": memory_bytes, "local_directory": scratch}
+
+    def __enter__(self) -> Self:
+        self._reader, writer = os.pipe()
+        # The process inherits the mask of this thread: until it ignores Ctrl-C and the like, the signals wait.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *ENDING])
+        try:
+            self._process = subprocess.Popen(
+                # -P: the current folder is not one to import from, unless it is for the caller.
+                [get_executable(), *subprocess._args_from_interpreter_flags(), "-P", "-c", _CODE, str(writer), _SERVER],  # type: ignore[attr-defined]
+                stdin=subprocess.PIPE,
+                pass_fds=[writer],
+            )
+        except OSError as error:
+            os.close(self._reader)
+            raise DkrrError(
+                f"no process for workers can be started: {error.strerror or error}; expected a free process, memory "
+                f"and open files: raise the limits (ulimit -u, -n), or give a Dask client of your own"
+            ) from error
+        except BaseException:
+            os.close(self._reader)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(writer)
+        try:
+            self._send()
+        except BrokenPipeError:
+            pass  # it has ended: `address` says so
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _send(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([p for p in sys.path if isinstance(p, str)]).encode() + b"\n")
+        self._process.stdin.flush()  # it imports distributed now
+        config = {k: v for k, v in dask.config.config.items() if k not in OF_THE_CALLER}
+        settings = portable(config)
+        given = dask.config.get("distributed.worker.preload", default=[], config=settings)
+        preload = [given] if isinstance(given, str) else list(given or [])
+        # The scheduler keeps a file there too, which its death would leave in Dask's own folder.
+        place = {"temporary-directory": self._options["local_directory"]}
+        dask.config.set(SETTINGS | place | {"distributed.worker.preload": [PRELOAD, *preload]}, config=settings)
+        self._credentials = new_credentials()
+        self._process.stdin.write(pickle.dumps((self._n_workers, self._options, self._credentials, settings)))
+        self._process.stdin.flush()
+
+    def address(self) -> str:
+        """Address of the scheduler, once it has started.
+
+        Raises
+        ------
+        DkrrError
+            If the process ends, or is not ready in time.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not self._address.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            ready = select.select([self._reader], [], [], left)[0] if left > 0 else []
+            part = os.read(self._reader, 4096) if ready else b""
+            if not part:
+                why = "ended before it was ready" if ready else f"was not ready within {START_SECONDS:.0f} s"
+                raise DkrrError(
+                    f"the process that starts the workers {why}; its messages are on stderr. Use a Dask client of your "
+                    f"own, or a memory_limit with which the work is done in this process"
+                )
+            self._address += part
+        return self._address.decode().strip()
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """Client of the scheduler, once all workers have started; not the ambient one.
+
+        Raises
+        ------
+        DkrrError
+            If the process ends, or the workers have not started in time.
+        """
+        from distributed import Client  # while the other process imports it too
+        from distributed.security import Security
+
+        deadline = time.monotonic() + START_SECONDS + WORKER_START_SECONDS * self._n_workers
+        address = self.address()
+        try:
+            client = Client(
+                address, set_as_default=False, timeout=START_SECONDS, security=Security(**self._credentials)
+            )
+        except OSError as error:
+            raise self._not_started() from error
+        with client:
+            while not self._have_started(client):
+                if self.ended(POLL_SECONDS) is not None or time.monotonic() > deadline:
+                    raise self._not_started()
+            yield client
+
+    def _have_started(self, client: Any) -> bool:
+        try:
+            # Not client.wait_for_workers: after the end of the scheduler that would wait for another one.
+            return len(client.sync(client.scheduler.ncores, callback_timeout=ASK_SECONDS)) >= self._n_workers
+        except (OSError, AttributeError):  # no answer in time, or no connection
+            return False
+
+    def ended(self, seconds: float = 1.0) -> int | None:
+        """Exit status of the process, negative for a signal; None if it still runs after so many seconds."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _not_started(self) -> DkrrError:
+        status = self.ended(0.0)
+        why = "did not start in time" if status is None else f"did not start: {how_it_ended(status)}"
+        return DkrrError(
+            f"the {self._n_workers} workers with a memory limit of {format_bytes(self._options['memory_limit'])} each "
+            f"{why}. The likely cause is memory, of the machine or of that limit. Use fewer workers "
+            f"(dkrr.local.workers in Dask's configuration), a larger memory_limit, or a Dask client of your own. "
+            f"Nothing was computed"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._reader)
+        assert self._process.stdin is not None
+        # A word, and not only the end of the pipe, which a fork of this process may hold open.
+        with suppress(OSError):
+            self._process.stdin.write(b"stop")
+            self._process.stdin.flush()
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the workers notice, and end
+            self._process.wait()
+
+
+def how_it_ended(status: int) -> str:
+    """Words for the end of the process with the scheduler, with the likely cause."""
+    if status == -signal.SIGKILL:
+        return "the process with the scheduler was killed, as the system does where memory runs out"
+    if status == NOT_STARTED:
+        return f"a worker ended {MAX_STARTS} times while it started; the causes are on stderr"
+    return f"the process with the scheduler ended with status {status}; its messages are on stderr"
+
+
+def portable(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings that can be sent to another process; those that exist in this one only are left out."""
+    kept: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            kept[name] = portable(value)
+            continue
+        with suppress(Exception):  # whatever the value's own methods raise
+            # Classes of the main module are left out too: the other process does not import it.
+            if b"__main__" not in pickle.dumps(value):
+                kept[name] = value
+    return kept

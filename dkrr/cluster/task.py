@@ -1,0 +1,230 @@
+"""Tasks, the records that they leave, and the protocol of the executors that run lists of them."""
+
+import os
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import psutil
+
+from dkrr import blas
+from dkrr.cluster.process import posix_limits, read_system_file
+from dkrr.cluster.progress import Progress
+
+FAN_IN = 4
+"""Values that one task of a tree of sums adds."""
+
+
+class Meter:
+    """Time by kind of work, and bytes moved; passed to every task function."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self._inside: list[float] = []
+        """Seconds of the blocks within each block that is open."""
+
+    @contextmanager
+    def time(self, kind: str) -> Iterator[None]:
+        """Count the time spent inside under `kind` ("read", "gemm", ...), less that of blocks within this one."""
+        start = time.perf_counter()
+        self._inside.append(0.0)
+        try:
+            yield
+        finally:
+            passed = time.perf_counter() - start
+            self.seconds[kind] += passed - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += passed
+
+
+TaskFunction = Callable[..., Any]
+"""f(meter, *arguments) → a small value or None; safe to run twice, also at the same time."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work that a worker does on its own: it reads and writes the store itself."""
+
+    key: str
+    """Unique within one run."""
+    function: TaskFunction
+    arguments: tuple[Any, ...] = ()
+    depends: tuple[str, ...] = ()
+    """Keys of the tasks that must be complete before."""
+    flops: float = 1.0
+    """Weight in the progress display."""
+    priority: tuple[int, ...] = ()
+    """Order of the tasks that are ready: the smallest goes first."""
+    place: int | None = None
+    """Number of the place (a worker's thread) that keeps in memory what the task needs; None: any place will do."""
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """Record of a task that is done."""
+
+    key: str
+    value: Any
+    worker: str
+    start: float
+    """Seconds since the epoch."""
+    seconds: float
+    seconds_by_kind: dict[str, float]
+    bytes_read: int
+    bytes_written: int
+    peak_bytes: int = 0
+    """Highest resident memory of the worker's process so far; 0 in the calling process, whose peak the fit measures."""
+
+
+@dataclass(repr=False)
+class RunRecord:
+    """Sum of the records of a run."""
+
+    seconds: float = 0.0
+    """Wall time."""
+    tasks: list[TaskRecord] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<RunRecord of {len(self.tasks):,} tasks in {self.seconds:.3g} s>"
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that the tasks read from the store."""
+        return sum(t.bytes_read for t in self.tasks)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that the tasks wrote to the store."""
+        return sum(t.bytes_written for t in self.tasks)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest resident memory of any worker process."""
+        return max((t.peak_bytes for t in self.tasks), default=0)
+
+    @property
+    def peak_bytes_by_worker(self) -> dict[str, int]:
+        """Highest resident memory of every worker process."""
+        peaks: dict[str, int] = {}
+        for task in self.tasks:
+            peaks[task.worker] = max(peaks.get(task.worker, 0), task.peak_bytes)
+        return peaks
+
+    def seconds_by_kind(self) -> dict[str, float]:
+        """Worker-seconds by kind of work; "other" is inside tasks, "idle" between them."""
+        total: dict[str, float] = defaultdict(float)
+        busy = 0.0
+        for task in self.tasks:
+            busy += task.seconds
+            for kind, seconds in task.seconds_by_kind.items():
+                total[kind] += seconds
+        total["other"] = max(0.0, busy - sum(total.values()))
+        total["idle"] = max(0.0, len(self.peak_bytes_by_worker) * self.seconds - busy)
+        return dict(total)
+
+    def values(self) -> dict[str, Any]:
+        """What the tasks returned, by key."""
+        return {t.key: t.value for t in self.tasks}
+
+    def add(self, other: "RunRecord") -> None:
+        """Append a later run."""
+        self.seconds += other.seconds
+        self.tasks += other.tasks
+
+
+class Executor(Protocol):
+    """Runs tasks in an order that respects what they depend on."""
+
+    def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
+        """Run all tasks; an error in one stops the run and is raised here.
+
+        A key that a task depends on and that is not in `tasks` counts as done (in an earlier run).
+        """
+        ...
+
+    def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
+        """Run tasks that wait for nothing, each called with `shared` (vectors) as its last argument.
+
+        The records are in the order of the tasks.
+        """
+        ...
+
+    def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
+        """Run tasks as `map` does and return the sum of their values, which are never all in one place.
+
+        The order of summation is that of the tasks, so that the same tasks give the same bits.
+        """
+        ...
+
+    def forget(self, run: str) -> None:
+        """Release what every process kept in memory for a run (see `resident`)."""
+        ...
+
+
+NOTHING: Any = object()
+"""No shared argument."""
+
+
+def execute(task: Task, shared: Any = NOTHING) -> TaskRecord:
+    """Run one task in this process, on one BLAS thread unless the executor is alone in the process."""
+    meter = Meter()
+    started, clock = time.time(), time.perf_counter()
+    value = task.function(meter, *task.arguments, *(() if shared is NOTHING else (shared,)))
+    return TaskRecord(
+        key=task.key,
+        value=value,
+        worker=str(os.getpid()),
+        start=started,
+        seconds=time.perf_counter() - clock,
+        seconds_by_kind=dict(meter.seconds),
+        bytes_read=meter.bytes_read,
+        bytes_written=meter.bytes_written,
+    )
+
+
+def execute_on_worker(task: Task, shared: Any = NOTHING) -> TaskRecord:
+    """Run one task of a worker beside others: Dask has as many threads as cores, so BLAS must use one.
+
+    The record also has the peak memory of the worker, which takes about 50 µs to read.
+    """
+    with blas.one_thread():
+        return replace(execute(task, shared), peak_bytes=peak_resident_bytes())
+
+
+def peak_resident_bytes(status: str = "/proc/self/status") -> int:
+    """Highest resident memory of this process since it started or since `reset_peak`.
+
+    Parameters
+    ----------
+    status : str
+        File of the system that holds it (Linux); other systems are asked in other ways.
+    """
+    try:
+        found = re.search(rb"^VmHWM:\s*(\d+)", read_system_file(status), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
+    if posix_limits is None:
+        # Windows has a peak, other systems what is resident now.
+        info = psutil.Process().memory_info()
+        return int(getattr(info, "peak_wset", info.rss))
+    peak = posix_limits.getrusage(posix_limits.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # macOS counts in bytes, others in KiB
+
+
+def reset_peak() -> None:
+    """Restart the peak from what is resident now (Linux; elsewhere it stays that of the whole process)."""
+    with suppress(OSError):
+        descriptor = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        try:
+            os.write(descriptor, b"5")
+        finally:
+            os.close(descriptor)

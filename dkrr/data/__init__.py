@@ -1,0 +1,69 @@
+"""Rows of data, wherever they are: read in blocks, staged into a store, checked."""
+
+from dkrr.data.arrays import MemoryRows
+from dkrr.data.checks import scan, scan_tasks
+from dkrr.data.dask_arrays import DaskRows, is_dask_frame, unframed
+from dkrr.data.open import (
+    NO_LABELS,
+    as_array,
+    as_rows,
+    load_array,
+    load_labels,
+    load_targets,
+    open_path,
+    refuse_group,
+    refuse_unreadable,
+)
+from dkrr.data.rows import Rows
+from dkrr.data.staging import described_rows, stage, whole, write_rows
+from dkrr.data.stored import CheckedRows, SparseRows
+from dkrr.data.table import Table
+from dkrr.data.table_opening import (
+    as_table,
+    in_memory,
+    is_pandas_like,
+    is_table_path,
+    open_table,
+    opened,
+    table_at,
+    with_columns,
+)
+from dkrr.data.table_source import Column, Source
+from dkrr.data.zarr_arrays import ZarrRows
+
+__all__ = [
+    "NO_LABELS",
+    "CheckedRows",
+    "Column",
+    "DaskRows",
+    "MemoryRows",
+    "Rows",
+    "Source",
+    "SparseRows",
+    "Table",
+    "ZarrRows",
+    "as_array",
+    "as_rows",
+    "as_table",
+    "described_rows",
+    "in_memory",
+    "is_dask_frame",
+    "is_pandas_like",
+    "is_table_path",
+    "load_array",
+    "load_labels",
+    "load_targets",
+    "open_path",
+    "open_table",
+    "opened",
+    "refuse_group",
+    "refuse_unreadable",
+    "scan",
+    "scan_tasks",
+    "stage",
+    "table_at",
+    "unframed",
+    "whole",
+    "with_columns",
+    "write_rows",
+]

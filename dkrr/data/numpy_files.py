@@ -1,0 +1,123 @@
+"""Arrays in NumPy's files (.npy, .npz): what their headers claim is compared with the file before memory is taken."""
+
+from io import BytesIO
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
+
+import numpy as np
+import scipy.sparse as sp
+
+from dkrr.cluster.limits import available_bytes
+from dkrr.errors import InputError
+from dkrr.sparse import check_structure
+from dkrr.units import format_bytes
+
+MAGIC = b"\x93NUMPY"
+LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
+"""Bytes of the length of the header, by version of the format."""
+MAX_HEADER = 10_000
+"""Bytes of a header that NumPy reads."""
+MAX_MEMBERS = 65_535
+"""Arrays of a .npz file; a zip file without extensions holds as many."""
+MAX_NAMED = 8
+"""Most arrays of a file that a message names."""
+MAX_RATIO = 1032
+"""Bytes that the deflate format makes of one byte, at most."""
+
+
+def mapped_npy(file: str) -> Any:
+    """Array of a .npy file, mapped for reading; raises ValueError if it does not have what its header says."""
+    with Path(file).open("rb") as stream:
+        n_bytes = _claimed_bytes(stream)
+        _check_claim(n_bytes, stream.seek(0, 2))
+    return np.lib.format.open_memmap(file, mode="r")
+
+
+def npz_array(file: str, member: str, name: str) -> Any:
+    """Array of a .npz file, or the sparse matrix that one holds.
+
+    Raises
+    ------
+    InputError
+        If there is no such array, or it does not fit in memory.
+    ValueError, BadZipFile
+        If the file does not have what it says.
+    """
+    with ZipFile(file) as archive:
+        infos = archive.infolist()
+        known = [info.filename.removesuffix(".npy") for info in infos]
+        if len(known) > MAX_MEMBERS:
+            raise ValueError(f"it has {len(known):,} arrays; expected at most {MAX_MEMBERS:,}")
+        if len(set(known)) < len(known):
+            raise ValueError("it has two arrays of one name; expected a name for each")
+        if not member and {"format", "shape"} <= set(known):
+            check_memory(sum(_member_bytes(archive, info) for info in infos), f"{name}: {file}")
+            return _sparse(file, name)
+        if member not in known:
+            listed = ", ".join(known[:MAX_NAMED]) + (", ..." if len(known) > MAX_NAMED else "")
+            raise InputError(f"{name}: {file} has no array {member!r}; expected one of {listed}: write {file}::NAME")
+        info = infos[known.index(member)]
+        check_memory(_member_bytes(archive, info), f"{name}: {file}::{member}")
+        with archive.open(info) as stream:
+            return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def check_memory(n_bytes: int, what: str) -> None:
+    """Refuse to read more into memory than is available; raises InputError."""
+    available = available_bytes()
+    if n_bytes > available:
+        raise InputError(
+            f"{what} takes {format_bytes(n_bytes)} of memory, and {format_bytes(available)} are available; expected "
+            f"less: rows in a .npy file or a Zarr array are read in blocks"
+        )
+
+
+def _sparse(file: str, name: str) -> Any:
+    stored = sp.load_npz(file)
+    check_structure(stored, name)
+    check_memory(8 * (stored.shape[0] + 1), f"{name}: the row pointers of {file}")  # other formats have none
+    return stored.tocsr()
+
+
+def _member_bytes(archive: ZipFile, info: ZipInfo) -> int:
+    """Bytes of a member, after checks of what the directory of the file and its own header say."""
+    most = {ZIP_STORED: info.compress_size, ZIP_DEFLATED: MAX_RATIO * info.compress_size}.get(info.compress_type, 0)
+    if info.flag_bits & 1 or info.file_size > most or info.compress_size > Path(str(archive.filename)).stat().st_size:
+        raise ValueError(f"{info.filename} is not as NumPy writes it: encrypted, or of another size than it says")
+    with archive.open(info) as stream:
+        _check_claim(_claimed_bytes(stream), info.file_size)
+    return info.file_size
+
+
+def _claimed_bytes(stream: Any) -> int:
+    """Bytes that a file has by its header: those of the header and of the numbers."""
+    start = stream.read(len(MAGIC) + 2)
+    version = tuple(start[len(MAGIC) :])
+    if not start.startswith(MAGIC) or version not in LENGTHS:
+        raise ValueError("it is not in NumPy's format")
+    length = stream.read(LENGTHS[version])
+    n_header = int.from_bytes(length, "little")
+    if n_header > MAX_HEADER:
+        raise ValueError(f"its header has {n_header:,} bytes; expected at most {MAX_HEADER:,}")
+    shape, dtype = _parsed(version[0], BytesIO(length + stream.read(n_header)))
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"it has values of type {dtype}, which only pickle would read; expected numbers or text")
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"its header has the shape {shape}; expected whole numbers of at least 0")
+    return len(start) + len(length) + n_header + int(prod(shape)) * dtype.itemsize
+
+
+def _parsed(version: int, header: BinaryIO) -> tuple[tuple[Any, ...], np.dtype[Any]]:
+    read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
+    try:
+        shape, _, dtype = read(header)
+    except (SyntaxError, RecursionError, MemoryError, TypeError, LookupError, OverflowError) as error:
+        raise ValueError(f"its header cannot be read ({type(error).__name__})") from error
+    return shape, dtype
+
+
+def _check_claim(claimed: int, there: int) -> None:
+    if claimed > there:
+        raise ValueError(f"its header says {format_bytes(claimed)}, and there are {format_bytes(there)}")

@@ -1,0 +1,350 @@
+"""From what a user passes to `Rows`, with an error for what cannot be used."""
+
+import math
+import os
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from dkrr.config import setting
+from dkrr.data.arrays import (
+    LabelledRows,
+    NpyRows,
+    csr_rows,
+    is_in_file,
+    is_memory_map,
+    mapped_rows,
+    memory_rows,
+    unlabelled,
+)
+from dkrr.data.dask_arrays import DaskRows, unframed
+from dkrr.data.hdf5 import SUFFIXES, HdfArray, hdf_array, hdf_rows, is_hdf_array, open_hdf
+from dkrr.data.mapped import is_mapped, mapped_array, release_pages
+from dkrr.data.numpy_files import check_memory, mapped_npy, npz_array
+from dkrr.data.rows import Rows
+from dkrr.data.stored_gram import stored_gram
+from dkrr.data.table import Table
+from dkrr.data.table_opening import as_table, is_pandas_like, table_at
+from dkrr.data.table_rows import TableTargets, table_rows
+from dkrr.data.zarr_arrays import zarr_rows
+from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
+from dkrr.store.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
+from dkrr.values import CLASSES, is_existing_folder, location
+
+HELD_BYTES = 64 * 2**20
+"""Targets up to this size are read into memory, whatever holds them."""
+COPIED_BYTES = 16 * 2**20
+"""Targets that are copied at once, unless chunks are larger."""
+
+MAX_NAMED = 8
+"""Most arrays of a group that a message names."""
+
+METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+"""Files of a folder that the zarr library reads before any numbers."""
+
+CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
+    (is_dask_array, DaskRows),
+    (is_zarr_array, zarr_rows),
+    (sp.issparse, csr_rows),
+    (is_memory_map, mapped_rows),
+    (is_hdf_array, hdf_rows),
+    (is_in_file, LabelledRows),
+]
+"""What each container of rows takes, and what makes rows of it and of its name; anything else becomes an ndarray."""
+NO_LABELS = "mMV"
+"""Kinds of NumPy's durations, dates and records."""
+UNREADABLE = NO_LABELS + "SU"
+"""The same and text, which scikit-learn would parse."""
+
+
+def open_path(path: str, name: str = "X") -> Any:
+    """Open ``data.zarr``, ``data.zarr/group/array``, ``data.npy`` (memory-mapped), ``data.npz::name``, or a table.
+
+    Raises
+    ------
+    InputError
+        If the path does not exist or cannot be read.
+    """
+    path = location(path, name, "the path or URL of an array")
+    table = table_at(path, name)
+    if table is not None:
+        return table
+    file, _, member = path.partition("::")
+    try:
+        return _opened_file(file, member, name)
+    except InputError:
+        raise
+    except Exception as error:  # each library has errors of its own for damaged files
+        is_another = isinstance(error, StoreError) and not isinstance(error, UnreachableStoreError)
+        if is_another and "://" not in file:
+            for folder, _, _ in os.walk(file):
+                _refuse_pipes(folder, name)
+        arrays = arrays_at(file) if is_another else None
+        if arrays is not None:
+            found = _one_of(arrays, f"{file.rstrip('/')}/{{}}")
+            raise InputError(
+                f"{name}: {path} is a Zarr group; expected the path of the array itself, {found}"
+            ) from error
+        raise InputError(f"{name}: cannot read {path}: {error}") from error
+
+
+def _opened_file(file: str, member: str, name: str) -> Any:
+    """Array of a file, or of a folder in Zarr's format."""
+    suffix, is_folder = Path(file).suffix, "://" not in file and is_existing_folder(file, name)
+    if is_folder and suffix in (".npy", ".npz", *SUFFIXES):
+        raise InputError(f"{name}: {file} is a folder; expected a file, as the end of its name says")
+    if suffix == ".npy":
+        return mapped_npy(file)
+    if suffix == ".npz":
+        return npz_array(file, member, name)
+    if suffix in SUFFIXES:
+        return open_hdf(file, member, name)
+    if is_folder:
+        _refuse_pipes(file, name)
+    return open_array(file)
+
+
+def _refuse_pipes(folder: str, name: str) -> None:
+    """Refuse metadata of Zarr that are not files: the library would wait for them."""
+    for file in METADATA:
+        if os.path.lexists(f"{folder}/{file}"):
+            is_existing_folder(f"{folder}/{file}", name)
+
+
+def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
+    """Refuse masked entries, dates and text, which NumPy or scikit-learn would take for numbers.
+
+    Raises
+    ------
+    InputTypeError
+        If X has any of these.
+    """
+    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+        raise InputTypeError(
+            f"{name} is a masked array with masked entries; expected plain numbers: fill or remove those entries, "
+            f"e.g. by {name}.filled(0.0)"
+        )
+    is_frame = hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2
+    columns = zip(X.columns, X.dtypes, strict=True) if is_frame else [(None, getattr(X, "dtype", None))]
+    for column, dtype in columns:
+        kind = getattr(dtype, "kind", "f")
+        if isinstance(kind, str) and kind in kinds:
+            of = f" in column {column!r}" if is_frame else ""
+            raise InputTypeError(f"{name} has dtype {dtype}{of}; expected numbers: {_remedy(name, dtype)}")
+
+
+def as_rows(X: Any, name: str = "X") -> Rows:
+    """Rows of an ndarray, scipy.sparse matrix, Dask array or DataFrame, Zarr array, or path of one or of a Gram store.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, d), or (n,) which counts as one column
+    name : str
+        What the array is called in error messages.
+
+    Raises
+    ------
+    InputError
+        If it is empty, not a matrix, not of numbers, damaged (sparse), or does not exist.
+    """
+    path = None
+    if isinstance(X, str | Path):
+        path = location(X, name, "the path or URL of an array")
+        X = _open_rows(path, name)
+    if isinstance(X, Rows):
+        return X
+    table = None if is_pandas_like(X) else as_table(X, name)
+    if table is not None:
+        return _checked_table(table, name)
+    refuse_unreadable(X, name)
+    refuse_group(X, name)
+    X = unlabelled(unframed(X))
+    rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(X)), None)
+    if rows_of is None:
+        X, rows_of = _asarray(X, name), memory_rows
+    _check_dtype(X.dtype, name)
+    if X.ndim not in (1, 2):
+        raise InputError(f"{name} has {X.ndim} dimensions, shape {X.shape}; expected a matrix (samples × features)")
+    if 0 in X.shape:
+        raise InputError(f"{name} is empty: found array with shape={X.shape}, a minimum of 1 is required")
+    if rows_of is mapped_rows and path is not None:
+        return NpyRows(str(Path(path).absolute()))
+    return rows_of(X, name)
+
+
+def refuse_group(value: Any, name: str) -> None:
+    """Refuse a Zarr group, which is not an array; raises InputTypeError naming its arrays."""
+    if is_zarr_group(value):
+        raise InputTypeError(f"{name} is a Zarr group; expected an array, {_one_of(arrays_in(value), 'group[{!r}]')}")
+
+
+def _one_of(arrays: list[str], form: str) -> str:
+    """Arrays of a group, for a message."""
+    if not arrays:
+        return "of which the group has none"
+    more = "" if len(arrays) <= MAX_NAMED else ", ..."
+    return "such as " + ", ".join(form.format(array) for array in arrays[:MAX_NAMED]) + more
+
+
+def _checked_table(table: Table, name: str) -> Rows:
+    if not table.names:
+        raise InputError(f"{name} has no columns left; expected at least one besides those that are targets")
+    if table.n_rows == 0:
+        raise InputError(f"{name} is empty: {table.source.label} has no rows, a minimum of 1 is required")
+    return table_rows(table, name)
+
+
+def _open_rows(path: str, name: str) -> Any:
+    try:
+        return open_path(path, name)
+    except InputError:
+        try:
+            found = stored_gram(path)
+        except DkrrError as error:
+            raise InputError(f"{name}: {error}") from error
+        if found is None:
+            raise
+        return found
+
+
+def _asarray(X: Any, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(X)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not a matrix of numbers: {error}") from error
+
+
+def _check_dtype(dtype: Any, name: str) -> None:
+    kind = np.dtype(dtype).kind
+    if kind == "c":
+        raise InputTypeError(f"{name} has dtype {dtype}; expected real numbers: complex data not supported")
+    if kind not in "biuf":
+        raise InputTypeError(f"{name} has dtype {dtype}; expected numbers: {_remedy(name, dtype)}")
+
+
+def _remedy(name: str, dtype: Any) -> str:
+    """What to do about values that are not numbers."""
+    kind = getattr(dtype, "kind", "O")
+    if name == "y" and kind in "OSUT":
+        return CLASSES
+    return "convert it, e.g. " + ("a date to the days since another one" if kind in "mM" else f"{name}.astype(float)")
+
+
+def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
+    """Whole array in memory as float64 (targets, weights), of its own dimensions.
+
+    Raises
+    ------
+    InputError
+        As `as_rows`.
+    """
+    y = _opened(y, name)
+    _check_dtype(y.dtype, name)
+    return np.asarray(_loaded(y, name), np.float64)
+
+
+def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
+    """Targets as float64, of their own dimensions: in memory, or in a mapped file if they are large and not in memory.
+
+    A lazy or stored array is then copied to a temporary file, a block of rows at a time; a file of float64 in C order
+    is used as it is.
+
+    Raises
+    ------
+    InputError
+        As `as_rows`.
+    DiskSpaceError
+        If they do not fit on the disk.
+    """
+    y = _opened(y, name)
+    if not is_copied(y):
+        return load_array(y, name)
+    _check_dtype(y.dtype, name)
+    targets = mapped_array(tuple(map(int, y.shape)), setting("temporary-directory"), f"targets ({name})")
+    for start, stop in pairwise(_edges(y)):
+        targets[start:stop] = _loaded(y[start:stop], name)
+        release_pages(targets)
+        release_pages(y)
+    return targets
+
+
+def is_copied(y: Any) -> bool:
+    """Whether targets are copied to a file: they are large, and lazy, stored, or mapped as other numbers."""
+    if isinstance(y, Table):
+        y = TableTargets(y, "y")
+    if not (isinstance(y, TableTargets | HdfArray) or is_dask_array(y) or is_zarr_array(y) or is_mapped(y)) or any(
+        s != s for s in y.shape
+    ):
+        return False
+    is_used = is_mapped(y) and y.dtype == np.float64 and y.flags.c_contiguous
+    return not is_used and 8 * math.prod(y.shape) > HELD_BYTES
+
+
+def _edges(y: Any) -> list[int]:
+    """Rows at which blocks begin that are read at once, whole chunks, and the number of rows."""
+    n = int(y.shape[0])
+    if is_dask_array(y):
+        return [0, *accumulate(y.chunks[0])]
+    if isinstance(y, TableTargets):
+        return list(y.table.edges)
+    height = max(1, COPIED_BYTES * n // max(1, 8 * math.prod(y.shape)))
+    if is_zarr_array(y):
+        chunk = y.shards[0] if y.shards else y.chunks[0]
+        height = max(chunk, height // chunk * chunk)
+    return [*range(0, n, height), n]
+
+
+def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
+    """Whole array in memory with labels of any type, of its own dimensions.
+
+    Raises
+    ------
+    InputError
+        If it is sparse or does not exist.
+    """
+    table = as_table(y, name) if isinstance(y, Table | str | Path) else None
+    if table is None:
+        return np.asarray(_loaded(_opened(y, name), name))
+    if len(table.names) != 1:
+        raise InputError(
+            f"{name} has the columns {', '.join(table.names[:8])}; expected one with labels: name it, as in {name}="
+            f"'labels.csv::{table.names[0]}'"
+        )
+    return table.values()
+
+
+def as_array(y: Any, name: str = "y") -> NDArray[Any]:
+    """Array in memory of what is in memory; raises InputError as `load_labels`."""
+    return np.asarray(_opened(y, name))
+
+
+def _opened(y: Any, name: str) -> Any:
+    """Array that may be lazy or stored."""
+    if isinstance(y, str | Path):
+        y = open_path(location(y, name, "the path or URL of an array"), name)
+    if isinstance(y, Table):
+        return TableTargets(y, name)
+    if isinstance(y, TableTargets):
+        return y
+    refuse_unreadable(y, name, NO_LABELS)
+    refuse_group(y, name)
+    y = hdf_array(y) if is_hdf_array(y) else unlabelled(y)
+    if sp.issparse(y):
+        raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
+    return y if isinstance(getattr(y, "dtype", None), np.dtype) else _asarray(y, name)
+
+
+def _loaded(y: Any, name: str) -> Any:
+    is_read = isinstance(y, TableTargets | HdfArray) or is_zarr_array(y)
+    if is_read or is_dask_array(y):
+        check_memory(8 * math.prod(y.shape), name)  # the metadata of a file may claim more than it holds
+    if is_dask_array(y):
+        return y.compute()
+    if is_read:
+        return y[:] if isinstance(y, TableTargets) else y[...]
+    return y

@@ -1,0 +1,299 @@
+"""Tables with named columns: which columns they have, and blocks of consecutive rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.data.table_names import check_names, selected_names
+from dkrr.data.table_source import BATCH_ROWS, Column, Kind, Source
+from dkrr.errors import InputError, InputTypeError
+from dkrr.values import CLASSES, shown, whole
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """A table with named columns that is read in blocks of rows, whatever contains it; `dkrr.open_table` opens one.
+
+    Every function of dkrr that takes rows takes a table. It is immutable: `select` and `without` return another one.
+
+    Parameters
+    ----------
+    source : Source
+        Container of all columns.
+    names : tuple of str
+        Columns of this table, in order.
+
+    Examples
+    --------
+    >>> import dkrr, pyarrow
+    >>> table = dkrr.open_table(pyarrow.table({"distance": [1.5, 2.0], "delay": [3.0, -1.0], "origin": ["JFK", "EWR"]}))
+    >>> table.select("d*").names, table.n_rows
+    (('distance', 'delay'), 2)
+    >>> table.kinds["origin"]
+    'text'
+    """
+
+    source: Source
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source) -> Table:
+        """Table of all columns of a source.
+
+        Raises
+        ------
+        InputError
+            If it has no columns, or two with one name.
+        """
+        names = tuple(column.name for column in source.columns)
+        check_names(names, source.label)
+        return cls(source, names)
+
+    def __repr__(self) -> str:
+        shown_names = ", ".join(self.names[:8]) + (", ..." if len(self.names) > 8 else "")
+        return f"Table of {self.source.label}: {len(self.names)} columns ({shown_names})"
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.source.n_rows
+
+    @property
+    def edges(self) -> Sequence[int]:
+        """First rows of what can only be decoded as a whole (row groups of Parquet), and the number of rows."""
+        return self.source.edges
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Columns of the container, also those that were not selected."""
+        return tuple(column.name for column in self.source.columns)
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of this table."""
+        known = {column.name: column for column in self.source.columns}
+        return tuple(known[name] for name in self.names)
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What each column holds: "number" (flags too), "text", "category", "date" or "other"."""
+        return {column.name: column.kind for column in self.columns}
+
+    def select(self, patterns: str | Iterable[str], name: str = "columns") -> Table:
+        """Table of some of the columns.
+
+        Parameters
+        ----------
+        patterns : str or sequence of str
+            Names, or patterns with ``*``, ``?`` and ``[...]``; one text may hold several with commas between. Columns
+            that a pattern matches are in the order of the table. Each column is taken once.
+        name : str
+            What errors call the argument.
+
+        Returns
+        -------
+        Table
+
+        Raises
+        ------
+        InputError
+            If a pattern matches no column; the message suggests names.
+        """
+        return replace(self, names=selected_names(patterns, self.names, name, self.source.label))
+
+    def without(self, names: Iterable[str]) -> Table:
+        """Table of the other columns, which may be none."""
+        dropped = set(names)
+        return replace(self, names=tuple(name for name in self.names if name not in dropped))
+
+    def drop_missing(self, columns: str | Iterable[str] | None = None) -> Table:
+        """Table of the rows in which no value of some columns is missing, copied once to a temporary Parquet file.
+
+        Parameters
+        ----------
+        columns : str or sequence of str, optional
+            Names or patterns among all columns of the container, such as that of the targets; None: those of this
+            table.
+
+        Returns
+        -------
+        Table
+            With the same columns.
+        """
+        from dkrr.data.table_spooled import CompleteSource
+
+        names = self.names if columns is None else selected_names(columns, self.all_names, label=self.source.label)
+        return replace(self, source=CompleteSource(self.source, names))
+
+    def blocks(
+        self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, pandas.DataFrame]]:
+        """Go through the rows once, in consecutive blocks.
+
+        Parameters
+        ----------
+        height : int
+            Most rows of a block.
+        start, stop : int
+            First row, and the row behind the last one; default: all rows.
+
+        Yields
+        ------
+        first_row : int
+        block : pandas.DataFrame
+            At most `height` rows, with all columns in their own types.
+        """
+        height, first = whole(height, "height", 1), start
+        for batch in self._batches(start, self.n_rows if stop is None else stop):
+            for k in range(0, batch.num_rows, height):
+                part = batch.slice(k, height)
+                yield first, part.to_pandas()
+                first += part.num_rows
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """All rows as a DataFrame in memory."""
+        import pyarrow
+
+        batches = list(self._batches(0, self.n_rows))
+        return pyarrow.Table.from_batches(batches).to_pandas()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the numbers that `numbers` returns: float32 where it holds those of all columns, else float64."""
+        return np.dtype(np.float32 if all(column.is_float32 for column in self.columns) else np.float64)
+
+    def check_numeric(self, name: str = "X") -> None:
+        """Refuse columns of text, categories, dates and others.
+
+        Raises
+        ------
+        InputTypeError
+            Naming the first such column, and the remedies.
+        """
+        for column in self.columns:
+            if column.kind != "number":
+                raise InputTypeError(self.not_numbers(name, column))
+
+    def not_numbers(self, name: str, column: Column) -> str:
+        """Message about a column that does not hold numbers, with those that do."""
+        others = [other.name for other in self.columns if other.kind == "number"]
+        return not_numbers(name, column.name, column.kind, column.dtype, others)
+
+    def numbers(self, start: int, stop: int, name: str = "X") -> NDArray[Any]:
+        """Rows start ... stop − 1 as an array of shape (stop − start, number of columns), of `dtype`.
+
+        Raises
+        ------
+        InputError
+            If a column does not hold numbers, a value is missing, or a whole number is not exact in float64; the
+            message names the column.
+        """
+        out = np.empty((stop - start, len(self.names)), self.dtype)
+        for first, block in self.number_blocks(start, stop, name):
+            out[first - start : first - start + len(block)] = block
+        return out
+
+    def number_blocks(self, start: int, stop: int, name: str = "X") -> Iterator[tuple[int, NDArray[Any]]]:
+        """First rows and numbers of consecutive blocks of at most BATCH_ROWS rows; errors are those of `numbers`."""
+        self.check_numeric(name)
+        for batch in self._batches(start, stop):
+            block = np.empty((batch.num_rows, len(self.names)), self.dtype)
+            self._fill(block, batch, name)
+            yield start, block
+            start += batch.num_rows
+
+    def rows(self, indices: NDArray[np.intp], name: str = "X") -> NDArray[Any]:
+        """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded."""
+        self.check_numeric(name)
+        out = np.empty((len(indices), len(self.names)), self.dtype)
+        order, edges = np.argsort(indices, kind="stable"), self.edges
+        wanted, done = np.asarray(indices)[order], 0
+        while done < len(wanted):
+            part = bisect_right(edges, wanted[done]) - 1
+            stop = int(np.searchsorted(wanted, edges[part + 1]))
+            first, last = int(wanted[done]), int(wanted[stop - 1]) + 1
+            for batch in self._batches(first, last):
+                end = int(np.searchsorted(wanted, first + batch.num_rows))
+                if end > done:
+                    taken = batch.take(wanted[done:end] - first)
+                    block = np.empty((end - done, len(self.names)), self.dtype)
+                    self._fill(block, taken, name)
+                    out[order[done:end]] = block
+                    done = end
+                first += batch.num_rows
+        return out
+
+    def values(self) -> NDArray[Any]:
+        """Values of one column, of shape (n,), in a type of NumPy: numbers, flags, or text as objects.
+
+        Missing values are None or NaN.
+        """
+        return np.asarray(self.to_pandas()[self.names[0]].to_numpy())
+
+    def _batches(self, start: int, stop: int) -> Iterator[pyarrow.RecordBatch]:
+        return self.source.batches(start, stop, self.names)
+
+    def _fill(self, out: NDArray[Any], batch: pyarrow.RecordBatch, name: str) -> None:
+        from dkrr.data.table_arrow import InexactError, MissingError, numbers_of
+
+        for j, column in enumerate(self.names):
+            try:
+                out[:, j] = numbers_of(batch.column(j))
+            except MissingError:
+                raise self._missing(column, name) from None
+            except InexactError as error:
+                raise InputError(
+                    f"{name} has the whole number {error} in column {column!r}, which float64 does not hold exactly; "
+                    f"expected at most 2**53: subtract an offset, or leave the column out with columns="
+                ) from None
+
+    def _missing(self, column: str, name: str) -> InputError:
+        """Error that says how many values of a column are missing, and where the first one is."""
+        from dkrr.data.table_arrow import is_missing
+
+        count, first, row = 0, 0, 0
+        for batch in self.source.batches(0, self.n_rows, [column]):
+            missing = is_missing(batch.column(0))
+            if count == 0 and missing.any():
+                first = row + int(np.argmax(missing))
+            count, row = count + int(missing.sum()), row + batch.num_rows
+        rows = "1 row" if count == 1 else f"{count:,} rows"
+        return InputError(
+            f"{name} has missing values (NaN) in column {column!r} of {self.source.label}: {rows}, the first is row "
+            f"{first} (counted from 0); expected a number in every row: leave such rows out (dkrr.open_table("
+            f"...).drop_missing({column!r}), or --drop-missing), fill them (transformer=SimpleImputer(), or --impute), "
+            f"or leave the column out with columns="
+        )
+
+
+def not_numbers(name: str, column: str, kind: str, dtype: str, others: Sequence[str]) -> str:
+    """Message about a column that does not hold numbers; `others` do."""
+    if name == "y" and kind in ("text", "category"):
+        return f"y is the column {column!r} of {kind} ({dtype}); expected numbers: {CLASSES}"
+    rest = ",".join(others) or "a,b"
+    remedies = {
+        "date": "give the days since another date instead",
+        "text": "transformer=OneHotEncoder() or --one-hot makes numbers of it, and dkrr.kernels.Columns with "
+        "Categories or BagOfWords compares text",
+        "category": "transformer=OneHotEncoder() or --one-hot makes numbers of it, and dkrr.kernels.Columns with "
+        "Categories compares them",
+        "other": "convert it",
+    }
+    return (
+        f"{name} has the column {column!r} of {kind if kind != 'other' else 'other values'} ({dtype}); expected "
+        f"numbers: leave it out (columns={shown(rest)}), or {remedies[kind]}"
+    )

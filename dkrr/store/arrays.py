@@ -1,0 +1,217 @@
+"""Zarr arrays of users: opened in any layout; and predictions, written as an ordinary array."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+from zarr.codecs import Crc32cCodec
+
+from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
+from dkrr.store.buckets import bucket_url, store_below
+from dkrr.store.descriptions import NAME, read_json
+from dkrr.store.paths import file_name, local_path, resolved_place
+from dkrr.store.remote import errors_of
+from dkrr.store.replacing import files_of_arrays
+from dkrr.store.shards import CHUNK_BYTES, MAX_CHUNK_ROWS
+from dkrr.values import BUCKETS
+
+PREDICTIONS = "predictions"
+"""Kind, in the attributes of an array or a group of predictions, by which it is known as one that may be replaced."""
+TEXT_ITEMS = 16
+"""Bytes of a text in memory over those of a pointer to it, at a guess."""
+MAX_DEPTH = 4
+"""Levels of groups in which arrays are looked for, for messages."""
+
+
+def zarr_store(url: str) -> Any:
+    """Zarr store behind a URL or path; rows of users are also read from any file system that fsspec knows."""
+    path = local_path(url)
+    if path is not None:
+        return zarr.storage.LocalStore(path)
+    if url.partition("://")[0] not in BUCKETS:
+        return zarr.storage.FsspecStore.from_url(url)
+    return zarr.storage.ObjectStore(store_below(url))
+
+
+def is_zarr_array(value: Any) -> bool:
+    """Whether a value is an open Zarr array."""
+    return isinstance(value, zarr.Array)
+
+
+def is_zarr_group(value: Any) -> bool:
+    """Whether a value is an open Zarr group."""
+    return isinstance(value, zarr.Group)
+
+
+def arrays_in(group: Any) -> list[str]:
+    """Paths of the arrays in a Zarr group and its groups, relative to it."""
+    return sorted(path for path, member in group.members(max_depth=MAX_DEPTH) if isinstance(member, zarr.Array))
+
+
+def arrays_at(url: str) -> list[str] | None:
+    """Paths of the arrays in the Zarr group at a URL, relative to it; None if there is no group, or it is dkrr's."""
+    try:
+        group = zarr.open_group(zarr_store(url), mode="r")
+        is_ours = {"dkrr", "checksum"} <= set(group.attrs)  # the store of a run, which its owner may be changing
+        return None if is_ours else arrays_in(group)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_in_process(array: Any) -> bool:
+    """Whether an open Zarr array is in the memory of this process."""
+    store = array.store
+    if isinstance(store, zarr.storage.MemoryStore):
+        return True
+    if isinstance(store, zarr.storage.FsspecStore):
+        filesystem = getattr(store.fs, "sync_fs", store.fs)
+        return "memory" in filesystem.protocol
+    return type(getattr(store, "store", None)).__name__ == "MemoryStore"  # of obstore
+
+
+def is_of_object_store(array: Any) -> bool:
+    """Whether an open Zarr array is in an object store of obstore, which travels with its credentials' source."""
+    return isinstance(array.store, zarr.storage.ObjectStore)
+
+
+def bucket_of_array(array: Any) -> str | None:
+    """URL of the bucket that an open Zarr array is in; None if it is elsewhere."""
+    return bucket_url(array.store.store) if is_of_object_store(array) else None
+
+
+def place_of(array: Any) -> tuple[Any, str]:
+    """Store of an open Zarr array, and its path there."""
+    return array.store, array.path
+
+
+def opened_at(store: Any, path: str) -> Any:
+    """Zarr array at a path in a store."""
+    return zarr.open_array(store, path=path, mode="r")
+
+
+def is_dask_array(value: Any) -> bool:
+    """Whether a value is a Dask array."""
+    # Importing dask.array imports what it finds (xarray, sparse), 100 MiB in each worker that never sees such an array.
+    module = sys.modules.get("dask.array")
+    return module is not None and isinstance(value, module.Array)
+
+
+def array_url(array: Any) -> str | None:
+    """Path or URL under which another process finds an open Zarr array; None if it lives in this process only."""
+    store = array.store
+    if isinstance(store, zarr.storage.LocalStore):
+        return str(Path(store.root).absolute() / array.path)
+    if isinstance(store, zarr.storage.FsspecStore):
+        filesystem = getattr(store.fs, "sync_fs", store.fs)  # Zarr wraps those that are not asynchronous
+        protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
+        if protocol != "memory":
+            return f"{protocol}://{store.path}/{array.path}".rstrip("/")
+    return None
+
+
+def open_array(url: str, mode: Literal["r", "r+"] = "r") -> Any:
+    """Open a Zarr array.
+
+    Raises
+    ------
+    StoreError
+        If it does not exist.
+    """
+    path = local_path(url)
+    if path is not None and not os.path.lexists(path):
+        raise StoreError(f"{url} does not exist")
+    try:
+        return zarr.open_array(zarr_store(url), mode=mode)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{url} is not a Zarr array ({error}); give the path of the array itself") from error
+    except Exception as error:  # of the library behind a URL
+        with errors_of(url):
+            raise error
+
+
+def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int) -> list[Any]:
+    """Create a Zarr group with an array for each column of predictions.
+
+    Parameters
+    ----------
+    url : str
+    columns : mapping of str to dtype
+        Types of the columns by their names, which may be any text; object for text. The attributes of the group have
+        them by the names of the arrays' folders.
+    n_rows : int
+
+    Returns
+    -------
+    list of zarr.Array
+        In the order of the columns.
+    """
+    folders = {file_name(name): name for name in columns}
+    zarr.create_group(zarr_store(url), attributes={"dkrr": {"kind": PREDICTIONS, "columns": folders}})
+    return [create_array(f"{url}/{folder}", (n_rows,), columns[name]) for folder, name in folders.items()]
+
+
+def files_of_predictions(url: str) -> re.Pattern[str] | None:
+    """Paths of the files of predictions in Zarr's format that dkrr wrote; None if there is something else.
+
+    Raises
+    ------
+    StoreError
+        If what is there cannot be read.
+    """
+    try:
+        found = read_json(f"{resolved_place(url)}/{NAME}") or {}
+        described = found["attributes"]["dkrr"]
+        folders = list(described.get("columns", ())) if described["kind"] == PREDICTIONS else None
+    except (DamagedChunkError, LookupError, TypeError, AttributeError):
+        return None
+    except StoreError as error:
+        if isinstance(error, UnreachableStoreError):
+            raise
+        return None
+    return None if folders is None else files_of_arrays(folders)
+
+
+def create_array(
+    url: str, shape: tuple[int, ...], dtype: Any, rows_per_chunk: int | None = None, kind: str | None = None
+) -> Any:
+    """Create a Zarr array of uncompressed chunks with checksums, where nothing is.
+
+    Parameters
+    ----------
+    url : str
+    shape : tuple of int
+    dtype : dtype
+        object for text.
+    rows_per_chunk : int, optional
+        Chunks hold whole rows, of at most CHUNK_BYTES; default: as many as that.
+    kind : str, optional
+        What it holds, for its attributes.
+    """
+    at_most = chunk_rows(shape, dtype)
+    rows_per_chunk = at_most if rows_per_chunk is None else min(rows_per_chunk, at_most)
+    chunks = (max(1, min(rows_per_chunk, shape[0])), *(max(1, s) for s in shape[1:]))
+    letter = np.dtype(dtype).kind
+    return zarr.create_array(
+        zarr_store(url),
+        shape=shape,
+        chunks=chunks,
+        dtype=str if letter == "O" else dtype,  # of any length: Zarr has no specification of text of a fixed one
+        compressors=Crc32cCodec(),
+        # A missing chunk must not pass for zeros.
+        fill_value=np.nan if letter == "f" else "" if letter == "O" else 0,
+        attributes=None if kind is None else {"dkrr": {"kind": kind}},
+        config={"write_empty_chunks": True},
+    )
+
+
+def chunk_rows(shape: tuple[int, ...], dtype: Any) -> int:
+    """Rows of a chunk of about CHUNK_BYTES."""
+    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize
+    if np.dtype(dtype).kind == "O":
+        row_bytes *= TEXT_ITEMS
+    return int(max(1, min(CHUNK_BYTES // max(row_bytes, 1), MAX_CHUNK_ROWS)))
