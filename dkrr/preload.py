@@ -11,7 +11,7 @@ from typing import Any
 import threadpoolctl
 
 import dkrr.fitting  # noqa: F401  (what tasks need)
-from dkrr.machine.worker_settings import interrupt_less, keep_memory, problems, settings_of
+from dkrr.cluster.worker_settings import interrupt_less, keep_memory, problems, settings_of
 
 logger = logging.getLogger(__name__)
 

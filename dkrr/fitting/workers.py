@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dkrr.cluster import Executor
+from dkrr.cluster import Executor, worker_settings
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.errors import InputError, MemoryLimitError
@@ -108,9 +108,6 @@ def _check_settings(plan: Plan, watch: Any) -> None:
     MemoryLimitError
         If a worker would stop for ever at the memory that the plan needs.
     """
-    # Not at the top: workers import this module.
-    from dkrr.machine import worker_settings
-
     found, peak = watch.on_all_workers(worker_settings.settings_here), plan.chosen.peak_bytes
     worker_settings.refuse_a_pause(found, peak)
     said = _said.setdefault(watch.client, set())
@@ -160,7 +157,7 @@ def _memory(plan: Plan, held: Any) -> str:
 def _note(ready: int, planned: int) -> None:
     """Keep what workers hold for the next plan: where it is more than planned for, or much less than was kept."""
     # Not at the top: workers import this module, and detect nothing.
-    from dkrr.machine.worker_settings import record_baseline, recorded_baseline
+    from dkrr.machine.profile import record_baseline, recorded_baseline
 
     if ready > planned or MUCH_LESS * ready < recorded_baseline():
         record_baseline(ready)

@@ -21,8 +21,8 @@ from dkrr.machine.profile import (
     machine_fingerprint,
     profile_path,
     rates_of_stores,
+    recorded_baseline,
 )
-from dkrr.machine.worker_settings import recorded_baseline
 from dkrr.planning import Rates, Resources
 from dkrr.planning.resources import (
     AVAILABLE_FRACTION,

@@ -19,7 +19,7 @@ LEVEL = {name: level for level, names in enumerate(reversed(LINES)) for name in 
 GATEWAYS = {
     "store": ("zarr", "google_crc32c", "obstore"),
     # IPython where a notebook has imported it.
-    "cluster": ("distributed", "rich", "cryptography", "IPython", "resource"),
+    "cluster": ("distributed", "rich", "IPython", "resource"),
     "preload": ("distributed",),
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
     "kernels": ("sklearn",),

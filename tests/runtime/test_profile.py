@@ -26,9 +26,9 @@ from dkrr.machine.profile import (
     machine_fingerprint,
     median_rates,
     profile_path,
+    recorded_baseline,
     save_profile,
 )
-from dkrr.machine.worker_settings import recorded_baseline
 from dkrr.planning import KernelRate, Rates, make_plan
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES, WORKER_BASELINE_BYTES
 from dkrr.store.arrays import create_array

@@ -11,8 +11,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dkrr
+from dkrr.cluster.worker_settings import WorkerSettings, problems, refuse_a_pause
 from dkrr.errors import MemoryLimitError
-from dkrr.machine.worker_settings import WorkerSettings, problems, refuse_a_pause
 from dkrr.preload import dask_setup
 from tests.processes import THREAD_VARIABLES, blas_threads
 
