@@ -245,6 +245,14 @@ def test_bounds_by_conjugate_gradient_hold_the_exact_value(data, iterates, solve
         assert 0 < errors[j] < 10 and abs(likelihoods[j] - likelihood) < 4 * errors[j]
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_likelihood_is_exact_with_a_preconditioner_of_full_rank(data, iterates, weighted):
+    model = iterated(data, ConjugateGradient(RPCholesky(211)), weighted=weighted)
+    w = data.weights if weighted else np.ones(211)
+    expected = dense_posterior(KERNEL, data.X, data.y[:, 0], w, ALPHA, data.X_new, False)[2]
+    assert model.log_marginal_likelihood_[0] == pytest.approx(expected, abs=1e-3)
+
+
 @pytest.mark.parametrize("fit_intercept", [False, True])
 def test_too_few_iterations_leave_wide_bounds_that_hold(data, iterates, fit_intercept):
     solver = ConjugateGradient(RPCholesky(3), max_iter=6)

@@ -127,6 +127,7 @@ def test_one_length_is_for_all_columns_or_times_those_of_each():
     search = KernelRidgeCV([0.01, 0.1], optimize="length").fit(X, Y)
     assert isinstance(search.optimum_.kernel.gamma, float)
     assert search.optimum_.lengths.shape == (search.optimum_.n_evaluations, 1)
+    assert f"{search.optimum_.n_evaluations} evaluations" in str(search.optimum_)
     again = KernelRidgeCV([search.alpha_], kernel=search.optimum_.kernel).fit(X, Y)
     assert_allclose(again.best_score_, search.best_score_, rtol=1e-4)
     found = KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="length").fit(X, Y).optimum_.kernel.length_scale

@@ -378,6 +378,13 @@ def test_what_is_kept_is_found_again_and_forgotten_everywhere(executor, client, 
     assert not any(client.run(kept_runs, run).values())
 
 
+def test_a_new_worker_takes_the_places_of_a_lost_one(client):
+    executor = DaskExecutor(client)
+    assert executor._workers_of_places({"a": 1, "b": 1}) == ["a", "b"]
+    assert executor._workers_of_places({"b": 1}) == ["b", "b"]
+    assert executor._workers_of_places({"b": 1, "c": 1}) == ["c", "b"]
+
+
 def lose_a_worker(executor, place):
     os.kill(values_of(executor, [Task("who", process, place=place)])[0], signal.SIGKILL)
 
