@@ -28,7 +28,7 @@ from benchmarks import machine
 from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
-from dkrr.cluster.task import peak_resident_bytes, reset_peak
+from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan

@@ -33,7 +33,7 @@ from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
-from dkrr.cluster.task import peak_resident_bytes
+from dkrr.cluster.tasks import peak_resident_bytes
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
 from dkrr.solvers.result import NewtonStep

@@ -40,7 +40,7 @@ from benchmarks.machine import (
 )
 from benchmarks.peers import ALPHA, KERNELS, PEERS, Problem, run_peers
 from dkrr.cluster import TaskRecord
-from dkrr.cluster.task import peak_resident_bytes, reset_peak
+from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.errors import DkrrError
 from dkrr.linalg import TASK_MODULES

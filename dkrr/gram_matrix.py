@@ -10,9 +10,9 @@ import numpy as np
 
 from dkrr.arguments import checked_kernel, checked_whole
 from dkrr.cluster import Executor, Progress, SerialExecutor, Task
-from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.process import ended_in_order
 from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
-from dkrr.data.checks import check_finite
+from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.fitting.context import Context
 from dkrr.fitting.storage import StoredArrays

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.data.staging import described_rows
+from dkrr.data.stored import described_rows
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.fitting.batches import GROUP, N_BATCHES
 from dkrr.fitting.checkpoint import Snapshots
@@ -17,7 +17,7 @@ from dkrr.markup import card, table, texts
 from dkrr.model_description import describe_model, model_arrays
 from dkrr.plain_text import one_line
 from dkrr.store import ChunkedArray, RunStore
-from dkrr.store.descriptions import read_group
+from dkrr.store.format import read_group
 from dkrr.store.lock import who_owns
 from dkrr.store.paths import resolved_place
 from dkrr.units import format_bytes

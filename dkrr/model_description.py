@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data import described_rows
-from dkrr.data.staging import StoredCopy
+from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
@@ -30,8 +30,8 @@ from dkrr.requests import Targets
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import Status
 from dkrr.store import ChunkedArray
-from dkrr.store.descriptions import read_group
 from dkrr.store.files import refuse_links
+from dkrr.store.format import read_group
 from dkrr.store.replacing import arrays_below
 from dkrr.store.run import Place
 from dkrr.values import MAX_SHOWN, MAX_WHOLE, is_object, shown

@@ -11,9 +11,9 @@ import numpy as np
 from sklearn.base import clone
 
 from dkrr.arguments import checked_alphas, checked_weights
-from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.process import ended_in_order
 from dkrr.data import MemoryRows, Rows, whole, write_rows
-from dkrr.data.staging import StoredCopy
+from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
@@ -50,8 +50,8 @@ from dkrr.posterior import Kept, Learned, Processes
 from dkrr.requests import FitRequest, Targets
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
-from dkrr.store.descriptions import NAME, read_json, write_group
 from dkrr.store.files import make_folder
+from dkrr.store.format import NAME, read_json, write_group
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.replacing import check_free, written_aside
 from dkrr.store.run import Place

@@ -20,7 +20,7 @@ from dkrr.arguments import (
     checked_whole,
     checked_width,
 )
-from dkrr.cluster.limits import available_bytes
+from dkrr.cluster.process import available_bytes
 from dkrr.data import as_rows, in_memory, with_columns
 from dkrr.errors import InputError
 from dkrr.features import feature_map
@@ -245,8 +245,7 @@ def plan(  # type: ignore[misc]
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
     """Rows behind a copy of a transformer that is fitted to them."""
-    from dkrr.data.inputs import inputs_of
-    from dkrr.data.transformed import transformed_inputs
+    from dkrr.data.transformed import inputs_of, transformed_inputs
     from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
 
     if X is None:

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.data import DaskRows, MemoryRows, Rows
-from dkrr.data.checks import check_finite
-from dkrr.data.dask_arrays import row_major
-from dkrr.data.inputs import PartitionInputs, RowsInputs
-from dkrr.data.rows import dense
-from dkrr.data.transformed import TransformedRows, transformed_block
+from dkrr.data.arrays import row_major
+from dkrr.data.rows import check_finite, dense
+from dkrr.data.transformed import PartitionInputs, RowsInputs, TransformedRows, transformed_block
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.machine.detection import usable_threads

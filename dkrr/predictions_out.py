@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.process import ended_in_order
 from dkrr.data import MemoryRows, Rows, Table, as_table, is_pandas_like, opened
 from dkrr.data.transformed import TransformedRows
 from dkrr.errors import InputError, InputTypeError

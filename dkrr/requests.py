@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dkrr.arguments import checked_form, checked_solver, checked_store, checked_tile, checked_tol, likelihood_of
 from dkrr.data import Rows
-from dkrr.data.mapped import is_mapped
+from dkrr.data.arrays import is_mapped
 from dkrr.data.open import is_copied, open_path
 from dkrr.errors import StoreError, WrongStoreError
 from dkrr.features.descriptions import refuse_more_components_than_rows

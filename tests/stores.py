@@ -1,6 +1,6 @@
 """Places for arrays of tests, and stores changed by someone who knows the format: checksums included."""
 
-from dkrr.store.descriptions import read_group, write_group
+from dkrr.store.format import read_group, write_group
 from dkrr.store.run import Place
 
 

@@ -154,7 +154,7 @@ def check_store(store: str | None, *, is_planned: bool = False) -> None:
 
 def check_folder(store: str | None) -> None:
     """Refuse a file, a model or a store where the folder with the stores of a search is to be, or where none can be."""
-    from dkrr.store.descriptions import read_group
+    from dkrr.store.format import read_group
     from dkrr.store.paths import local_path
     from dkrr.store.replacing import check_writable, refuse_missing_folder
 

@@ -15,10 +15,16 @@ from dkrr.cli.common import (
     uncertainty_option,
 )
 from dkrr.cli.config import Configurable, config_option
-from dkrr.cli.options import checked_settings, model_options
+from dkrr.cli.options import (
+    checked_settings,
+    chosen_transformer,
+    columns_option,
+    drop_missing_option,
+    model_options,
+    training_rows,
+    transformer_options,
+)
 from dkrr.cli.reports import fit_report
-from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
-from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import DkrrError, InputError
 
 

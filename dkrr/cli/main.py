@@ -56,7 +56,7 @@ def dkrr(context: click.Context) -> None:
     PATH is of the form data.zarr, data.zarr/group/array, data.npy, data.npz::name, or that of a table: a file or folder
     in Parquet, CSV or Arrow's format, of which data.parquet::dep_*,origin takes some columns. NAME is a column of it.
     """
-    from dkrr.cluster.displays import logged_to_stderr
+    from dkrr.cluster.progress import logged_to_stderr
 
     context.with_resource(printable_warnings())
     context.meta[LOG] = context.with_resource(logged_to_stderr())

@@ -5,12 +5,20 @@ from typing import Any
 
 import click
 
-from dkrr.cli.candidates import candidates, train_sizes, whole
 from dkrr.cli.common import check_store, cluster, echo, readable_errors
 from dkrr.cli.config import Configurable, config_option
-from dkrr.cli.options import checked_settings, model_options
-from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
-from dkrr.cli.transformers import chosen_transformer, transformer_options
+from dkrr.cli.options import (
+    candidates,
+    checked_settings,
+    chosen_transformer,
+    columns_option,
+    drop_missing_option,
+    model_options,
+    train_sizes,
+    training_rows,
+    transformer_options,
+    whole,
+)
 from dkrr.errors import InputError
 
 

@@ -7,7 +7,7 @@ import click
 
 from dkrr.cli.common import cluster, echo, named, readable_errors
 from dkrr.cli.config import Configurable, config_option
-from dkrr.cli.tables import chosen_rows, columns_option
+from dkrr.cli.options import chosen_rows, columns_option
 from dkrr.errors import InputError
 from dkrr.values import location
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.cli import report_pictures as pictures
-from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.inspection import notes_of_run, status, tile_maps
 from dkrr.markup import card_of_text
 from dkrr.model_description import describe_model, outcome_of, summary_of
-from dkrr.store.descriptions import read_group
+from dkrr.store.format import read_group
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.replacing import check_free, written_aside
 from dkrr.units import format_bytes, format_seconds

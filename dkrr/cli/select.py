@@ -4,7 +4,6 @@ from typing import Any
 
 import click
 
-from dkrr.cli.candidates import candidates, folds_of_rows, train_sizes
 from dkrr.cli.common import (
     check_folder,
     cluster,
@@ -16,11 +15,20 @@ from dkrr.cli.common import (
     uncertainty_option,
 )
 from dkrr.cli.config import Configurable, config_option
-from dkrr.cli.options import kernel_param_option, kernel_params
+from dkrr.cli.options import (
+    candidates,
+    chosen_transformer,
+    columns_option,
+    drop_missing_option,
+    folds_of_rows,
+    kernel_param_option,
+    kernel_params,
+    train_sizes,
+    training_rows,
+    transformer_options,
+)
 from dkrr.cli.pictures import check_picture_path, write_picture
 from dkrr.cli.reports import selection_report
-from dkrr.cli.tables import columns_option, drop_missing_option, training_rows
-from dkrr.cli.transformers import chosen_transformer, transformer_options
 from dkrr.errors import InputError
 
 

@@ -1,9 +1,7 @@
 """Tasks, and the executors that run them: in this process, or on a Dask cluster."""
 
-from dkrr.cluster.displays import Several, Whole, make_progress
-from dkrr.cluster.progress import Progress, Share
-from dkrr.cluster.serial import SerialExecutor, ThreadExecutor
-from dkrr.cluster.task import Executor, Meter, RunRecord, Task, TaskRecord
+from dkrr.cluster.progress import Progress, Several, Share, Whole, make_progress
+from dkrr.cluster.tasks import Executor, Meter, RunRecord, SerialExecutor, Task, TaskRecord, ThreadExecutor
 
 __all__ = [
     "Executor",

@@ -20,10 +20,9 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from dkrr.cluster import resident
-from dkrr.cluster.dask_watch import CANCELLED, KEPT, Watch
+from dkrr.cluster.dask_client import CANCELLED, KEPT, Watch
 from dkrr.cluster.progress import Progress
-from dkrr.cluster.serial import ReadyQueue
-from dkrr.cluster.task import FAN_IN, RunRecord, Task, TaskRecord, execute_on_worker
+from dkrr.cluster.tasks import FAN_IN, ReadyQueue, RunRecord, Task, TaskRecord, execute_on_worker
 from dkrr.errors import ClusterError, DkrrError
 from dkrr.units import format_bytes
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.process import ended_in_order
 from dkrr.config import temporary_directory
 from dkrr.errors import StoreError
 from dkrr.store.replacing import delete_file, delete_made

@@ -31,7 +31,7 @@ from typing import Any, Self
 import dask
 
 from dkrr.cluster.local_server import MAX_STARTS, NOT_STARTED
-from dkrr.cluster.signals import ENDING
+from dkrr.cluster.process import ENDING
 from dkrr.cluster.worker_settings import MONITOR_MILLISECONDS, TICK_MILLISECONDS
 from dkrr.errors import DkrrError
 from dkrr.units import format_bytes

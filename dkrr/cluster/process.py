@@ -1,23 +1,36 @@
-"""Kind of this process: whether it may start workers, and whether a client that it finds is its own.
+"""The calling process: whether it may start workers, what memory and cores it may use, and how it ends.
 
-`posix_limits` is Python's module `resource`, or None where the system lacks it.
-
-Three kinds must do the work of a fit themselves. A Dask task holds a slot of its worker: tasks that it sends to the
-same cluster and waits for may never run. A process that multiprocessing or joblib started is one of several that
+Three kinds of process must do the work of a fit themselves. A Dask task holds a slot of its worker: tasks that it sends
+to the same cluster and waits for may never run. A process that multiprocessing or joblib started is one of several that
 share the machine, and may be a daemon, which may have no children. A fork has the memory of its parent but none of its
 threads: event loops, clients and pools that it finds there never answer.
+
+A job of a batch system and a container are control groups whose limits are below what the machine has. The limits of
+all parents hold as well: SLURM sets one for the job and none for its steps, Kubernetes one for the pod and one for the
+container. Versions 1 and 2 of control groups are read, and both where both are mounted. Systems without them have none.
+`posix_limits` is Python's module `resource`, or None where the system lacks it.
+
+SIGTERM and SIGHUP, where they would end the process at once, first end the run as Ctrl-C does. Batch systems,
+`timeout`, containers and closed notebooks send SIGTERM, closed terminals SIGHUP. Python's default leaves temporary
+folders and worker processes behind.
 """
 
+import math
 import multiprocessing
 import os
+import re
+import signal
 import sys
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path, PurePosixPath
+from types import FrameType
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -177,3 +190,223 @@ class _Fork:
 _fork = _Fork()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fork.note)
+
+
+ROOT = Path("/")
+UNLIMITED = 2**60
+"""Bytes from which on a limit does not count: version 1 writes the largest multiple of a page."""
+V1_FILES = ("memory.limit_in_bytes",)
+V2_FILES = ("memory.max", "memory.high")
+"""Beyond the first a process is killed; beyond the second it is slowed down until it does next to nothing."""
+
+MEMORY_LINES = re.compile(r"MemTotal: +(\d+) kB\nMemFree: +\d+ kB\nMemAvailable: +(\d+) kB\n")
+"""First lines of Linux's /proc/meminfo."""
+
+
+class MemoryGroup(NamedTuple):
+    """A control group with a limit of memory."""
+
+    folder: Path
+    limit_bytes: int
+
+    def available_bytes(self) -> int:
+        """Bytes that its processes could still get; cached files can be dropped, so they count as free."""
+        used = _number(self.folder / "memory.current")
+        if used is None:
+            used = _number(self.folder / "memory.usage_in_bytes") or 0
+        cached, names = 0, ("total_inactive_file", "total_active_file")  # of the group and all below it, in version 1
+        found = dict(line.split(maxsplit=1) for line in _text(self.folder / "memory.stat").splitlines() if " " in line)
+        if names[0] not in found:
+            names = ("inactive_file", "active_file")
+        with suppress(ValueError):
+            cached = sum(int(found.get(name, 0)) for name in names)
+        return max(0, self.limit_bytes - max(0, used - cached))
+
+
+def memory_groups(root: Path = ROOT) -> tuple[MemoryGroup, ...]:
+    """Control groups of this process, and of its parents, that have a limit of memory.
+
+    Parameters
+    ----------
+    root : Path
+        Folder in which proc/self/cgroup, proc/self/mountinfo and the file systems that it names are looked up.
+    """
+    return _memory_groups(root, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa: ARG001
+    """Groups, read once by every process: a fit of a hundred rows takes no longer than these files."""
+    found = []
+    for folder in _folders("memory", root):
+        limits = [n for name in (*V1_FILES, *V2_FILES) if (n := _number(folder / name)) is not None and n < UNLIMITED]
+        # Version 1 has the smallest limit of all parents, also of those that are not mounted in a container.
+        stat = re.search(r"^hierarchical_memory_limit (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+        if stat is not None and int(stat[1]) < UNLIMITED:
+            limits.append(int(stat[1]))
+        if limits:
+            found.append(MemoryGroup(folder, min(limits)))
+    return tuple(found)
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Memory that this machine could still give, within the limits of the control groups."""
+    return min([_available_to_all(root), *(g.available_bytes() for g in memory_groups(root))])
+
+
+def _available_to_all(root: Path) -> int:
+    """Memory that this machine could still give; psutil knows it on every system, and takes several times as long."""
+    found = MEMORY_LINES.match(_text(f"{root}/proc/meminfo"))
+    if found is None or not 0 < int(found[2]) <= int(found[1]):
+        return int(psutil.virtual_memory().available)
+    return int(found[2]) * 1024
+
+
+def process_limit_bytes() -> int | None:
+    """Most resident memory of one process under RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``); None: no limit.
+
+    Those limits are of addresses, of which libraries and threads reserve more than they use. The excess is taken to be
+    that of this process in every process.
+    """
+    if posix_limits is None:
+        return None
+    limits = {}
+    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
+        has_it, unlimited = hasattr(posix_limits, name), posix_limits.RLIM_INFINITY
+        limit = posix_limits.getrlimit(getattr(posix_limits, name))[0] if has_it else unlimited
+        if limit != unlimited and 0 <= limit < UNLIMITED:
+            limits[name] = limit
+    if not limits:
+        return None
+    info = this_process().memory_info()
+    # Some systems do not count the addresses of private data; all addresses are at least as many.
+    reserved = {"RLIMIT_AS": info.vms, "RLIMIT_DATA": getattr(info, "data", info.vms)}
+    return int(min(max(0, limit - max(0, reserved[name] - info.rss)) for name, limit in limits.items()))
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Cores that this process may use: those of its affinity, and no more than the quota of its control groups."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cores = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    return min(cores, _cores_of_quota(root, os.getpid()))
+
+
+@lru_cache(maxsize=8)
+def _cores_of_quota(root: Path, process: int) -> int:  # noqa: ARG001
+    """Whole cores that the quotas allow; at least one."""
+    quotas = [math.inf]
+    for folder in _folders("cpu", root):
+        of_both = _text(folder / "cpu.max").split()  # "max 100000" without a quota
+        if not of_both:
+            of_both = [_text(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
+        with suppress(ValueError):
+            quota, period = (int(part) for part in of_both)
+            if quota > 0 and period > 0:  # version 1 writes −1 for none
+                quotas.append(quota / period)
+    smallest = min(quotas)
+    return int(max(1, math.ceil(smallest))) if smallest < math.inf else 2**31
+
+
+def _folders(controller: str, root: Path) -> Iterator[Path]:
+    """Folders of this process's control groups that may hold files of a controller, parents included."""
+    of_versions = {1: "", 2: ""}
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0" and not controllers:
+            of_versions[2] = path
+        elif controller in controllers.split(","):
+            of_versions[1] = path
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, separator, after = line.partition(" - ")
+        fields, system = before.split(), after.split()
+        if not separator or len(fields) < 5 or not system:
+            continue
+        version = {"cgroup": 1, "cgroup2": 2}.get(system[0], 0)
+        if not version or (version == 1 and controller not in system[-1].split(",")):
+            continue
+        top = root / _unescaped(fields[4]).lstrip("/")
+        yield from _upwards(top, PurePosixPath(_unescaped(fields[3])), PurePosixPath(of_versions[version] or "/"))
+
+
+def _upwards(top: Path, mounted: PurePosixPath, path: PurePosixPath) -> Iterator[Path]:
+    """Folders from the group at `path` up to `top`, where the group at `mounted` is.
+
+    In a container the path may be one of the host's, which does not exist here: then the container's own group is
+    mounted.
+    """
+    inside = path.relative_to(mounted) if path.is_relative_to(mounted) else PurePosixPath()
+    if ".." in inside.parts:
+        inside = PurePosixPath()
+    for part in (inside, *inside.parents):
+        if (top / part).is_dir():
+            yield top / part
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
+
+
+def _text(path: Path | str) -> str:
+    try:
+        return read_system_file(str(path)).decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    """Number in a file; None without one, or for a word such as "max"."""
+    try:
+        return int(_text(path))
+    except ValueError:
+        return None
+
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that ask a process to end."""
+PATIENCE_SECONDS = 30.0
+"""Seconds after the first signal from which another one ends the process at once."""
+
+
+class EndedBySignal(SystemExit):
+    """Raised in the main thread by a signal that asks the process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Leave the block by an exception when the process is asked to end, and end it by that signal afterwards.
+
+    Only in the main thread, where Python runs handlers, and only for signals that nobody else handles or ignores.
+    """
+    free: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        free = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    received: list[tuple[int, float]] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if not received:
+            received.append((number, now))
+            raise EndedBySignal(number)
+        # The same request often comes twice, to the process and to its group: what ends in order goes on.
+        if now > received[0][1] + PATIENCE_SECONDS:
+            _end_now(number)
+
+    for number in free:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        if received:
+            _end_now(received[0][0])
+        for number in free:
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _end_now(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -8,7 +8,7 @@ from typing import Any
 
 import dask
 
-from dkrr.cluster.limits import usable_cores
+from dkrr.cluster.process import usable_cores
 from dkrr.errors import MemoryLimitError
 from dkrr.units import format_bytes
 

@@ -1,8 +1,6 @@
 """Rows of data, wherever they are: read in blocks, staged into a store, checked."""
 
-from dkrr.data.arrays import MemoryRows
-from dkrr.data.checks import scan, scan_tasks
-from dkrr.data.dask_arrays import DaskRows, is_dask_frame, unframed
+from dkrr.data.arrays import DaskRows, MemoryRows, ZarrRows, is_dask_frame, unframed
 from dkrr.data.open import (
     NO_LABELS,
     as_array,
@@ -14,9 +12,8 @@ from dkrr.data.open import (
     refuse_group,
     refuse_unreadable,
 )
-from dkrr.data.rows import Rows
-from dkrr.data.staging import described_rows, stage, whole, write_rows
-from dkrr.data.stored import CheckedRows, SparseRows
+from dkrr.data.rows import Rows, scan, scan_tasks
+from dkrr.data.stored import CheckedRows, SparseRows, described_rows, stage, whole, write_rows
 from dkrr.data.table import Table
 from dkrr.data.table_opening import (
     as_table,
@@ -29,7 +26,6 @@ from dkrr.data.table_opening import (
     with_columns,
 )
 from dkrr.data.table_source import Column, Source
-from dkrr.data.zarr_arrays import ZarrRows
 
 __all__ = [
     "NO_LABELS",

@@ -13,25 +13,37 @@ from numpy.typing import NDArray
 
 from dkrr.config import setting
 from dkrr.data.arrays import (
+    DaskRows,
     LabelledRows,
     NpyRows,
     csr_rows,
     is_in_file,
+    is_mapped,
     is_memory_map,
+    mapped_array,
     mapped_rows,
     memory_rows,
+    release_pages,
+    unframed,
     unlabelled,
+    zarr_rows,
 )
-from dkrr.data.dask_arrays import DaskRows, unframed
-from dkrr.data.hdf5 import SUFFIXES, HdfArray, hdf_array, hdf_rows, is_hdf_array, open_hdf
-from dkrr.data.mapped import is_mapped, mapped_array, release_pages
-from dkrr.data.numpy_files import check_memory, mapped_npy, npz_array
+from dkrr.data.files import (
+    SUFFIXES,
+    HdfArray,
+    check_memory,
+    hdf_array,
+    hdf_rows,
+    is_hdf_array,
+    mapped_npy,
+    npz_array,
+    open_hdf,
+)
 from dkrr.data.rows import Rows
-from dkrr.data.stored_gram import stored_gram
+from dkrr.data.stored import stored_gram
 from dkrr.data.table import Table
 from dkrr.data.table_opening import as_table, is_pandas_like, table_at
 from dkrr.data.table_rows import TableTargets, table_rows
-from dkrr.data.zarr_arrays import zarr_rows
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
 from dkrr.store.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 from dkrr.values import CLASSES, is_existing_folder, location

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.data.table_names import check_names, selected_names
-from dkrr.data.table_source import BATCH_ROWS, Column, Kind, Source
+from dkrr.data.table_source import BATCH_ROWS, Column, Kind, Source, check_names, selected_names
 from dkrr.errors import InputError, InputTypeError
 from dkrr.values import CLASSES, shown, whole
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.data.table import Table
-from dkrr.data.table_names import matching, split_patterns, suggested
-from dkrr.data.table_source import Source
+from dkrr.data.table_source import Source, matching, split_patterns, suggested
 from dkrr.errors import InputError, InputTypeError
 from dkrr.values import is_existing_folder, location, shown
 

@@ -20,8 +20,7 @@ import pyarrow.parquet
 
 from dkrr.cluster.folders import PrivateFolder
 from dkrr.data.table_arrow import ParquetSource, columns_of, is_missing, reading
-from dkrr.data.table_names import check_names
-from dkrr.data.table_source import Column, Source
+from dkrr.data.table_source import Column, Source, check_names
 from dkrr.errors import InputError
 
 logger = logging.getLogger(__name__)

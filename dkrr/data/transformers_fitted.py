@@ -18,7 +18,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.data.inputs import Inputs, MemoryInputs
+from dkrr.data.transformed import Inputs, MemoryInputs
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns

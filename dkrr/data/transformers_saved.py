@@ -20,7 +20,7 @@ from sklearn.exceptions import InconsistentVersionWarning
 from sklearn.preprocessing import OneHotEncoder
 
 from dkrr.errors import InputError, StoreError
-from dkrr.store.shards import DTYPES
+from dkrr.store.format import DTYPES
 from dkrr.values import shown
 
 CLASSES = {

@@ -14,7 +14,7 @@ from sklearn import exceptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dkrr.arguments import checked_kernel, checked_progress, checked_store, checked_weights
-from dkrr.cluster.limits import available_bytes
+from dkrr.cluster.process import available_bytes
 from dkrr.data import (
     MemoryRows,
     Rows,
@@ -30,11 +30,10 @@ from dkrr.data import (
     with_columns,
 )
 from dkrr.data.arrays import is_in_file, unlabelled
-from dkrr.data.hdf5 import is_hdf_array
-from dkrr.data.inputs import Inputs, MemoryInputs, inputs_of
+from dkrr.data.files import is_hdf_array
 from dkrr.data.table import not_numbers
-from dkrr.data.table_names import suggested
-from dkrr.data.transformed import TransformedRows, transformed_inputs
+from dkrr.data.table_source import suggested
+from dkrr.data.transformed import Inputs, MemoryInputs, TransformedRows, inputs_of, transformed_inputs
 from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
 from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator

@@ -12,7 +12,7 @@ from sklearn.utils import _safe_indexing
 from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
 from dkrr.cluster import Whole, make_progress
 from dkrr.data import MemoryRows, Rows, in_memory, with_columns
-from dkrr.data.checks import check_finite
+from dkrr.data.rows import check_finite
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS, is_local
 from dkrr.estimators.cross_validation import checked_curve, checked_folds, checked_scoring

@@ -12,8 +12,8 @@ from sklearn.utils.validation import validate_data
 
 from dkrr.arguments import checked_weights
 from dkrr.data import MemoryRows, Rows, as_array, as_rows, load_array, load_targets, opened, with_columns
-from dkrr.data.checks import check_finite
-from dkrr.data.mapped import release_pages
+from dkrr.data.arrays import release_pages
+from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
 from dkrr.estimators.cross_validation import check_groups, checked_folds

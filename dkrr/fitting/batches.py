@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dkrr.config import setting
 from dkrr.data import Rows
-from dkrr.data.mapped import mapped_array, release_pages
+from dkrr.data.arrays import mapped_array, release_pages
 from dkrr.errors import UnreachableStoreError
 from dkrr.fitting.checkpoint import UNLIKE_OURS
 from dkrr.fitting.context import Context

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.config import setting
-from dkrr.data.checks import digest_of
+from dkrr.data.rows import digest_of
 from dkrr.errors import StoreError, UnreachableStoreError
 from dkrr.solvers.iteration_state import State
 from dkrr.store import RunStore

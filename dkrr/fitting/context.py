@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Several, Task, ThreadExecutor
-from dkrr.cluster.signals import ended_in_order
-from dkrr.cluster.task import peak_resident_bytes, reset_peak
+from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.cost import Stage
 from dkrr.data import CheckedRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
-from dkrr.data.checks import combine
-from dkrr.data.staging import StoredCopy
+from dkrr.data.rows import combine
+from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData

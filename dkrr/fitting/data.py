@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from dkrr.config import setting
 from dkrr.data import Rows
-from dkrr.data.checks import digest_of
-from dkrr.data.mapped import is_mapped, mapped_array
+from dkrr.data.arrays import is_mapped, mapped_array
+from dkrr.data.rows import digest_of
 from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring

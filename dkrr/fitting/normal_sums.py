@@ -9,7 +9,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.data.checks import check_finite
+from dkrr.data.rows import check_finite
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.features import IdentityMap
 from dkrr.fitting.data import TrainingData

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data import Rows
-from dkrr.data.checks import digest_of
+from dkrr.data.rows import digest_of
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import LabelledData
 from dkrr.fitting.gram import FactoredGram, GramMatrix, MultipliedGram, direct_gram, float32_gram

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import TypeVar
 
-from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.process import ended_in_order
 from dkrr.errors import DamagedChunkError
 from dkrr.store import RunStore
 from dkrr.store.lock import check_owned, owned

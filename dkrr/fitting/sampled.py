@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from dkrr.data import MemoryRows, Rows, scan, write_rows
-from dkrr.data.checks import check_finite
+from dkrr.data.rows import check_finite
 from dkrr.features import FeatureMap, MapKernel, Nystroem, NystroemMap, whitened
 from dkrr.features import feature_map as feature_map_of
 from dkrr.features.base import Array

@@ -28,14 +28,14 @@ from functools import partial
 import numpy as np
 
 from dkrr import blas
-from dkrr.cluster.task import Meter, Task
+from dkrr.cluster.tasks import Meter, Task
 from dkrr.cost import Cost
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
 from dkrr.linalg.tile_steps import N_SLOTS, TileStep, n_update_parts, prefetched, tile_key, tile_steps, writer
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store.format import OVERHEAD_BYTES
 from dkrr.store.matrix import padded_width
-from dkrr.store.shards import OVERHEAD_BYTES
 
 Matrix = TiledMatrix | MemoryMatrix
 

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
-from dkrr.cluster.task import execute
+from dkrr.cluster.tasks import execute
 from dkrr.cost import Cost
 from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.substitution import WIDEN_SECONDS, WIDENED_ENTRIES, Substitution, substitution_tasks
 from dkrr.linalg.tile_steps import N_SLOTS
 from dkrr.store import ChunkedArray, RunStore, TileGrid
-from dkrr.store.shards import OVERHEAD_BYTES
+from dkrr.store.format import OVERHEAD_BYTES
 
 Array = NDArray[np.float64]
 

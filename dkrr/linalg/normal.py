@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.cluster.task import Meter, Task
+from dkrr.cluster.tasks import Meter, Task
 from dkrr.cost import Cost
 from dkrr.data.rows import Block
 from dkrr.features import FeatureMap, IdentityMap

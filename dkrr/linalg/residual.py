@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Executor, Progress, RunRecord
-from dkrr.cluster.task import Meter, Task
+from dkrr.cluster.tasks import Meter, Task
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.operator import column_norms
 from dkrr.linalg.sources import TileSource, Vectors, read_range

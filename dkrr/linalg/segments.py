@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster.task import Meter
+from dkrr.cluster.tasks import Meter
 from dkrr.data import Rows
-from dkrr.data.checks import check_finite
-from dkrr.data.rows import BLOCK_ENTRIES, Block, n_bytes
+from dkrr.data.rows import BLOCK_ENTRIES, Block, check_finite, n_bytes
 from dkrr.linalg.sources import read_range
 from dkrr.store import ChunkedArray
 

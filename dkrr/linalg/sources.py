@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
-from dkrr.cluster.task import Meter, Task
+from dkrr.cluster.tasks import Meter, Task
 from dkrr.cost import Cost
 from dkrr.data import Rows
 from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes

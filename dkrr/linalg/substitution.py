@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.cluster.task import Meter, Task
+from dkrr.cluster.tasks import Meter, Task
 from dkrr.cost import Cost
 from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.sources import Vectors, read_range

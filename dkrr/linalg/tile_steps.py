@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from dkrr.cluster.task import Meter
+from dkrr.cluster.tasks import Meter
 from dkrr.store import TileGrid
 
 PANEL_COLUMNS = 512

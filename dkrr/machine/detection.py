@@ -9,8 +9,16 @@ from typing import Any
 import psutil
 
 from dkrr import blas
-from dkrr.cluster.limits import ROOT, available_bytes, process_limit_bytes, usable_cores
-from dkrr.cluster.process import Confinement, confinement, read_system_file, this_process
+from dkrr.cluster.process import (
+    ROOT,
+    Confinement,
+    available_bytes,
+    confinement,
+    process_limit_bytes,
+    read_system_file,
+    this_process,
+    usable_cores,
+)
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
 from dkrr.machine.profile import (

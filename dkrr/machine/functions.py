@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dkrr import blas
-from dkrr.cluster.task import peak_resident_bytes, reset_peak
+from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.data import Rows
 from dkrr.errors import DkrrError
 from dkrr.kernels import CallableKernel, Kernel

@@ -24,7 +24,7 @@ import scipy
 
 import dkrr
 from dkrr import blas
-from dkrr.cluster.limits import usable_cores
+from dkrr.cluster.process import usable_cores
 from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.planning import KernelRate, Rates

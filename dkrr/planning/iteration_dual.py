@@ -9,7 +9,7 @@ from math import ceil, log, log2, sqrt
 
 import numpy as np
 
-from dkrr.cluster.task import FAN_IN
+from dkrr.cluster.tasks import FAN_IN
 from dkrr.cost import Stage
 from dkrr.linalg.fold_preconditioner import middles_cost
 from dkrr.linalg.operator import Precision

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.data import Rows
-from dkrr.data.checks import check_finite
-from dkrr.data.rows import dense
+from dkrr.data.rows import check_finite, dense
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.data import TrainingData
 from dkrr.kernels import Kernel

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.cluster import Progress, ThreadExecutor
-from dkrr.cluster.limits import available_bytes
+from dkrr.cluster.process import available_bytes
 from dkrr.data import CheckedRows, MemoryRows, whole
 from dkrr.errors import StoreError
 from dkrr.fitting.context import open_context

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from dkrr.data import Rows
-from dkrr.data.checks import digest_of
-from dkrr.data.mapped import is_mapped
+from dkrr.data.arrays import is_mapped
+from dkrr.data.rows import digest_of
 from dkrr.errors import InputError
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.data import sizes_out_of_range

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from dkrr.data import MemoryRows
-from dkrr.data.checks import digest_of
+from dkrr.data.rows import digest_of
 from dkrr.fitting.data import TrainingData
 from dkrr.selection.folds import Folds
 

@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from dkrr.arguments import MIN_TOL
 from dkrr.cluster import Progress, make_progress
 from dkrr.cost import Stage
-from dkrr.data.checks import digest_of
+from dkrr.data.rows import digest_of
 from dkrr.errors import ConvergenceWarning, DkrrError, InputError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Progress, SerialExecutor, Task, ThreadExecutor
-from dkrr.cluster.task import Meter
+from dkrr.cluster.tasks import Meter
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.normal_sums import (

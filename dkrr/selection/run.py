@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Whole
-from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.run import QUIET_SECONDS

@@ -13,11 +13,10 @@ from zarr.codecs import Crc32cCodec
 
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.store.buckets import bucket_url, store_below
-from dkrr.store.descriptions import NAME, read_json
+from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, NAME, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
 from dkrr.store.remote import errors_of
 from dkrr.store.replacing import files_of_arrays
-from dkrr.store.shards import CHUNK_BYTES, MAX_CHUNK_ROWS
 from dkrr.values import BUCKETS
 
 PREDICTIONS = "predictions"

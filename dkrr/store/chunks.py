@@ -27,12 +27,22 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store import remote
-from dkrr.store.descriptions import NAME, read_json, write_json
-from dkrr.store.faults import unreadable
 from dkrr.store.files import make_folder, names, open_for_reading, read_all, write_file
-from dkrr.store.paths import local_path
+from dkrr.store.format import (
+    NAME,
+    TAIL_BYTES,
+    coordinates_of,
+    index_of,
+    key_of,
+    layout_of,
+    layout_of_rows,
+    metadata,
+    read_json,
+    tail_of,
+    write_json,
+)
+from dkrr.store.paths import local_path, unreadable
 from dkrr.store.replacing import STORE, delete_listed
-from dkrr.store.shards import TAIL_BYTES, coordinates_of, index_of, key_of, layout_of, layout_of_rows, metadata, tail_of
 
 MAX_AGE_SECONDS = 60.0
 """What was longer ago may have left the cache, and be read from the disk again."""

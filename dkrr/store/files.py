@@ -11,8 +11,7 @@ from typing import Any
 from dkrr.config import setting
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store import remote
-from dkrr.store.faults import unreadable, unwritable
-from dkrr.store.paths import local_path
+from dkrr.store.paths import local_path, unreadable, unwritable
 from dkrr.store.replacing import PARTIAL, delete_file, replace_file, sync_folder
 
 Buffer = Any

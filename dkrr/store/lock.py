@@ -41,9 +41,8 @@ import psutil
 
 from dkrr.errors import BusyStoreError, StoreError
 from dkrr.store import remote
-from dkrr.store.faults import faults_of
 from dkrr.store.files import read_file
-from dkrr.store.paths import local_path
+from dkrr.store.paths import faults_of, local_path
 from dkrr.store.replacing import LOCK_NAME, delete_empty, delete_file
 from dkrr.units import format_seconds
 

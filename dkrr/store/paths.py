@@ -1,15 +1,19 @@
-"""Places that users name, and file names made of text from data; nothing else in the package makes a path of either."""
+"""Places that users name, and file names made of text from data; nothing else in the package makes a path of either.
 
+Errors of the operating system about them, as errors that say what to do.
+"""
+
+import errno
 import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dkrr.errors import InputError
+from dkrr.errors import DamagedChunkError, DiskSpaceError, DkrrError, InputError, StoreError, UnreachableStoreError
 from dkrr.values import location, shown
 
 MAX_NAME_BYTES = 200
@@ -129,3 +133,79 @@ def _place_of_input(value: Any) -> str | None:
     folder = getattr(getattr(value, "store", None), "root", None)
     found = file if isinstance(file, str | Path) else folder if isinstance(folder, str | Path) else None
     return None if found is None else os.path.realpath(found)
+
+
+_ALLOW = "Give this user permission there, or give another path"
+_MOUNT = "Mount the disk or the server of these files again"
+_REMEDIES = {
+    errno.ENOSPC: "Free some space on this disk",
+    errno.EDQUOT: "Free some space, or have the quota of this user raised",
+    errno.EFBIG: "Allow larger files (ulimit -f)",
+    errno.EROFS: "Mount the file system for writing, or give a path on another one",
+    errno.EACCES: _ALLOW,
+    errno.EPERM: _ALLOW,
+    errno.ENOENT: "Restore the folder, or mount its disk again",
+    errno.ENOTDIR: "A part of the path is a file: give another path",
+    errno.EMFILE: "Allow more open files (ulimit -n)",
+    errno.ENFILE: "Allow more open files on this system, or end other programs",
+    errno.ENAMETOOLONG: "Give a shorter path",
+    errno.ELOOP: "Links are not followed in a store: copy what it leads to there, or delete it",
+    errno.EIO: "The disk fails, or the connection to it: see the system's log, and repair it",
+    errno.ESTALE: _MOUNT,
+    errno.ENOTCONN: _MOUNT,
+    errno.ENODEV: _MOUNT,
+    errno.ENXIO: _MOUNT,
+}
+"""What to do about what the system reports, by its number."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+AGAIN = "then run again (with the same store, which keeps what is finished)"
+
+
+def store_error(what: str, error: OSError, then: str = AGAIN) -> StoreError:
+    """Error for users from one of the system: a `DiskSpaceError` if there is no space.
+
+    Parameters
+    ----------
+    what : str
+        What could not be done, with the path: "write /data/run.zarr/c.0".
+    error : OSError
+    then : str
+        What to do when the cause is removed.
+    """
+    said = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None and str(error.filename) not in what:
+        said = f"{said} ({error.filename})"
+    kind: type[StoreError] = DiskSpaceError if error.errno in _FULL else UnreachableStoreError
+    return kind(f"cannot {what}: {said}. {_REMEDIES.get(error.errno or 0, 'Remove the cause')}; {then}")
+
+
+def unreadable(path: Path | str, error: OSError) -> StoreError:
+    """Error for a file that the system does not let this process read."""
+    if error.errno == errno.ELOOP:
+        place = Path(path)
+        text = f"{path} is a link, which is not followed in a store; copy what it leads to there"
+        return DamagedChunkError(text, str(place.parent), place.name)
+    return store_error(f"read {path}", error, "then run again")
+
+
+def unwritable(path: Path | str, error: OSError) -> StoreError:
+    """Error for a file of a store that cannot be written."""
+    return store_error(f"write {path}", error)
+
+
+@contextmanager
+def faults_of(what: str, then: str = AGAIN) -> Iterator[None]:
+    """Raise errors of the system in the block as `store_error`; errors of dkrr pass.
+
+    Raises
+    ------
+    StoreError
+        In place of an OSError.
+    """
+    try:
+        yield
+    except DkrrError:
+        raise
+    except OSError as error:
+        raise store_error(what, error, then) from error

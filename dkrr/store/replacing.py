@@ -33,8 +33,7 @@ from typing import Any
 from dkrr.config import setting
 from dkrr.errors import InputError, StoreError
 from dkrr.store import remote
-from dkrr.store.faults import faults_of, unreadable
-from dkrr.store.paths import local_path, resolved_place
+from dkrr.store.paths import faults_of, local_path, resolved_place, unreadable
 from dkrr.values import shown
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError, WrongStoreError
 from dkrr.store import files
 from dkrr.store.chunks import ChunkedArray
-from dkrr.store.descriptions import NAME, read_group, write_group
+from dkrr.store.format import NAME, read_group, write_group
 from dkrr.store.paths import local_path
 from dkrr.store.replacing import STORE, delete_listed
 

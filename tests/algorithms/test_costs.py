@@ -22,7 +22,7 @@ from dkrr.linalg.tiled_operator import KEPT_PASSES, TileGroup, multiply_bytes, m
 from dkrr.planning import Rates
 from dkrr.planning.resources import DENSE_SIDE
 from dkrr.store import MemoryMatrix, RunStore, TileGrid
-from dkrr.store.shards import OVERHEAD_BYTES
+from dkrr.store.format import OVERHEAD_BYTES
 from tests import systems
 from tests.algorithms.test_cholesky import make_job
 from tests.systems import MANY, RAGGED, files_of, positive_definite, run, tiles_of

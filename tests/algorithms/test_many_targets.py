@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelRidge, load, plan, save, status, verify
 from dkrr.data import as_rows, write_rows
-from dkrr.data.mapped import is_mapped
+from dkrr.data.arrays import is_mapped
 from dkrr.fitting.batches import FinishedBatches
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from tests.oracles import assert_close, naive_gram, naive_kernel_ridge
@@ -97,8 +97,8 @@ def batched(monkeypatch):
         "planning.batches.WHOLE_BYTES": 0,
         "planning.batches.MIN_BATCH": WIDTH,
         "planning.batches.BATCH_FRACTION": 0.0,
-        "rows.open.HELD_BYTES": 0,
-        "rows.open.COPIED_BYTES": 400,
+        "data.open.HELD_BYTES": 0,
+        "data.open.COPIED_BYTES": 400,
     }.items():
         monkeypatch.setattr(f"dkrr.{name}", value)
 

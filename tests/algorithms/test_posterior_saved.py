@@ -57,7 +57,7 @@ WAYS = {
 
 @every_pair(way=list(WAYS), uncertainty=[True, "data"], weighted=[False, True])
 def test_a_loaded_model_has_the_same_bits(data, tmp_path, monkeypatch, way, uncertainty, weighted):
-    monkeypatch.setattr("dkrr.store.shards.CHUNK_BYTES", 4096)  # panels lie across the ends of chunks
+    monkeypatch.setattr("dkrr.store.format.CHUNK_BYTES", 4096)  # panels lie across the ends of chunks
     by_cg = "solver" in WAYS[way]
     if by_cg:
         monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 0.0)

@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.blas import n_threads, one_thread
-from dkrr.cluster.limits import usable_cores
+from dkrr.cluster.process import usable_cores
 from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.features import CallableMap, IdentityMap

@@ -15,13 +15,13 @@ from numpy.testing import assert_array_equal
 from sklearn.preprocessing import FunctionTransformer
 
 from dkrr.cluster import Progress, SerialExecutor
-from dkrr.data import as_rows, checks, described_rows, scan, scan_tasks, stage, staging, stored, write_rows
-from dkrr.data.checks import combine
-from dkrr.data.inputs import inputs_of
-from dkrr.data.rows import dense, n_bytes
-from dkrr.data.transformed import TransformedRows
+from dkrr.data import as_rows, described_rows, scan, scan_tasks, stage, stored, write_rows
+from dkrr.data import rows as checks
+from dkrr.data import stored as staging
+from dkrr.data.rows import combine, dense, n_bytes
+from dkrr.data.transformed import TransformedRows, inputs_of
 from dkrr.errors import InputError
-from dkrr.store import shards
+from dkrr.store import format as shards
 from tests.inputs import CONTAINERS, Container, numbers, table
 from tests.stores import place
 

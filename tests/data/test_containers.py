@@ -17,8 +17,8 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.cluster import Meter
 from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, stage, stored, write_rows
-from dkrr.data.chunk_files import SCRATCH_BYTES
-from dkrr.data.mapped import is_mapped
+from dkrr.data.arrays import is_mapped
+from dkrr.data.files import SCRATCH_BYTES
 from dkrr.data.rows import WINDOW_ROWS, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
@@ -338,8 +338,7 @@ def test_copies_of_many_rows_and_of_rows_without_a_value(tmp_path, n):
 
 
 def test_dense_rows_that_stand_together_are_not_copied_all_at_once(tmp_path, monkeypatch):
-    for module in ("staging", "stored"):
-        monkeypatch.setattr(f"dkrr.data.{module}.CHUNK_ENTRIES", 2**14)
+    monkeypatch.setattr(stored, "CHUNK_ENTRIES", 2**14)
     rows, copies = MemoryRows(sp.csr_array(np.ones((600, 500)))), []
     peak = traced_peak(lambda: copies.append(write_rows(rows, place(tmp_path / "copy"))))
     assert peak < rows.n_bytes / 1.5

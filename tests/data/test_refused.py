@@ -15,13 +15,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr.cluster import Progress, SerialExecutor
-from dkrr.data import as_rows, checks, load_array, load_labels, open_path, scan, scan_tasks, write_rows
-from dkrr.data.checks import check_finite, digest_of
+from dkrr.data import as_rows, load_array, load_labels, open_path, scan, scan_tasks, write_rows
+from dkrr.data import rows as checks
+from dkrr.data.rows import check_finite, digest_of
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import RandomWalk
 from dkrr.sparse import check_structure
 from dkrr.store import ChunkedArray
-from dkrr.store.descriptions import read_group
+from dkrr.store.format import read_group
 from tests.inputs import numbers, table
 from tests.stores import edit, place, put
 

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.data import as_rows, as_table, load_targets, with_columns
-from dkrr.data.mapped import is_mapped
+from dkrr.data.arrays import is_mapped
 from dkrr.data.table_arrow import ParquetSource
 from dkrr.data.table_rows import TableRows
 from dkrr.errors import InputError, InputTypeError

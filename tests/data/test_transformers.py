@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
-from dkrr.data.inputs import Inputs, MemoryInputs
+from dkrr.data.transformed import Inputs, MemoryInputs
 from dkrr.data.transformers_fitted import ColumnSteps, fitted_transformer, is_fitted
 from dkrr.errors import InputError
 from dkrr.kernels import BagOfWords

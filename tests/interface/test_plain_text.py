@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dkrr.cluster.displays import LineFormatter
+from dkrr.cluster.progress import LineFormatter
 from dkrr.errors import DamagedChunkError, InputError, NotFiniteError, StoreError
 from dkrr.markup import escape
 from dkrr.plain_text import one_line, printable, safe_message

@@ -26,7 +26,7 @@ from dkrr.markup import card_of_text, details, table
 from dkrr.model_description import describe_model, search_summary, summary_of
 from dkrr.solvers import ConjugateGradient
 from dkrr.store import RunStore
-from dkrr.store.descriptions import read_group
+from dkrr.store.format import read_group
 from tests.interface.conftest import run as command
 from tests.stores import edit
 

@@ -15,8 +15,7 @@ from numpy.testing import assert_allclose
 from benchmarks.local_client import local_client
 from dkrr import KernelRidge
 from dkrr.cluster import Progress, Task
-from dkrr.cluster.dask_client import held_when_ready
-from dkrr.cluster.dask_watch import Watch
+from dkrr.cluster.dask_client import Watch, held_when_ready
 from dkrr.cluster.folders import private_folder
 from dkrr.errors import ConvergenceWarning, MemoryLimitError
 from dkrr.fitting.context import open_context

@@ -18,13 +18,12 @@ from distributed import Client, LocalCluster
 
 import dkrr
 from dkrr.cluster import Progress, Task
-from dkrr.cluster.dask_client import check_path_is_shared, held_when_ready, on_every_worker
+from dkrr.cluster.dask_client import Watch, check_path_is_shared, held_when_ready, on_every_worker
 from dkrr.cluster.dask_executor import DaskExecutor
-from dkrr.cluster.dask_watch import Watch
 from dkrr.cluster.local_server import MAX_STARTS
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.data import as_rows
-from dkrr.data.staging import write_rows
+from dkrr.data.stored import write_rows
 from dkrr.errors import ClusterError, DkrrError
 from dkrr.kernels import RBF
 from tests.nightly.cluster.recipes import until

@@ -147,7 +147,7 @@ class TestNumpyFiles:
         np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6))
         zarr.create_array(f"{tmp_path}/y.zarr", shape=(10**13,), chunks=(1000,), dtype="f8")
         refused(tmp_path / "y.zarr", "X takes 72.8 TiB of memory", [load_labels])
-        monkeypatch.setattr("dkrr.data.numpy_files.available_bytes", lambda: 10**6)
+        monkeypatch.setattr("dkrr.data.files.available_bytes", lambda: 10**6)
         refused(f"{tmp_path}/x.npz::a", "x.npz::a takes 7.63 MiB of memory, and 977 KiB are available")
 
     @pytest.mark.parametrize("layout", ["coo", "csc", "dia", "bsr", "csr"])

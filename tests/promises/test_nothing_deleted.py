@@ -402,7 +402,7 @@ DELETES = {
     "cluster/local_server.py": {"rmtree"},
     "store/buckets.py": {"delete"},
     "store/lock.py": {"ftruncate"},
-    "data/mapped.py": {"truncate"},
+    "data/arrays.py": {"truncate"},
     "store/replacing.py": {"replace", "rename", "rmdir", "rmtree", "unlink"},
 }
 """Calls that delete or replace, by module: decision 17 says of each what guards it."""

@@ -25,7 +25,8 @@ import dkrr
 from dkrr import cli
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.kernels import BagOfWords
-from dkrr.store import RunStore, descriptions
+from dkrr.store import RunStore
+from dkrr.store import format as descriptions
 from tests.stores import edit
 
 X = np.random.default_rng(0).normal(size=(60, 3))

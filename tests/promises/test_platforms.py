@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 import dkrr
-from dkrr.cluster import task
+from dkrr.cluster import tasks as task
 
 ONLY_LINUX = ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_fallocate", "preadv", "sendfile")
 

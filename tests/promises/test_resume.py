@@ -22,7 +22,7 @@ from numpy.testing import assert_allclose
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV, blas
-from dkrr.cluster import serial
+from dkrr.cluster import tasks as serial
 from dkrr.errors import ConvergenceWarning, StoreError
 from dkrr.features import Nystroem
 from dkrr.fitting.gram import FactoredGram

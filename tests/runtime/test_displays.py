@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 import dkrr
-from dkrr.cluster import Progress, displays, make_progress
-from dkrr.cluster.displays import LiveProgress, LogProgress, NotebookProgress, handlers_of, is_screen, logged_to_stderr
+from dkrr.cluster import Progress, make_progress
+from dkrr.cluster import progress as displays
+from dkrr.cluster.progress import LiveProgress, LogProgress, NotebookProgress, handlers_of, is_screen, logged_to_stderr
 from dkrr.solvers import ConjugateGradient, RPCholesky
 
 

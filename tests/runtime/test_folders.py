@@ -15,7 +15,7 @@ import pytest
 
 from dkrr.cluster import folders
 from dkrr.cluster.folders import PrivateFolder, delete_abandoned, private_folder
-from dkrr.cluster.signals import ENDING, ended_in_order
+from dkrr.cluster.process import ENDING, ended_in_order
 from dkrr.errors import StoreError
 
 OWNER = """
@@ -138,7 +138,7 @@ def test_an_error_names_the_setting(tmp_path):
 
 SCRIPT = """
 import os, signal, sys, time
-from dkrr.cluster.signals import ended_in_order
+from dkrr.cluster.process import ended_in_order
 {before}
 try:
     with ended_in_order():
@@ -169,7 +169,7 @@ def test_what_is_inside_ends_first_and_the_status_is_that_of_the_signal(name):
 
 
 def test_another_one_much_later_ends_at_once():
-    before = "import dkrr.cluster.signals as s; s.PATIENCE_SECONDS = -1.0"
+    before = "import dkrr.cluster.process as s; s.PATIENCE_SECONDS = -1.0"
     assert run("SIGTERM", before) == (-signal.SIGTERM, "", "")
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from dkrr.cluster.limits import available_bytes, memory_groups, process_limit_bytes, usable_cores
+from dkrr.cluster.process import available_bytes, memory_groups, process_limit_bytes, usable_cores
 from dkrr.machine import detect
 from dkrr.machine.detection import resident_bytes
 
@@ -179,8 +179,8 @@ def test_a_system_without_resource_limits():
 import sys
 import psutil  # has a version for each system
 sys.modules["resource"] = None  # as on Windows
-from dkrr.cluster.limits import process_limit_bytes
-from dkrr.cluster.task import peak_resident_bytes
+from dkrr.cluster.process import process_limit_bytes
+from dkrr.cluster.tasks import peak_resident_bytes
 print(process_limit_bytes(), peak_resident_bytes() > 2**20, peak_resident_bytes("not there") > 2**20)
 """
     assert printed(script) == ("None True True\n", "")
@@ -197,7 +197,7 @@ def test_a_limit_of_addresses_that_the_system_sets():
     script = """
 import resource, numpy as np
 from dkrr.machine import detect
-from dkrr.cluster.limits import process_limit_bytes
+from dkrr.cluster.process import process_limit_bytes
 free = detect(None, None, workers=1)
 for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
     resource.setrlimit(name, (2**30, -1))

@@ -10,8 +10,7 @@ import pytest
 import threadpoolctl
 
 from dkrr.cluster import Meter, Progress, RunRecord, Task, TaskRecord, ThreadExecutor, resident
-from dkrr.cluster.serial import ReadyQueue
-from dkrr.cluster.task import execute, execute_on_worker, peak_resident_bytes, reset_peak
+from dkrr.cluster.tasks import ReadyQueue, execute, execute_on_worker, peak_resident_bytes, reset_peak
 
 
 def value_of(meter, value, *_):
@@ -71,7 +70,7 @@ def test_tasks_in_threads_run_beside_each_other_with_one_blas_thread_each_and_en
 
 def test_times_of_one_kind_add_up_and_time_within_time_counts_once(monkeypatch):
     clock = iter([0.0, 1.0, 4.0, 4.0, 5.0, 10.0])
-    monkeypatch.setattr("dkrr.cluster.task.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("dkrr.cluster.tasks.time.perf_counter", lambda: next(clock))
     meter = Meter()
     with meter.time("multiply"):
         for _ in range(2):

@@ -7,7 +7,7 @@ import pytest
 import zarr
 from numpy.testing import assert_array_equal
 
-from dkrr.data.mapped import is_mapped, mapped_array, release_pages
+from dkrr.data.arrays import is_mapped, mapped_array, release_pages
 from dkrr.errors import DiskSpaceError, StoreError
 from dkrr.store.arrays import CHUNK_BYTES, array_url, chunk_rows, create_array, is_zarr_array, open_array
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from dkrr.errors import DamagedChunkError, DiskSpaceError, StoreError
-from dkrr.store import ChunkedArray, chunks, remote, shards
+from dkrr.store import ChunkedArray, chunks, remote
+from dkrr.store import format as shards
 from dkrr.store.paths import local_path
 from dkrr.store.replacing import delete_partial
 

@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 import dkrr
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.store import RunStore, files
-from dkrr.store.descriptions import read_group, write_group
+from dkrr.store.format import read_group, write_group
 from dkrr.store.run import FORMAT_VERSION, free_bytes
 
 PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "rbf", "gamma": 0.1}, "weights": None}
