@@ -337,6 +337,16 @@ def test_eigenvalues_are_within_the_bounds_however_small_the_shift(shift, scaled
     assert values.min() >= min(0.5, (shift + smallest / 2) / t.max()) - 1e-9
 
 
+def test_scales_and_shifts_of_each_right_hand_side_are_those_of_a_preconditioner_for_each():
+    F, R = partial_factor(positive_definite(N), 9), np.random.default_rng(4).standard_normal((N, M))
+    scale, shift = np.random.default_rng(3).uniform(0.0, 2.0, (N, M)), np.array([[0.3, 2.0, 0.1]])
+    together = LowRank(F, shift, scale)
+    for k in range(M):
+        alone, one = LowRank(F, shift[:, k : k + 1], scale[:, k]), np.zeros(1, np.intp)
+        assert_allclose(together.apply(R, all_columns)[:, k : k + 1], alone.apply(R[:, k : k + 1], one), rtol=1e-12)
+        assert_allclose(np.ravel(together.extremes(np.array([k]))), np.ravel(alone.extremes(one)), rtol=1e-12)
+
+
 def test_what_is_left_of_light_rows_does_not_hide_that_of_heavy_ones():
     A, c = positive_definite(N), np.logspace(-5, 5, N)
     M_inverse = LowRank(partial_factor(A, 9, importance=c**2), np.full((1, N), 1e-12), c)

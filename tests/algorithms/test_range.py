@@ -118,6 +118,16 @@ def test_features_whose_squares_overflow_are_refused(way, n_classes):
         KernelLogisticRegression(0.1, form=way[0], solver=way[1], fit_intercept=n_classes == 3).fit(X * 1e160, labels)
 
 
+@pytest.mark.parametrize("alpha", [0.1, 1e-200])
+def test_weights_far_above_the_penalty_are_no_success_unless_right(alpha):
+    X, y = sample()
+    model = KernelLogisticRegression(alpha, form="primal", solver="cholesky", tol=1e-10)
+    model.fit(X, y > 0, sample_weight=np.full(len(y), 1e200))
+    exact = precise.logistic(Linear(), X, y > 0, 1e-60, fit_intercept=True)
+    assert model.solve_result_.status is Status.CONVERGED
+    assert_allclose(model.predict_proba(X)[:, 1], precise.probabilities(exact.fitted), rtol=0, atol=1e-8)
+
+
 @every_form
 def test_a_run_with_tiny_weights_is_resumed(tmp_path, form):
     X, y = sample()

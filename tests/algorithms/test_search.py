@@ -184,7 +184,7 @@ def test_targets_in_several_runs_have_the_same_scores_and_do_not_race_for_all(mo
     assert_allclose(scores_of(search), scores_of(whole), rtol=1e-2)
 
 
-@pytest.mark.parametrize("cv_tol", [1e-3, 1e-6], ids=["one cycle", "several"])
+@pytest.mark.parametrize("cv_tol", [1e-3, pytest.param(1e-6, marks=pytest.mark.nightly)], ids=["one cycle", "several"])
 def test_lambda_that_have_lost_are_stopped(data, y, cv_tol):
     noisy, alphas = y + 0.5 * np.random.default_rng(1).standard_normal(len(y)), np.geomspace(1e-9, 100, 12)
     settings = {"solver": "cg", "cv_tol": cv_tol, "train_sizes": (0.25, 0.5)}

@@ -42,6 +42,17 @@ def test_categories_of_a_table_are_equal_or_not(convert, weight):
     assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
 
 
+def test_categories_of_named_columns_stand_beside_numbers():
+    kernel = Columns(2.0 * Categories(0.1), ["colour", "size"]) * Columns(Categories(), "kind")
+    pair, kind, price = (TABLE[names].to_numpy(object) for names in (["colour", "size"], ["kind"], ["price"]))
+    values = 2.0 * expected(pair, pair, 0.1) * expected(kind, kind, 0.0)
+    assert_allclose(kernel.fitted(TABLE)(TABLE), values, rtol=0, atol=1e-14)
+    more = (kernel + Columns(RBF(1.0), ["price"])).fitted(TABLE)
+    assert_allclose(more(TABLE), values + RBF(1.0)(price.astype(float)), rtol=0, atol=1e-14)
+    alone = (Categories(0.1) * 2.0).fitted(CATEGORIES)
+    assert_allclose(alone(CATEGORIES), 2.0 * expected(CATEGORIES.to_numpy(object), CATEGORIES.to_numpy(object), 0.1))
+
+
 @pytest.mark.parametrize(
     "column",
     [

@@ -84,6 +84,7 @@ SETTINGS = {
     "…beside the kernel value RBF(gamma=None); expected the value alone…": {"kernel": RBF(), "gamma": 1.0},
     "solver is 'qr'; expected 'auto', 'cholesky', 'cg', …": {"solver": "qr"},
     "form is 'primal'; …feature map, which RBF…use form='dual' or form='auto'": {"kernel": "rbf", "form": "primal"},
+    "tol is 2; expected a relative residual of at least 1e-15…and less than 1": {"solver": "cg", "tol": 2},
     "tile is 0; expected a whole number of at least 1 row, or None": {"tile": 0},
     "memory_limit is 'lots'; expected a positive number of bytes: …'4GiB'…": {"memory_limit": "lots"},
     "X: the path nowhere/x.zarr does not exist": {"X": "nowhere/x.zarr"},

@@ -46,10 +46,16 @@ MODULES = {module(path): path for path in FILES}
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of the syntax tree of a file."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Full names of all modules that a file imports, anywhere in it, or names in a string of its own."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -75,7 +81,7 @@ def test_imports_run_downwards() -> None:
 
 def test_only_the_command_uses_names_of_the_package_itself() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "dkrr":
                 assert module_group(path) == "cli" or node.attr == "__version__", f"{path}: dkrr.{node.attr}"
 

@@ -378,6 +378,17 @@ def test_what_is_kept_is_found_again_and_forgotten_everywhere(executor, client, 
     assert not any(client.run(kept_runs, run).values())
 
 
+def execution_of_a_fit():
+    X = np.random.default_rng(0).standard_normal((300, 3))
+    model = dkrr.KernelRidge(kernel="rbf", tile=100, memory_limit="4GiB").fit(X, X[:, 0])
+    return model.plan_.execution, str(model.plan_)
+
+
+def test_a_fit_in_a_task_is_done_in_its_process_and_the_plan_says_so(client):
+    execution, text = client.submit(execution_of_a_fit, pure=False).result(timeout=120)
+    assert execution == "serial" and "the fit runs inside a Dask task" in text
+
+
 def test_a_new_worker_takes_the_places_of_a_lost_one(client):
     executor = DaskExecutor(client)
     assert executor._workers_of_places({"a": 1, "b": 1}) == ["a", "b"]
