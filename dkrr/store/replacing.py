@@ -281,16 +281,17 @@ def check_free(
     refuse_missing_folder(url, name)
     check_writable(url)
     with faults_of(f"look for {url}", "then try again"):
-        if not _exists(url):
+        place = resolved_place(url)  # where it is written: `missing/../model` does not exist for the system
+        if not (_exists(url) or _exists(place)):
             return
         if not overwrite:
             raise _exists_already(url)
-        path = local_path(url)
+        path = local_path(place)
         if path is not None and path.is_dir() and listed is not None and not any(path.iterdir()):
             return
-        if not is_one(url):
+        if not is_one(place):
             raise InputError(f"{url} is not {what}, and only such a one is overwritten; delete it or give another path")
-        other = None if listed is None else first_not_listed(resolved_place(url), listed)
+        other = None if listed is None else first_not_listed(place, listed)
         if other is not None:
             raise InputError(
                 f"{url} is {what}, and {shown(other)} in it was not written by dkrr, which deletes only what it wrote; "

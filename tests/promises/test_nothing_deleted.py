@@ -224,6 +224,13 @@ def test_file_names_are_plain_and_of_one_text_each():
     assert [file_name(name) for name in ORDINARY] == list(ORDINARY)
 
 
+def test_a_path_through_a_folder_that_does_not_exist_is_checked_where_it_leads(home, tmp_path):
+    before = snapshot(tmp_path)
+    with pytest.raises(InputError, match="only such a one is overwritten"):
+        dkrr.save(RIDGE, "missing/../precious/thesis", overwrite=True)
+    assert unchanged(before, tmp_path)
+
+
 class TestForeignFiles:
     """What others put into folders of dkrr's stays, and the folders are not replaced."""
 
