@@ -11,7 +11,7 @@ from dkrr.errors import InputError
 from tests.contracts import arguments
 from tests.contracts.arguments import Case, cases, trial
 
-SHARES = 6
+SHARES = 12
 """One of so many shares is tried by the fast tests, all at night and by `python -m tests.nightly.chaos inputs`."""
 KINDS = {"estimators": "Kernel", "values": "dkrr.", "commands": "dkrr ", "functions": ""}
 """What the names of cases begin with: the first of these."""
