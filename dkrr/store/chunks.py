@@ -6,10 +6,9 @@ second one that goes on with the name of the array, its layout and the block's p
 another array or of another run does not pass for the right one. A chunk is one file whose bytes go straight into the
 caller's buffer; Zarr's array interface would copy it several times, and decode it on one event-loop thread.
 
-Chunks whose checksums this process has compared a moment ago, and whose files have not changed since.
-
-A factorisation reads each tile about six times, most of them within seconds and from the system's cache. One comparison
-holds for a minute, unless the file changes: in runs that last longer nearly every reading is compared.
+A process remembers which checksums it has compared a moment ago, and in which file. A factorisation reads each tile
+about six times, most of them within seconds and from the system's cache. One comparison holds for a minute, unless the
+file changes: in runs that last longer nearly every reading is compared.
 """
 
 import contextlib
@@ -354,7 +353,7 @@ class ChunkedArray:
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
         """One whole chunk of one block, checked, where it lies in the system's cache; None for a remote store.
 
-        Nothing is copied. A checksum that was compared a moment ago is not compared again (`tiles.compared`).
+        Nothing is copied. A checksum that was compared a moment ago is not compared again.
 
         Parameters
         ----------
