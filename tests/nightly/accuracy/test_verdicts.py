@@ -114,7 +114,8 @@ class TestVerdicts:
 
 
 @pytest.mark.parametrize(
-    ("kind", "of_class"), [(kind, name) for kind in campaign.KINDS.values() for name in kind.classes], ids=str
+    ("kind", "of_class"),
+    [pytest.param(kind, name, id=name) for kind in campaign.KINDS.values() for name in kind.classes],
 )
 def test_trials_of_every_class_are_the_same_each_time_and_honest(kind, of_class):
     for number in (3, 4):
