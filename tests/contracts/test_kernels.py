@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
-from sklearn.gaussian_process import kernels as theirs
 
 from dkrr import kernels as k
 from dkrr.data import MemoryRows
@@ -45,12 +44,6 @@ def test_entries_are_those_of_naive_loops(case):
     assert_allclose(kernel.diagonal(X), square.diagonal(), **TOLERANCE)
     numbers = np.arange(12).reshape(4, 3)
     assert_allclose(kernel(numbers), naive_gram(kernel, numbers), **TOLERANCE)
-
-
-@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
-def test_the_matern_kernel_is_that_of_scikit_learn(nu):
-    X, Y = DISTINCT[0].rows(15, 3), DISTINCT[0].rows(21, 3, seed=1)
-    assert_allclose(k.Matern(nu, 3.7)(X, Y), theirs.Matern(length_scale=3.7, nu=nu)(X, Y), **TOLERANCE)
 
 
 @every_kernel
@@ -289,16 +282,6 @@ def test_pieces_cover_a_block_once_and_are_its_entries(case, dtype, tolerance, m
             assert_array_equal(piece, piece.T)
         else:
             assert columns.stop <= rows.start, "nothing above the diagonal but in the squares"
-
-
-def test_pieces_are_overwritten_and_stay_in_cache():
-    X = np.random.default_rng(0).standard_normal((9 * blocks.PIECE_ROWS, 2))
-    for pieces in ([p for _, _, p in k.RBF().pieces(X, X[:50].copy())], [p for _, _, p in k.RBF().pieces(X)]):
-        assert all(np.shares_memory(pieces[0], piece) for piece in pieces)
-        assert max(piece.size for piece in pieces) <= blocks.PIECE_ENTRIES
-    for kernel, ratio in ((k.RBF(), 2), (k.Matern(), 1)):  # as many bytes in float32, where it is computed in float32
-        largest = max(p.size for _, _, p in kernel.pieces(X, X.copy(), dtype="float32"))
-        assert largest == ratio * blocks.PIECE_ENTRIES
 
 
 def test_two_blocks_can_be_walked_at_a_time():

@@ -1,13 +1,10 @@
 """`dkrr.plan` for clusters that do not exist."""
 
-import json
-
 import pytest
 
 import dkrr
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.planning import Rates
-from tests.interface.conftest import run
 
 SIZES = {"n": 300_000, "d": 79, "kernel": "rbf"}
 
@@ -69,12 +66,3 @@ def test_too_little_memory_names_what_suffices():
     assert planned(worker_memory=needed).seconds > 0
     with pytest.raises(MemoryLimitError):
         planned(worker_memory=needed - 2 * 2**20)
-
-
-@pytest.mark.nightly
-def test_the_command_plans_for_such_a_cluster():
-    line = "plan --n 300000 --d 79 --kernel rbf --workers 64"
-    plan = json.loads(run(f"{line} --worker-memory 4GiB --json").stdout)
-    assert plan["n_workers"] == 64 and plan["seconds"] == pytest.approx(planned().seconds) and "64" in plan["assumed"]
-    assert "scheduler" in run(f"{line} --worker-memory 4GiB --scheduler tcp://127.0.0.1:1", code=2).stderr
-    assert "cores is 4 without worker_memory" in run(f"{line} --cores 4", code=2).stderr

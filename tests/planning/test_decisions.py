@@ -19,6 +19,7 @@ from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
 
 CG = ConjugateGradient()
 FLOAT32 = ConjugateGradient(Float32Cholesky())
+RANK_701 = ConjugateGradient(RPCholesky(701), "float64")
 WIDE = {"is_sparse": True, "row_bytes": 2416, "x_bytes": 60_013 * 2416}
 
 
@@ -30,8 +31,15 @@ def with_kernel(kernel, n, d, **settings):
 def decisions():
     """Problems and machines by a name that says what is special of them."""
     laptop, desk, large = machine(4 * GIB), machine(), machine(64 * GIB, 7)
+    full = {"disk_free_bytes": GIB}
+    elsewhere = {**full, "enforce_disk": False}
+    little = machine(64 * GIB, memory_bytes=20 * GIB, **elsewhere)
+    share = machine(2 * GIB, share=Share(2, 0.7), local_baseline_bytes=100 * MIB, confined="here, since it is a test")
+    columns = {"solver": ConjugateGradient(RPCholesky()), "form": "primal"}
+    begun_by_cg = {"keeps_store": True, "layout": Layout("dual", 701, 701, 0, 1, "cg")}
     logistic = {"loss": "logistic", "fit_intercept": True, "tol": 1e-6}
-    alone = {"confined": "in the calling process, since it is a test"}
+    read = {"kernel": "linear", "x_in_memory": False, **logistic}
+    coupled = {"form": "primal", "is_coupled": True, **logistic}
     return {
         # RBF, by size and place
         "one row": (problem(1, 1), desk),
@@ -49,38 +57,26 @@ def decisions():
         "a cluster, small work": (problem(2003, 13), cluster()),
         "a cluster with little memory": (problem(30_011, 13), cluster(256 * MIB, disk_free_bytes=100 * GIB)),
         "no memory": (problem(20_011, 13), machine(90 * MIB)),
-        "no disk": (direct(60_013, 13), machine(4 * GIB, disk_free_bytes=GIB)),
-        "no disk, any solver": (problem(60_013, 13), machine(4 * GIB, disk_free_bytes=GIB)),
-        "no disk, but another machine": (
-            direct(60_013, 13), machine(4 * GIB, disk_free_bytes=GIB, enforce_disk=False, memory_bytes=2 * GIB),
-        ),
-        "no disk and little memory here": (
-            problem(300_007, 79), machine(64 * GIB, memory_bytes=20 * GIB, disk_free_bytes=GIB, enforce_disk=False),
-        ),
-        "Cholesky requested, no disk and little memory here": (
-            direct(300_007, 79), machine(64 * GIB, memory_bytes=20 * GIB, disk_free_bytes=GIB, enforce_disk=False),
-        ),
-        "confined, tiles": (direct(20_011, 13), machine(GIB, **alone)),
-        "confined, a share of a worker": (
-            direct(20_011, 13), machine(2 * GIB, share=Share(2, 0.7), local_baseline_bytes=100 * MIB, **alone),
-        ),
+        "no disk": (direct(60_013, 13), machine(4 * GIB, **full)),
+        "no disk, any solver": (problem(60_013, 13), machine(4 * GIB, **full)),
+        "no disk, but another machine": (direct(60_013, 13), machine(4 * GIB, memory_bytes=2 * GIB, **elsewhere)),
+        "no disk and little memory here": (problem(300_007, 79), little),
+        "Cholesky requested, no disk and little memory here": (direct(300_007, 79), little),
+        "confined, tiles": (direct(20_011, 13), machine(GIB, confined="here, since it is a test")),
+        "confined, a share of a worker": (direct(20_011, 13), share),
         # Requests
         "Cholesky requested": (direct(60_013, 13), laptop),
         "cg requested": (problem(2003, 13, solver=CG), desk),
         "cg requested, in a store": (problem(20_011, 13, solver=CG, keeps_store=True), desk),
-        "cg of rank 701 in float64": (
-            problem(60_013, 13, solver=ConjugateGradient(RPCholesky(701), "float64")), laptop,
-        ),
+        "cg of rank 701 in float64": (problem(60_013, 13, solver=RANK_701), laptop),
         "cg without a factor": (problem(60_013, 13, solver=ConjugateGradient(None)), laptop),
         "float32 requested": (problem(20_011, 13, solver=FLOAT32), desk),
         "a store": (direct(20_011, 13, keeps_store=True), desk),
         "a tile": (direct(20_011, 13, tile=1300), desk),
         "fewer workers": (direct(20_011, 13, keeps_store=True), machine(700 * MIB, 4, local_threads=1)),
         "resumed": (problem(20_011, 13, keeps_store=True, layout=Layout("dual", 700, 350, 2, 1)), desk),
-        "resumed, cg": (problem(20_011, 13, keeps_store=True, layout=Layout("dual", 701, 701, 0, 1, "cg")), desk),
-        "resumed with another solver": (
-            direct(20_011, 13, keeps_store=True, layout=Layout("dual", 701, 701, 0, 1, "cg")), desk,
-        ),
+        "resumed, cg": (problem(20_011, 13, **begun_by_cg), desk),
+        "resumed with another solver": (direct(20_011, 13, **begun_by_cg), desk),
         # Many targets and values of λ
         "many targets": (problem(20_011, 13, n_targets=1009, alphas=(1e-4,)), desk),
         "batches of targets": (problem(20_011, 13, n_targets=100_003, y_is_mapped=True), laptop),
@@ -101,9 +97,7 @@ def decisions():
         "linear, cg in primal form": (problem(10**6, 3001, "linear", solver=CG, form="primal"), desk),
         "linear, λ = 0, many rows": (problem(5003, 20, "linear", alphas=(0.0,)), desk),
         "linear, λ = 0, many columns": (problem(200, 201, "linear", alphas=(0.0,)), desk),
-        "linear, columns of K do not precondition": (
-            problem(5003, 20, "linear", solver=ConjugateGradient(RPCholesky()), form="primal"), desk,
-        ),
+        "linear, columns of K do not precondition": (problem(5003, 20, "linear", **columns), desk),
         "linear, targets in a file": (problem(10**6, 11, "linear", 10_007, y_is_mapped=True), machine(8 * GIB)),
         "polynomial": (problem(50, 61, "poly"), desk),
         "polynomial, too many features": (problem(503, 3001, "poly"), desk),
@@ -119,13 +113,9 @@ def decisions():
         "logistic, cg": (problem(50_021, 13, solver=CG, **logistic), machine(2 * GIB)),
         "logistic, few columns": (problem(1000, 20, "linear", loss="logistic"), desk),
         "logistic, few rows": (problem(100, 5000, "linear", loss="logistic"), desk),
-        "logistic, rows larger than memory": (
-            problem(20_011, 10_007, "linear", x_in_memory=False, **logistic), machine(memory_bytes=GIB),
-        ),
+        "logistic, rows larger than memory": (problem(20_011, 10_007, **read), machine(memory_bytes=GIB)),
         "logistic, path of λ": (direct(20_011, 23, alphas=(1.0, 0.1, 0.01), **logistic), laptop),
-        "logistic, too wide for a curvature": (
-            direct(10**6, 20_011, "linear", 3, form="primal", is_coupled=True, **logistic), desk,
-        ),
+        "logistic, too wide for a curvature": (direct(10**6, 20_011, "linear", 3, **coupled), desk),
     }  # fmt: skip
 
 
@@ -156,19 +146,16 @@ def selections():
     alphas = {"alphas": tuple(0.1 * 2.0**k for k in range(10))}
     many = problem(100_003, 1511, "linear", form="primal", **alphas)
     wide = problem(20_011, 13, n_targets=101, alphas=(0.1, 1.0), solver=CG)
+    tall, others = problem(10**6, 53, "linear", **alphas), FoldSizes(3, train_on_the_rest=False)
     return {
         "selection, 100,003 rows": (problem(100_003, 16, **alphas), FoldSizes(5), machine(64 * GIB)),
         "selection, in workers": (problem(100_003, 16, **alphas), FoldSizes(5, refit=True), machine(4 * GIB)),
         "selection, cg requested": (problem(2003, 16, solver=CG, **alphas), FoldSizes(5), machine()),
         "selection, Cholesky requested": (direct(2003, 16, **alphas), FoldSizes(5), machine()),
         "selection, one row out": (problem(8009, 16, **alphas), FoldSizes(0, is_loo=True), machine()),
-        "selection, folds that do not train on the rest": (
-            problem(20_011, 13, **alphas), FoldSizes(3, train_on_the_rest=False), machine(),
-        ),
-        "selection, primal": (problem(10**6, 53, "linear", **alphas), FoldSizes(5), machine()),
-        "selection, primal, predictions": (
-            problem(10**6, 53, "linear", **alphas), FoldSizes(5, predicts=True), machine(),
-        ),
+        "selection, folds that do not train on the rest": (problem(20_011, 13, **alphas), others, machine()),
+        "selection, primal": (tall, FoldSizes(5), machine()),
+        "selection, primal, predictions": (tall, FoldSizes(5, predicts=True), machine()),
         "selection, sums of many folds": (many, FoldSizes(20), machine()),
         "selection, sums of many folds, little memory": (many, FoldSizes(20), machine(300 * MIB)),
         "selection, many targets": (wide, FoldSizes(5), machine(2 * GIB)),
