@@ -3,27 +3,9 @@
 from math import exp, factorial, sqrt, tanh
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import logsumexp, softmax
 
-from dkrr.features import MapKernel
-from dkrr.kernels import (
-    RBF,
-    AdditiveChi2,
-    Categories,
-    Chi2,
-    Columns,
-    Cosine,
-    Laplacian,
-    Linear,
-    Matern,
-    Normalized,
-    Polynomial,
-    Product,
-    Scaled,
-    Sigmoid,
-    Sum,
-    TaylorRBF,
-)
+from dkrr.kernels import as_kernel
 
 
 def naive_gram(kernel, X, Y=None):
@@ -33,14 +15,13 @@ def naive_gram(kernel, X, Y=None):
     """
     X = np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
     Y = X if Y is None else np.asarray(Y.toarray() if hasattr(Y, "toarray") else Y, dtype=np.float64)
-    if isinstance(kernel, str):
-        kernel = _BY_NAME[kernel]
+    kernel = as_kernel(kernel) if isinstance(kernel, str) else kernel
     return np.array([[naive_entry(kernel, x, z) for z in Y] for x in X]).reshape(len(X), len(Y))
 
 
 def naive_entry(kernel, x, z):
     """Return k(x, z) of two single rows, from differences and Python floats."""
-    return _ENTRIES[type(kernel)](kernel, x, z)
+    return _ENTRIES[type(kernel).__name__](kernel, x, z)
 
 
 def _gamma(kernel, x):
@@ -67,41 +48,28 @@ def _chi2(x, z):
 
 
 _ENTRIES = {
-    Linear: lambda k, x, z: _dot(x, z),
-    Polynomial: lambda k, x, z: (_gamma(k, x) * _dot(x, z) + k.coef0) ** k.degree,
-    Sigmoid: lambda k, x, z: tanh(_gamma(k, x) * _dot(x, z) + k.coef0),
-    Columns: lambda k, x, z: naive_entry(k.base, x[k.numbers(len(x))], z[k.numbers(len(z))]),
-    Cosine: _cosine,
-    TaylorRBF: lambda k, x, z: (
+    "Linear": lambda k, x, z: _dot(x, z),
+    "Polynomial": lambda k, x, z: (_gamma(k, x) * _dot(x, z) + k.coef0) ** k.degree,
+    "Sigmoid": lambda k, x, z: tanh(_gamma(k, x) * _dot(x, z) + k.coef0),
+    "Columns": lambda k, x, z: naive_entry(k.base, x[k.numbers(len(x))], z[k.numbers(len(z))]),
+    "Cosine": _cosine,
+    "TaylorRBF": lambda k, x, z: (
         exp(-_gamma(k, x) * (_dot(x, x) + _dot(z, z)))
         * sum((2 * _gamma(k, x) * _dot(x, z)) ** j / factorial(j) for j in range(k.degree + 1))
     ),
-    Normalized: lambda k, x, z: (
+    "Normalized": lambda k, x, z: (
         naive_entry(k.base, x, z) / (sqrt(naive_entry(k.base, x, x) * naive_entry(k.base, z, z)) or 1.0)
     ),
-    RBF: lambda k, x, z: exp(-_gamma(k, x) * _dot(x - z, x - z)),
-    Matern: _matern,
-    Laplacian: lambda k, x, z: exp(-_gamma(k, x) * sum(abs(a) for a in (x - z).tolist())),
-    AdditiveChi2: lambda k, x, z: -_chi2(x, z),
-    Categories: lambda k, x, z: k.weight ** sum(a != b for a, b in zip(x, z, strict=True)),
-    Chi2: lambda k, x, z: exp(-k.gamma * _chi2(x, z)),
-    Sum: lambda k, x, z: naive_entry(k.left, x, z) + naive_entry(k.right, x, z),
-    Product: lambda k, x, z: naive_entry(k.left, x, z) * naive_entry(k.right, x, z),
-    MapKernel: lambda k, x, z: _dot(*k.base.transform(np.array([x, z]))),
-    Scaled: lambda k, x, z: k.scale * naive_entry(k.base, x, z),
-}
-
-_BY_NAME = {
-    "linear": Linear(),
-    "polynomial": Polynomial(),
-    "poly": Polynomial(),
-    "rbf": RBF(),
-    "laplacian": Laplacian(),
-    "cosine": Cosine(),
-    "sigmoid": Sigmoid(),
-    "matern": Matern(),
-    "chi2": Chi2(),
-    "additive_chi2": AdditiveChi2(),
+    "RBF": lambda k, x, z: exp(-_gamma(k, x) * _dot(x - z, x - z)),
+    "Matern": _matern,
+    "Laplacian": lambda k, x, z: exp(-_gamma(k, x) * sum(abs(a) for a in (x - z).tolist())),
+    "AdditiveChi2": lambda k, x, z: -_chi2(x, z),
+    "Categories": lambda k, x, z: k.weight ** sum(a != b for a, b in zip(x, z, strict=True)),
+    "Chi2": lambda k, x, z: exp(-k.gamma * _chi2(x, z)),
+    "Sum": lambda k, x, z: naive_entry(k.left, x, z) + naive_entry(k.right, x, z),
+    "Product": lambda k, x, z: naive_entry(k.left, x, z) * naive_entry(k.right, x, z),
+    "MapKernel": lambda k, x, z: _dot(*k.base.transform(np.array([x, z]))),
+    "Scaled": lambda k, x, z: k.scale * naive_entry(k.base, x, z),
 }
 
 
@@ -113,16 +81,12 @@ def naive_kernel_ridge(K, y, alpha, weights=None, fit_intercept=False):
     n, t = y.shape
     weights = np.ones(n) if weights is None else weights
     keep = weights > 0
-    coef, intercept = np.zeros((n, t)), np.zeros(t)
+    coef, intercept, ones = np.zeros((n, t)), np.zeros(t), np.ones((keep.sum(), int(fit_intercept)))
     for k in range(t):
         A = K[np.ix_(keep, keep)] + alpha[k] * np.diag(1 / weights[keep])
-        if not fit_intercept:
-            coef[keep, k] = np.linalg.solve(A, y[keep, k])
-            continue
-        m = int(keep.sum())
-        bordered = np.block([[A, np.ones((m, 1))], [np.ones((1, m)), np.zeros((1, 1))]])
-        solution = np.linalg.solve(bordered, np.append(y[keep, k], 0.0))
-        coef[keep, k], intercept[k] = solution[:-1], solution[-1]
+        bordered = np.block([[A, ones], [ones.T, np.zeros((ones.shape[1],) * 2)]])
+        solution = np.linalg.solve(bordered, np.append(y[keep, k], np.zeros(ones.shape[1])))
+        coef[keep, k], intercept[k] = solution[: len(A)], solution[len(A) :].sum()
     return coef, intercept
 
 
@@ -211,24 +175,17 @@ def naive_logistic(phi, codes, alpha, weights=None, fit_intercept=True, multi_cl
     Minimises −Σᵢ vᵢ log p(codeᵢ | φᵢ) + α Σₖ ‖βₖ‖². phi (n, p), codes (n,), weights (n,) or None. Returns β (p, m),
     intercepts (m,), those of a softmax of sum 0, and the dual coefficients v (y − p) / 2α (n, m); two classes: m = 1.
     """
-    n, n_classes = len(phi), int(max(codes)) + 1
+    n, c = len(phi), int(fit_intercept)
     v = np.ones(n) if weights is None else weights
-    A = np.column_stack([phi, np.ones(n)]) if fit_intercept else phi
-    penalties = np.full(A.shape[1], 2.0 * alpha)
-    if fit_intercept:
-        penalties[-1] = 0.0
-    Y = np.eye(n_classes)[codes]
-    if n_classes == 2:
-        B, P = _newton(A, Y[:, 1:], v, penalties)
-    elif multi_class == "ovr":
-        parts = [_newton(A, Y[:, k : k + 1], v, penalties) for k in range(n_classes)]
-        B, P = (np.column_stack([part[i] for part in parts]) for i in (0, 1))
-    else:
-        B, P = _newton(A, Y, v, penalties)
-        if fit_intercept:
-            B[-1] -= B[-1].mean()  # the same number for all classes changes nothing
-    dual = v[:, None] * ((Y[:, 1:] if n_classes == 2 else Y) - P) / (2 * alpha)
-    return (B[:-1], B[-1], dual) if fit_intercept else (B, np.zeros(B.shape[1]), dual)
+    A, penalties = np.hstack([phi, np.ones((n, c))]), np.append(np.full(phi.shape[1], 2.0 * alpha), np.zeros(c))
+    Y = np.eye(int(max(codes)) + 1)[codes]
+    Y = Y[:, 1:] if Y.shape[1] == 2 else Y
+    together = [Y] if multi_class == "multinomial" else [column[:, None] for column in Y.T]
+    B, P = (np.hstack(parts) for parts in zip(*(_newton(A, part, v, penalties) for part in together), strict=True))
+    intercept = B[phi.shape[1] :].sum(axis=0)
+    if len(together) == 1 and Y.shape[1] > 1:
+        intercept = intercept - intercept.mean()  # the same number for all classes changes nothing
+    return B[: phi.shape[1]], intercept, v[:, None] * (Y - P) / (2 * alpha)
 
 
 def naive_gradient(K, codes, alpha, coef, intercept, weights=None, fit_intercept=True, multi_class="multinomial"):
@@ -250,42 +207,29 @@ def naive_gradient(K, codes, alpha, coef, intercept, weights=None, fit_intercept
 
 def _newton(A, Y, v, penalties):
     """Coefficients (p, m) and probabilities (n, m) of the columns of Y; one column is a class against the rest."""
-    p, m = A.shape[1], Y.shape[1]
+    (n, p), m = A.shape, Y.shape[1]
+    T = np.hstack([1 - Y, Y]) if m == 1 else Y
 
-    def probabilities(B):
-        P = naive_probabilities(A @ B)
-        return P[:, 1:] if m == 1 else P
-
-    def objective(B):
-        F = A @ B
-        F = np.hstack([np.zeros_like(F), F]) if m == 1 else F
-        T = np.hstack([1 - Y, Y]) if m == 1 else Y
-        top = F.max(axis=1)
-        return v @ (top + np.log(np.exp(F - top[:, None]).sum(axis=1)) - (T * F).sum(axis=1)) + (
-            0.5 * (penalties[:, None] * B**2).sum()
-        )
-
-    def gradient(B):
-        return A.T @ (v[:, None] * (probabilities(B) - Y)) + penalties[:, None] * B
+    def at(B):
+        """Objective, its gradient (p, m) and probabilities (n, m)."""
+        F = np.hstack([np.zeros((n, 1)), A @ B]) if m == 1 else A @ B
+        P = softmax(F, axis=1)[:, -m:]
+        value = v @ (logsumexp(F, axis=1) - (T * F).sum(axis=1)) + 0.5 * (penalties[:, None] * B**2).sum()
+        return value, A.T @ (v[:, None] * (P - Y)) + penalties[:, None] * B, P
 
     B = np.zeros((p, m))
-    first = np.linalg.norm(gradient(B))
+    first = np.linalg.norm(at(B)[1])
     for _ in range(200):
-        g, P = gradient(B), probabilities(B)
+        before, g, P = at(B)
         if np.linalg.norm(g) <= 1e-14 * first:
             break
-        H = np.zeros((m * p, m * p))
-        for k in range(m):
-            for j in range(m):
-                w = v * P[:, k] * ((1.0 if k == j else 0.0) - P[:, j])
-                H[k * p : k * p + p, j * p : j * p + p] = A.T @ (w[:, None] * A)
-        H += np.diag(np.tile(penalties, m))
+        W = v[:, None, None] * P[:, :, None] * (np.eye(m) - P[:, None])
+        H = np.einsum("ip,ikj,iq->kpjq", A, W, A, optimize=True).reshape(m * p, m * p) + np.diag(np.tile(penalties, m))
         # Least squares: a softmax does not depend on equal intercepts for all classes.
-        step = -np.linalg.lstsq(H, g.T.ravel(), rcond=1e-15)[0].reshape(m, p).T
-        length, before = 1.0, objective(B)
-        while length > 1e-6 and not objective(B + length * step) <= before + 1e-13 * abs(before):
+        step, length = -np.linalg.lstsq(H, g.T.ravel(), rcond=1e-15)[0].reshape(m, p).T, 1.0
+        while length > 1e-6 and not at(B + length * step)[0] <= before + 1e-13 * abs(before):
             length /= 2
         if length <= 1e-6 or np.linalg.norm(step) <= 1e-15 * np.linalg.norm(B):
             break
         B = B + length * step
-    return B, probabilities(B)
+    return B, at(B)[2]
