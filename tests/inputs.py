@@ -4,8 +4,10 @@ A row that has an `example` is also in the table of docs/inputs.md, which `markd
 """
 
 import uuid
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -46,150 +48,131 @@ class Container:
     note: str = ""
 
 
-def columns_of(X: np.ndarray) -> dict[str, np.ndarray]:
+def columns_of(X):
     return {"y": X} if X.ndim == 1 else {f"x{k}": column for k, column in enumerate(X.T)}
 
 
-def strided(X: np.ndarray, folder: Any) -> np.ndarray:
+def strided(X, folder):
     wide = np.zeros((2 * X.shape[0], 3 * X.shape[1]), X.dtype)
     wide[::2, ::3] = X
     return wide[::2, ::3]
 
 
-def pandas(X: np.ndarray, folder: Any) -> Any:
+def pandas(X, folder):
     return pytest.importorskip("pandas").DataFrame(columns_of(X)).squeeze(axis=1)
 
 
-def polars(X: np.ndarray, folder: Any) -> Any:
+def polars(X, folder):
     return pytest.importorskip("polars").DataFrame(columns_of(X))
 
 
-def arrow(X: np.ndarray, folder: Any) -> Any:
+def arrow(X, folder):
     return pytest.importorskip("pyarrow").table(columns_of(X))
 
 
-def xarray_of_dask(X: np.ndarray, folder: Any) -> Any:
+def xarray_of_dask(X, folder):
     return pytest.importorskip("xarray").DataArray(X, dims=("row", "column")[: X.ndim]).chunk({"row": 5})
 
 
-def dask_array(X: np.ndarray, folder: Any) -> da.Array:
-    if X.ndim == 1:
-        return da.from_array(X, chunks=5)
-    return da.from_array(X, chunks=((5, len(X) - 5), (X.shape[1] - 2, 2)) if min(X.shape) > 5 else -1)
+def dask_array(X, folder):
+    is_wide = X.ndim == 2 and min(X.shape) > 5
+    return da.from_array(X, chunks=((5, len(X) - 5), (X.shape[1] - 2, 2)) if is_wide else 5 if X.ndim == 1 else -1)
 
 
-def dask_of_csr(X: np.ndarray, folder: Any) -> da.Array:
+def dask_of_csr(X, folder):
     meta = sp.csr_array((0, 0), dtype=X.dtype)
     return da.from_array(X, chunks=(5, -1)).map_blocks(sp.csr_array, dtype=X.dtype, meta=meta)
 
 
-def dask_frame(X: np.ndarray, folder: Any) -> Any:
+def dask_frame(X, folder):
     return pytest.importorskip("dask.dataframe").from_pandas(pandas(X, folder), npartitions=3)
 
 
-def hidden_length(X: np.ndarray, folder: Any) -> Any:
+def hidden_length(X, folder):
     frame = dask_frame(X, folder)
     return frame[frame == frame] if X.ndim == 1 else frame[frame["x0"] == frame["x0"]]
 
 
-def memory_map(X: np.ndarray, folder: Any) -> np.ndarray:
+def memory_map(X, folder):
     np.save(folder / "map.npy", np.concatenate([X, X]))
     return np.load(folder / "map.npy", mmap_mode="r")[len(X) :]
 
 
-def zarr_array(X: np.ndarray, folder: Any, **layout: Any) -> zarr.Array:
-    layout = layout or {"chunks": tuple(max(1, s // 3) for s in X.shape)}
-    array = zarr.create_array(folder / "x.zarr", shape=X.shape, dtype=X.dtype, **layout)
+def zarr_array(X, store, **layout):
+    """An array in a store or at a path, or in a folder of a test."""
+    store, layout = store / "x.zarr" if isinstance(store, Path) else store, layout or {"chunks": thirds(X)}
+    array = zarr.create_array(store, shape=X.shape, dtype=X.dtype, **layout)
     array[...] = X
     return array
 
 
-def zarr_in_shards(X: np.ndarray, folder: Any) -> zarr.Array:
+def thirds(X):
+    return tuple(max(1, s // 3) for s in X.shape)
+
+
+def zarr_in_shards(X, folder):
     return zarr_array(X, folder, chunks=(2, *X.shape[1:]), shards=(6, *X.shape[1:]))
 
 
-def zarr_in_a_group(X: np.ndarray, folder: Any) -> zarr.Array:
-    array = zarr.create_group(folder / "g.zarr").create_array("a/x", shape=X.shape, chunks=X.shape, dtype=X.dtype)
-    array[...] = X
-    return array
+def zarr_in_a_group(X, folder):
+    return zarr_array(X, zarr.create_group(folder / "g.zarr").store, name="a/x", chunks=X.shape)
 
 
-def zarr_in_memory(X: np.ndarray, folder: Any) -> zarr.Array:
-    array = zarr.create_array(zarr.storage.MemoryStore(), shape=X.shape, chunks=(2, *X.shape[1:]), dtype=X.dtype)
-    array[...] = X
-    return array
-
-
-def zarr_in_obstore(X: np.ndarray, folder: Any) -> zarr.Array:
+def zarr_in_obstore(X, folder):
     store = pytest.importorskip("obstore.store").LocalStore(str(folder))
     zarr_array(X, folder, chunks=(5, *X.shape[1:]))
     return zarr.open_array(zarr.storage.ObjectStore(store, read_only=True), path="x.zarr", mode="r")
 
 
-def zarr_path(X: np.ndarray, folder: Any) -> str:
-    zarr_array(X, folder)
-    return str(folder / "x.zarr")
-
-
-def zarr_group_path(X: np.ndarray, folder: Any) -> Any:
+def group_path(X, folder):
     zarr_in_a_group(X, folder)
     return folder / "g.zarr" / "a" / "x"
 
 
-def npy(X: np.ndarray, folder: Any) -> str:
-    np.save(folder / "x.npy", X)
-    return str(folder / "x.npy")
+def file(name, write, member=""):
+    """What writes rows to a file in a folder, and returns its path."""
+    return lambda X, folder: (write(f"{folder}/{name}", X), f"{folder}/{name}{member}")[1]
 
 
-def npz(X: np.ndarray, folder: Any) -> str:
-    np.savez(folder / "x.npz", y=X.reshape(len(X), -1)[:, 0], X=X)
-    return f"{folder}/x.npz::X"
+def write_parquet(path, X):
+    pytest.importorskip("pyarrow.parquet").write_table(arrow(X, ""), path, row_group_size=5)
 
 
-def sparse_npz(X: np.ndarray, folder: Any) -> str:
-    sp.save_npz(folder / "s.npz", sp.csc_matrix(X))
-    return str(folder / "s.npz")
-
-
-def parquet(X: np.ndarray, folder: Any) -> str:
-    write = pytest.importorskip("pyarrow.parquet").write_table
-    write(arrow(X, folder), folder / "x.parquet", row_group_size=5)
-    return f"{folder}/x.parquet"
-
-
-def parquet_folder(X: np.ndarray, folder: Any) -> str:
-    write = pytest.importorskip("pyarrow.parquet").write_table
-    (folder / "parts").mkdir()
+def write_parquet_folder(path, X):
+    Path(path).mkdir()
     for k in range(0, len(X), 5):
-        write(arrow(X[k : k + 5], folder), folder / "parts" / f"{k:03}.parquet")
-    return f"{folder}/parts"
+        write_parquet(f"{path}/{k:03}.parquet", X[k : k + 5])
 
 
-def csv(X: np.ndarray, folder: Any) -> str:
-    pytest.importorskip("pyarrow")
-    rows = [",".join(columns_of(X)), *(",".join(map(repr, map(float, np.atleast_1d(row)))) for row in X)]
-    (folder / "x.csv").write_text("\n".join(rows))
-    return f"{folder}/x.csv"
+def write_csv(path, X):
+    rows = [",".join(map(repr, map(float, np.atleast_1d(row)))) for row in X]
+    Path(path).write_text("\n".join([",".join(columns_of(X)), *rows]))
 
 
-def feather(X: np.ndarray, folder: Any) -> str:
-    pytest.importorskip("pyarrow.feather").write_feather(arrow(X, folder), f"{folder}/x.feather")
-    return f"{folder}/x.feather"
+def write_feather(path, X):
+    pytest.importorskip("pyarrow.feather").write_feather(arrow(X, ""), path)
 
 
-def hdf5(X: np.ndarray, folder: Any) -> str:
-    with pytest.importorskip("h5py").File(folder / "x.h5", "w") as file:
-        file.create_dataset("a/x", data=X, chunks=tuple(max(1, s // 3) for s in X.shape), compression="gzip")
-    return f"{folder}/x.h5::a/x"
+def write_hdf5(path, X):
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        file.create_dataset("a/x", data=X, chunks=thirds(X), compression="gzip")
 
 
-def staged(X: Any, folder: Any) -> Any:
+def staged(X, folder):
     return write_rows(as_rows(X), place(f"{folder}/staged-{uuid.uuid4().hex}"))
 
 
+zarr_path = file("x.zarr", lambda path, X: zarr_array(X, path))
+npy = file("x.npy", np.save)
+npz = file("x.npz", lambda path, X: np.savez(path, y=X.reshape(len(X), -1)[:, 0], X=X), "::X")
+parquet, parquet_folder = file("x.parquet", write_parquet), file("parts", write_parquet_folder)
+csv, feather = file("x.csv", write_csv), file("x.feather", write_feather)
+hdf5 = file("x.h5", write_hdf5, "::a/x")
+sparse_npz = file("s.npz", lambda path, X: sp.save_npz(path, sp.csc_matrix(X)))
 HELD = {"in_memory": True, "is_lazy": False}
 SPARSE_HELD = {**HELD, "is_sparse": True, "is_target": False}
-COPIED = "copied once to Parquet"
+PATH = {"is_path": True}
+COPIED, COUNTED = "copied once to Parquet", "rows are counted"
 
 CONTAINERS = [
     Container("lists", lambda X, folder: X.tolist(), "lists", "`[[1.0, 2.0], ...]`", **HELD, keeps_dtype=False),
@@ -208,46 +191,34 @@ CONTAINERS = [
     Container("dask", dask_array, "Dask array", "`dask.array.Array`"),
     Container("dask of csr", dask_of_csr, "Dask array, sparse", "of `csr_array` blocks", is_target=False),
     Container("dask frame", dask_frame, "Dask DataFrame", "`DataFrame`, `Series`", note="names as in scikit-learn"),
-    Container(
-        "dask frame, filtered", hidden_length, "Dask DataFrame, unknown lengths", "`frame[frame.a > 0]`",
-        note="rows are counted",
-    ),
+    Container("filtered", hidden_length, "Dask DataFrame, unknown lengths", "`frame[frame.a > 0]`", note=COUNTED),
     Container("memory map", memory_map, "memory map", "`np.load(..., mmap_mode='r')`", is_lazy=False),
     Container("zarr", zarr_array, is_shared=True),
     Container("zarr v2", lambda X, f: zarr_array(X, f, chunks=(5, *X.shape[1:]), zarr_format=2), is_shared=True),
     Container("zarr in a group", zarr_in_a_group, is_shared=True),
-    Container("zarr in memory", zarr_in_memory, **HELD),
+    Container("zarr in memory", lambda X, f: zarr_array(X, zarr.storage.MemoryStore()), **HELD),
     Container("zarr in shards", zarr_in_shards, "Zarr array", "`zarr.Array` (v2, v3, shards)", is_shared=True),
     Container("obstore", zarr_in_obstore, "Zarr array in obstore", "`zarr.Array`", is_shared=True),
-    Container("zarr path", zarr_path, is_path=True, is_shared=True),
-    Container(
-        "zarr group path", zarr_group_path, "Zarr", "`x.zarr`, `x.zarr/group/array`, URL", is_path=True, is_shared=True
-    ),
-    Container("npy", npy, ".npy", "`x.npy`", is_lazy=False, is_path=True, is_shared=True),
-    Container("npz", npz, ".npz", "`x.npz::name`", **HELD, is_path=True),
-    Container("sparse npz", sparse_npz, ".npz, sparse", "`x.npz`", **SPARSE_HELD, is_path=True),
-    Container("parquet", parquet, "Parquet", "`x.parquet`, `x.parquet::a,b*`, URL", is_path=True),
-    Container("parquet folder", parquet_folder, "Parquet, a folder", "`folder`, `year=2013/...`", is_path=True),
-    Container(
-        "csv", csv, "CSV", "`x.csv`, `x.tsv`, `x.csv.gz`, `data/*.csv`", is_path=True, keeps_dtype=False, note=COPIED
-    ),
-    Container("feather", feather, "Arrow file", "`x.feather`, `x.arrow`", is_path=True, note=COPIED),
-    Container("hdf5", hdf5, "HDF5", "`x.h5::group/data`", is_path=True),
+    Container("zarr path", zarr_path, **PATH, is_shared=True),
+    Container("zarr group path", group_path, "Zarr", "`x.zarr`, `x.zarr/group/array`, URL", **PATH, is_shared=True),
+    Container("npy", npy, ".npy", "`x.npy`", is_lazy=False, **PATH, is_shared=True),
+    Container("npz", npz, ".npz", "`x.npz::name`", **HELD, **PATH),
+    Container("sparse npz", sparse_npz, ".npz, sparse", "`x.npz`", **SPARSE_HELD, **PATH),
+    Container("parquet", parquet, "Parquet", "`x.parquet`, `x.parquet::a,b*`, URL", **PATH),
+    Container("parquet folder", parquet_folder, "Parquet, a folder", "`folder`, `year=2013/...`", **PATH),
+    Container("csv", csv, "CSV", "`x.csv`, `x.tsv`, `x.csv.gz`, `data/*.csv`", **PATH, keeps_dtype=False, note=COPIED),
+    Container("feather", feather, "Arrow file", "`x.feather`, `x.arrow`", **PATH, note=COPIED),
+    Container("hdf5", hdf5, "HDF5", "`x.h5::group/data`", **PATH),
     Container("staged", staged, is_shared=True),
     Container("staged csr", lambda X, f: staged(sp.csr_array(X), f), is_shared=True, is_sparse=True, is_target=False),
 ]  # fmt: skip
 
 INPUTS = [container for container in CONTAINERS if container.example]
 KINDS = [container.kind for container in CONTAINERS]
-SPARSE = [container.kind for container in CONTAINERS if container.is_sparse]
 
 
-@dataclass(frozen=True)
-class Table:
-    """An array and the same numbers as a user would hand them in."""
-
-    array: np.ndarray
-    handed_in: Any
+Table = namedtuple("Table", "array handed_in")
+"""An array and the same numbers as a user would hand them in."""
 
 
 def table(kind: str, folder: Any, X: np.ndarray | None = None) -> Table:
@@ -268,19 +239,11 @@ def numbers(shape: tuple[int, ...] = (23, 7), dtype: str = "float64", seed: int 
 
 def markdown() -> str:
     """Table of docs/inputs.md."""
-    lines = [
-        "| container | written as | fit, plan, gram: rows are | predict returns | as y | command line | |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| container | written as | fit, plan, gram: rows are | predict returns | as y | command line | |"]
+    lines.append("|---" * 7 + "|")
     for each in INPUTS:
-        cells = [
-            each.name,
-            each.example,
-            "in memory" if each.in_memory else "read in blocks",
-            "lazy Dask array" if each.is_lazy else "ndarray",
-            "yes" if each.is_target else "no",
-            "yes" if each.is_path else "–",
-            each.note,
-        ]
+        is_held, is_lazy = ("in memory" if each.in_memory else "read in blocks"), each.is_lazy
+        known = [each.name, each.example, is_held, "lazy Dask array" if is_lazy else "ndarray"]
+        cells = [*known, "yes" if each.is_target else "no", "yes" if each.is_path else "–", each.note]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

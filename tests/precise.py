@@ -36,15 +36,12 @@ def matrix(values: ArrayLike) -> arb_mat:
     """Exact matrix (n, m) of an array (n, m), or of one column (n,)."""
     a = np.asarray(values.toarray() if hasattr(values, "toarray") else values)
     a = a[:, None] if a.ndim == 1 else a
-    return arb_mat(
-        a.shape[0], a.shape[1], [arb(float(v)) if isinstance(v, np.floating) else arb(int(v)) for v in a.flat]
-    )
+    return arb_mat(*a.shape, [arb(float(v)) if isinstance(v, np.floating) else arb(int(v)) for v in a.flat])
 
 
 def floats(values: arb_mat) -> Array:
     """Nearest float64 numbers, of the matrix's shape."""
-    table = [float(v.mid()) for v in values.entries()]
-    return np.array(table).reshape(values.nrows(), values.ncols())
+    return np.array([[float(v.mid()) for v in row] for row in values.table()])
 
 
 def gram(kernel: Kernel, X: ArrayLike, Z: ArrayLike | None = None) -> arb_mat:
@@ -124,17 +121,13 @@ def ridge(
     with precision():
         k, targets = gram(kernel, X), matrix(y)
         n, t = targets.nrows(), targets.ncols()
-        weights = [arb(1)] * n if sample_weight is None else [arb(float(w)) for w in np.asarray(sample_weight)]
+        weights = _weights(sample_weight, n)
         used = [i for i in range(n) if weights[i] != 0]
-        m = len(used)
         right = [[targets[i, c] for c in range(t)] for i in used] + [[arb(0)] * t] * fit_intercept
         solution = system(k, used, weights, alpha, fit_intercept=fit_intercept).solve(arb_mat(right))
-        dual = arb_mat(n, t)
-        for row, i in enumerate(used):
-            for c in range(t):
-                dual[i, c] = solution[row, c]
-        intercept = [solution[m, c] if fit_intercept else arb(0) for c in range(t)]
-        return _exact(kernel, X, X_new, k, dual, intercept)
+        found = dict(zip(used, solution.table(), strict=False))
+        intercept = solution.table()[len(used)] if fit_intercept else [arb(0)] * t
+        return _exact(kernel, X, X_new, k, arb_mat([found.get(i, [arb(0)] * t) for i in range(n)]), intercept)
 
 
 def system(k: arb_mat, used: Sequence[int], weights: Sequence[arb], alpha: float, *, fit_intercept: bool) -> arb_mat:
@@ -157,16 +150,12 @@ def system(k: arb_mat, used: Sequence[int], weights: Sequence[arb], alpha: float
     return arb_mat(table + [[arb(1)] * len(used) + [arb(0)]] * fit_intercept)
 
 
-def _exact(
-    kernel: Kernel, X: ArrayLike, X_new: ArrayLike | None, k: arb_mat, dual: arb_mat, intercept: list[arb]
-) -> Exact:
-    n, t = dual.nrows(), dual.ncols()
-    products = k * dual
-
+def _exact(kernel: Kernel, X: ArrayLike, X_new: Any, k: arb_mat, dual: arb_mat, intercept: list[arb]) -> Exact:
     def with_intercept(f: arb_mat) -> Array:
-        return floats(arb_mat([[f[i, c] + intercept[c] for c in range(t)] for i in range(f.nrows())]))
+        return floats(arb_mat([[v + b for v, b in zip(row, intercept, strict=True)] for row in f.table()]))
 
-    squares = [sum((dual[i, c] * products[i, c] for i in range(n)), arb(0)).mid() for c in range(t)]
+    products = k * dual
+    squares = [_dot(a, b).mid() for a, b in zip(dual.transpose().table(), products.transpose().table(), strict=True)]
     new = None if X_new is None else with_intercept(gram(kernel, X_new, X) * dual)
     return Exact(
         floats(dual),
@@ -209,49 +198,44 @@ def logistic(
     """
     with precision():
         k = gram(kernel, X)
-        n = k.nrows()
+        n, twice, ones = k.nrows(), 2 * arb(alpha), [arb(1)] * fit_intercept
         signs = [1 if v else -1 for v in np.asarray(labels)]
-        weights = [arb(1)] * n if sample_weight is None else [arb(float(v)) for v in np.asarray(sample_weight)]
+        weights = _weights(sample_weight, n)
+
+        def values(coef: arb_mat, b: arb) -> tuple[list[arb], arb]:
+            """Scores and the objective."""
+            f = [(v + b).mid() for v in (k * coef).entries()]
+            losses = sum((v * (1 + (-s * x).exp()).log() for s, v, x in zip(signs, weights, f, strict=True)), arb(0))
+            return f, (losses + arb(alpha) * sum((coef[i, 0] * (x - b) for i, x in enumerate(f)), arb(0))).mid()
+
         coef, b = arb_mat(n, 1), arb(0)
-        f = [arb(0)] * n
-        value = _objective(f, coef, signs, weights, alpha, b)
+        f, value = values(coef, b)
         for _ in range(NEWTON_STEPS):
             # −∂ log p(yᵢ)/∂fᵢ = −s q with q = 1 / (1 + exp(s f)), the probability of the other class.
             other = [arb(1) / (1 + (s * v).exp()) for s, v in zip(signs, f, strict=True)]
             g = [-s * q * v for s, q, v in zip(signs, other, weights, strict=True)]
             w = [q * (1 - q) * v for q, v in zip(other, weights, strict=True)]
-            residual = [(gi + 2 * arb(alpha) * coef[i, 0]).mid() for i, gi in enumerate(g)]
             # (W K + 2λ) Δα + W 1 Δb = −r and 1ᵀΔα = −1ᵀα.
-            table = [
-                [w[i] * k[i, j] + (2 * arb(alpha) if i == j else 0) for j in range(n)] + [w[i]] * fit_intercept
-                for i in range(n)
-            ]
-            right = [[-r] for r in residual]
-            if fit_intercept:
-                table.append([arb(1)] * n + [arb(0)])
-                right.append([-sum((coef[i, 0] for i in range(n)), arb(0))])
-            step = arb_mat(table).mid().solve(arb_mat(right).mid())
-            length = arb(1)
+            right = [[-(gi + twice * coef[i, 0]).mid()] for i, gi in enumerate(g)]
+            right += [[-sum(coef.entries(), arb(0))]] * fit_intercept
+            table = [[w[i] * k[i, j] + twice * (i == j) for j in range(n)] + [w[i]] * fit_intercept for i in range(n)]
+            step = arb_mat(table + [[arb(1)] * n + [0 * one] for one in ones]).mid().solve(arb_mat(right).mid())
+            length, before = arb(1), value
             for _ in range(200):
                 new = arb_mat([[coef[i, 0] + length * step[i, 0]] for i in range(n)]).mid()
-                new_b = (b + length * step[n, 0]).mid() if fit_intercept else arb(0)
-                products = k * new
-                new_f = [(products[i, 0] + new_b).mid() for i in range(n)]
-                new_value = _objective(new_f, new, signs, weights, alpha, new_b)
-                if new_value <= value:
+                new_b = (b + length * step[n, 0]).mid() if fit_intercept else b
+                f, value = values(new, new_b)
+                if value <= before:
                     break
                 length /= 2
-            decrease = abs(value - new_value)
-            coef, b, f, value = new, new_b, new_f, new_value
-            if decrease <= abs(value) * arb(10) ** -NEWTON_DIGITS:
+            coef, b = new, new_b
+            if abs(before - value) <= abs(before) * arb(10) ** -NEWTON_DIGITS:
                 return _exact(kernel, X, X_new, k, coef, [b])
         raise ArithmeticError(f"Newton's method did not converge in {NEWTON_STEPS} steps")
 
 
-def _objective(f: list[arb], coef: arb_mat, signs: list[int], weights: list[arb], alpha: float, b: arb) -> arb:
-    losses = sum((v * (1 + (-s * x).exp()).log() for s, v, x in zip(signs, weights, f, strict=True)), arb(0))
-    penalty = sum((coef[i, 0] * (x - b) for i, x in enumerate(f)), arb(0))
-    return (losses + arb(alpha) * penalty).mid()
+def _weights(sample_weight: ArrayLike | None, n: int) -> list[arb]:
+    return [arb(float(w)) for w in np.broadcast_to(1.0 if sample_weight is None else np.asarray(sample_weight), n)]
 
 
 def probabilities(scores: ArrayLike) -> Array:
