@@ -79,23 +79,17 @@ def optimize(store):
     return [found.optimum_.scores, found.optimum_.gradients, found.predict(X)]
 
 
-def gram(store):
-    return [np.asarray(dkrr.gram(sample()[0], **RBF_KERNEL, chunks=40, store=store))]
-
-
+WEIGHTED = {"alpha": [0.1, 0.2], "fit_intercept": True, "weighted": True, "lazy": True}
 EXACT = {
     "Cholesky in tiles": lambda s: ridge(s, **RBF_KERNEL, solver="cholesky", tile=40),
-    "three λ, weights, a free constant, lazy rows": lambda s: ridge(
-        s, **RBF_KERNEL, solver="cholesky", tile=40, alpha=[0.1, 0.2], fit_intercept=True, weighted=True, lazy=True
-    ),
+    "weights and lazy rows": lambda s: ridge(s, **RBF_KERNEL, solver="cholesky", tile=40, **WEIGHTED),
     "primal": lambda s: ridge(s, **POLYNOMIAL, form="primal", tile=4, fit_intercept=True, lazy=True),
     "centres that are drawn": lambda s: ridge(s, kernel=Nystroem(RBF(0.2), 30), form="primal", tile=8),
-    "Gram matrix": gram,
+    "Gram matrix": lambda s: [np.asarray(dkrr.gram(sample()[0], **RBF_KERNEL, chunks=40, store=s))],
 }
 WITHIN_TOLERANCE = {
     "float32 in tiles": lambda s: ridge(s, **RBF_KERNEL, solver=ConjugateGradient(Float32Cholesky()), tile=40),
     "conjugate gradient": lambda s: ridge(s, **RBF_KERNEL, solver=CG, tile=40, tol=1e-10),
-    "conjugate gradient alone": lambda s: ridge(s, **RBF_KERNEL, solver=ConjugateGradient(None), alpha=3.0),
     "conjugate gradient, primal": lambda s: ridge(s, **POLYNOMIAL, form="primal", solver="cg", tol=1e-10, lazy=True),
     "logistic, Cholesky in tiles": lambda s: logistic(s, solver="cholesky", tile=50),
     "logistic, conjugate gradient": lambda s: logistic(s, solver="cg", multi_class="ovr"),
@@ -109,7 +103,6 @@ WITHIN_TOLERANCE = {
 }
 WAYS = EXACT | WITHIN_TOLERANCE
 NIGHT = [pytest.mark.nightly, pytest.mark.guard]
-every_way = pytest.mark.parametrize("way", WAYS)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -152,7 +145,7 @@ def check(way, found):
 
 
 @pytest.mark.parametrize(("at", "after"), [pytest.param(0.3, False, marks=NIGHT), (0.75, True)])
-@every_way
+@pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_is_stopped_at_any_task_resumes_to_the_same_answer(way, at, after, tmp_path):
     n_tasks, store = whole(way)[1], tmp_path / "run.zarr"
     stop = int(at * n_tasks)
@@ -207,18 +200,6 @@ def test_of_missing_or_truncated_tiles_only_these_are_computed_again(tmp_path):
     assert model.solve_result_.messages[0].endswith("computed again: c.5.0 of system-0/factor")
 
 
-def test_of_missing_tiles_of_the_normal_matrix_only_these_are_computed_again(tmp_path):
-    X, y = programs.problem(500, 9)
-    store = tmp_path / "run.zarr"
-    model = KernelRidge(**POLYNOMIAL, tile=16, form="primal", fit_intercept=True, store=str(store))
-    whole = model.fit(X, y).coef_
-    shutil.rmtree(store / "system-0")
-    for chunk in sorted((store / "normal" / "part-0").glob("c.*"))[::3]:
-        chunk.unlink()
-    np.testing.assert_array_equal(model.fit(X, y).coef_, whole)
-    assert 0 < len([t.key for t in model.solve_result_.record.tasks if t.key.startswith("normal")]) < 10
-
-
 def flip(path, at):
     """Change a bit of a file."""
     raw = bytearray(path.read_bytes())
@@ -226,30 +207,18 @@ def flip(path, at):
     path.write_bytes(bytes(raw))
 
 
-DAMAGED = {
-    "dual, Cholesky": lambda s: ridge(s, **POLYNOMIAL, tile=50, form="dual", solver="cholesky", lazy=True),
-    "dual, conjugate gradient": lambda s: ridge(s, **POLYNOMIAL, tile=50, form="dual", solver=CG, lazy=True),
-    "primal, Cholesky": lambda s: ridge(s, **POLYNOMIAL, tile=5, form="primal", solver="cholesky", lazy=True),
-    "primal, conjugate gradient": lambda s: ridge(s, **POLYNOMIAL, form="primal", solver="cg", lazy=True),
-    "logistic": WAYS["path"],
-    "search by factors": WAYS["search by factors"],
-    "search by conjugate gradient": WAYS["search by conjugate gradient"],
-    "search by gradients": optimize,
-}
-
-
+DAMAGED = ["weights and lazy rows", "conjugate gradient", "search by factors", "primal"]
+DAMAGED += ["conjugate gradient, primal", "path", "search by conjugate gradient", "search by gradients"]
 RUNS = [f"{part}zarr.json" for part in ("", "kernel-0/", "fit/", "optimum/")]
 """Descriptions of runs, and of the runs of a search."""
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[] if number in (0, 1, 5) else NIGHT) for number, way in enumerate(DAMAGED)]
-)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=NIGHT * (k > 2)) for k, way in enumerate(DAMAGED)])
 def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, monkeypatch):
     """One file of each folder at a time, or any for a fit: the run that resumes finds what was found before."""
     monkeypatch.setattr(FactoredGram, "release", lambda *_: None)  # the store of a run that is killed just before
-    fit, store = DAMAGED[way], tmp_path / "run.zarr"
-    whole = fit(str(store))
+    fit, store = WAYS[way], tmp_path / "run.zarr"
+    fit(str(store))
     shutil.copytree(store, tmp_path / "whole")
     files = [file.relative_to(store) for file in sorted(store.rglob("*")) if file.is_file()]
     if "search" in way:
@@ -263,8 +232,7 @@ def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, mo
             with pytest.raises(StoreError, match="is damaged"):
                 fit(str(store))
             continue
-        for one, expected in zip(fit(str(store)), whole, strict=True):
-            assert_allclose(one, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max(), err_msg=str(file))
+        check(way, fit(str(store)))
 
 
 # Settings that a run keeps, and others that it may change
@@ -273,11 +241,9 @@ def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, mo
 @pytest.mark.parametrize(
     "change",
     [
-        {"solver": ConjugateGradient(RPCholesky(21), "mixed")},
-        pytest.param({"solver": ConjugateGradient(RPCholesky(71))}, marks=NIGHT),
-        pytest.param({"solver": ConjugateGradient(None)}, marks=NIGHT),
+        {"solver": ConjugateGradient(RPCholesky(71), "mixed")},
+        {"solver": ConjugateGradient(None)},
         {"solver": "auto", "tol": 1e-11},
-        pytest.param({"solver": "cg", "tol": 1e-4}, marks=NIGHT),
         {"solver": "cg", "tile": 53, "memory_limit": "4GiB"},
     ],
     ids=str,
@@ -292,7 +258,7 @@ def test_an_iteration_resumes_with_other_settings(tmp_path, change):
     assert result.status.name == "CONVERGED" and result.residual <= tol and result.iterations >= 7
     expected = KernelRidge(**settings | {"store": None, "solver": "cholesky"}).fit(X, y).dual_coef_
     assert np.abs(model.dual_coef_ - expected).max() <= 1e3 * tol * np.abs(expected).max()
-    assert result.rank == 71 or change["solver"] != ConjugateGradient(RPCholesky(71)), "a larger given rank is reached"
+    assert result.rank == 71 or "71" not in str(change), "a larger given rank is reached"
 
 
 NYSTROEM = Nystroem(RBF(0.2), 30)
