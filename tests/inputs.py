@@ -163,7 +163,7 @@ def staged(X, folder):
 
 
 zarr_path = file("x.zarr", lambda path, X: zarr_array(X, path))
-npy = file("x.npy", np.save)
+npy = file("x.npy", lambda path, X: np.save(path, np.asfortranarray(X)))
 npz = file("x.npz", lambda path, X: np.savez(path, y=X.reshape(len(X), -1)[:, 0], X=X), "::X")
 parquet, parquet_folder = file("x.parquet", write_parquet), file("parts", write_parquet_folder)
 csv, feather = file("x.csv", write_csv), file("x.feather", write_feather)

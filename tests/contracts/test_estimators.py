@@ -87,14 +87,6 @@ def test_predictions_of_lazy_rows_follow_their_chunks_and_stay_lazy(name, tmp_pa
             assert found[3:9].compute().shape == expected[3:9].shape
 
 
-@every_estimator
-def test_lazy_rows_targets_and_weights_give_the_same_model(name):
-    model, y = fresh(name)
-    weights = da.from_array(WEIGHTS, chunks=40)
-    model.fit(da.from_array(X, chunks=(20, 3)), da.from_array(y, chunks=13), sample_weight=weights)
-    assert_same_answers(model, fitted(name), atol=1e-6)
-
-
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "search of classes"])
 def test_a_store_holds_the_finished_fit_of_this_problem_and_no_other(name, tmp_path):
     model, y = fresh(name, store=f"{tmp_path}/run", tile=17 if "primal" not in name else 2)

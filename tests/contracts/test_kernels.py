@@ -122,14 +122,6 @@ def test_a_kernel_is_a_value_that_its_description_and_its_parameters_give_back(k
         assert kernel.set_params(**{name: old}) == kernel
 
 
-@every_kernel
-def test_a_kernel_whose_parameters_were_resolved_stays_as_it_is(case):
-    resolved, X = case.kernel.resolved(6), case.rows(5, 6)
-    assert resolved.resolved(99) is resolved
-    assert k.kernel_from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
-    assert_array_equal(resolved(X), case.kernel(X))
-
-
 @distinct_kernels
 def test_a_kernel_to_fixed_rows_gives_the_same_bits_again_and_again(case):
     """Far rows are those that are recomputed or scaled."""
@@ -151,12 +143,6 @@ def test_fixed_rows_may_be_sparse(kernel):
     for left in (X, sp.csr_array(X)):
         for right in (Y, sp.csr_array(Y)):
             assert_array_equal(kernel.to(right)(left), kernel(left, right))
-
-
-@pytest.mark.parametrize("gamma", [1e-250, 1e250])
-def test_fixed_rows_may_have_another_scale(gamma):
-    Y = 0.5 / np.sqrt(gamma) * np.random.default_rng(0).standard_normal((30, 4))
-    assert_array_equal(k.RBF(gamma).to(Y)(Y[:5]), k.RBF(gamma)(Y[:5], Y))
 
 
 # Memory: plans promise it.
@@ -194,15 +180,7 @@ def test_memory_stays_within_what_the_kernel_says(case):
         assert kept <= one.kept_bytes(*Y.shape) + 10_000
 
 
-SPARSE = [
-    k.Polynomial(),
-    k.Cosine(),
-    k.RBF(),
-    k.Laplacian(),
-    k.TaylorRBF(3),
-    k.Normalized(k.Polynomial()),
-    k.RBF() + k.Linear(),
-]
+SPARSE = [k.Polynomial(), k.Cosine(), k.RBF(), k.Laplacian(), k.TaylorRBF(3), k.Normalized(k.Polynomial())]
 
 
 @pytest.mark.parametrize("kernel", SPARSE, ids=str)
@@ -225,16 +203,6 @@ def test_memory_of_csr_rows_follows_their_entries(kernel, n, d, stored, dtype, i
         assert peak_bytes(kernel, X, Y, np.float64) <= bound
         peak = traced_peak(lambda Y=Y: [None for _ in kernel.pieces(X, Y)])
         assert peak <= kernel.pieces_bytes(n, n, d, row_bytes)
-
-
-@pytest.mark.parametrize(
-    "kernel",
-    [k.CallableKernel(np.dot), k.Chi2(), k.RBF() + k.Chi2(), k.Columns(k.RBF(), [0])],
-    ids=lambda kernel: type(kernel).__name__,
-)
-def test_kernels_that_make_csr_rows_dense_are_priced_as_dense(kernel):
-    assert kernel.sparse_parts == 0
-    assert kernel.workspace_bytes(10, 10, 5000, 24) == kernel.workspace_bytes(10, 10, 5000)
 
 
 @distinct_kernels
@@ -282,12 +250,3 @@ def test_pieces_cover_a_block_once_and_are_its_entries(case, dtype, tolerance, m
             assert_array_equal(piece, piece.T)
         else:
             assert columns.stop <= rows.start, "nothing above the diagonal but in the squares"
-
-
-def test_two_blocks_can_be_walked_at_a_time():
-    X, Y = np.random.default_rng(0).standard_normal((2, 9, 2))
-    for first, second in zip(k.RBF().pieces(X, Y), k.RBF().pieces(Y, X), strict=True):
-        assert_allclose(first[2], second[2].T, rtol=1e-12)
-        assert not np.shares_memory(first[2], second[2])
-    with pytest.raises(InputError, match="same columns"):
-        list(k.RBF().pieces(np.ones((3, 2)), np.ones((3, 4))))

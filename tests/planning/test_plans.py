@@ -230,20 +230,6 @@ def test_the_named_disk_is_enough_and_less_is_not():
     assert "0 B" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("n", "disk", "least", "words"),
-    [(60_013, GIB, 256 * MIB, "not enough disk"), (3_000_000, None, GIB // 2, "too large for a factorisation")],
-)
-def test_conjugate_gradient_is_named_where_it_has_room_and_a_factorisation_has_none(n, disk, least, words):
-    what = direct(n, 13)
-    for memory in (4 * GIB, least):
-        with pytest.raises(PlanError, match=words) as caught:
-            make_plan(what, machine(memory, disk_free_bytes=disk))
-        assert ("solver='cg'" in str(caught.value)) == (memory == 4 * GIB)
-    if disk is not None:
-        assert make_plan(replace(what, solver=CG), machine(4 * GIB, disk_free_bytes=disk)).disk_bytes <= disk
-
-
 def test_what_cannot_be_done_at_all_is_refused_with_a_remedy():
     rank, singular = ConjugateGradient(RPCholesky(7)), problem(211, 3, "linear", alphas=(0.0,))
     primal, too_many = problem(100, 3, "linear", form="primal", solver=rank), f"more than {MAX_TILES_PER_SIDE} per side"

@@ -52,19 +52,6 @@ def test_the_time_of_one_slot_is_all_work_and_that_of_many_at_least_the_longest_
     assert simulated <= (total / slots + (1 - 1 / slots) * chain) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("columns_per_task", [0, 1, 3, 8])
-@pytest.mark.parametrize("n_tiles", [12, 25])
-def test_the_estimate_meets_the_simulation(n_tiles, columns_per_task):
-    """Few and many workers, small and large tiles, fast and slow kernels in turn."""
-    kinds = [(256, 1e-9), (1024, 2e-7), (256, 2e-7), (1024, 1e-9)]
-    for k, slots in enumerate((2, 4, 16, 128, 1024)):
-        for tile, entry_seconds in kinds if n_tiles < 25 else [kinds[k % 4]]:
-            grid = TileGrid(n_tiles * tile - tile // 3, tile, tile // 2)
-            costs, ideal = TaskCosts.of_rates(RATES, entry_seconds), SimulatedCluster.ideal(slots)
-            exact = simulate_factorisation(grid, columns_per_task, costs, ideal).seconds
-            assert 0.83 * exact <= estimated_seconds(grid, columns_per_task, costs, ideal) <= 1.17 * exact
-
-
 @pytest.mark.parametrize("n_tiles", [2, 3, 4, 6, 30])
 @pytest.mark.parametrize("chain_seconds", [0.01, 0.05])
 def test_a_plan_meets_the_simulation_of_dask(n_tiles, chain_seconds):

@@ -1,4 +1,7 @@
-"""Ways to held-out predictions, to variances and to likelihoods; which one is chosen is in the golden file."""
+"""`dkrr.plan` for clusters that do not exist; ways to held-out predictions, to variances and to likelihoods.
+
+Which way is chosen is in the golden file.
+"""
 
 from dataclasses import replace
 
@@ -64,6 +67,9 @@ def test_folds_that_do_not_train_on_the_rest_cannot_have_a_factorisation():
         ({"cv": "loo", "train_sizes": (0.5,)}, "train_sizes is given without folds; expected .*cv=5"),
         ({"train_sizes": [16_000]}, "train_sizes has 16000, and 5 folds of 20,000 rows train on 16,000"),
         ({"loss": "logistic"}, "alphas or cv is given with loss='logistic'"),
+        ({"worker_memory": "4GiB"}, "worker_memory is '4GiB' without workers; .*give workers="),
+        ({"worker_memory": "4GiB", "workers": 8, "memory_limit": "8GiB"}, "expected one of them"),
+        ({"cores": 4, "workers": 8}, "cores is 4 without worker_memory; expected workers, worker_memory and cores"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(change, message):
@@ -86,14 +92,6 @@ def variances(n, n_rows, limit=16 * GIB, **settings):
     return plan_uncertainty(problem(n, 13, **settings), machine(limit, disk_free_bytes=1000 * GIB), n_rows)
 
 
-def test_variances_are_explained():
-    found = variances(100_003, 10)
-    assert all(text in str(found) for text in (*found.reasons, *found.rejected))
-    described = found.to_dict()
-    assert described["plan"]["n_workers"] == found.plan.chosen.n_workers
-    assert described["reason_codes"] == codes_of(found.reasons) == ["factor-is-slower"]
-
-
 def test_more_variances_take_longer_and_fewer_at_a_time_are_iterated_where_memory_is_short():
     few, many = (variances(100_003, n_rows, solver=Cholesky()) for n_rows in (100_003, 200_003))
     assert many.seconds > few.seconds
@@ -104,3 +102,45 @@ def test_more_variances_take_longer_and_fewer_at_a_time_are_iterated_where_memor
     assert tight.columns < large.columns and tight.plan.peak_bytes <= 2 * GIB
     with pytest.raises(MemoryLimitError):
         variances(400_009, 1009, 200 * MIB, solver=CG)
+
+
+# Clusters that do not exist
+
+
+SIZES = {"n": 300_000, "d": 79, "kernel": "rbf"}
+
+
+def planned(workers=64, worker_memory="4GiB", **more):
+    return dkrr.plan(**SIZES, workers=workers, worker_memory=worker_memory, **more)
+
+
+def test_workers_may_be_far_more_than_this_machine_has():
+    plan = planned()
+    c, text = plan.chosen, str(plan)
+    assert (c.execution, c.n_workers, c.limit_bytes) == ("dask", 64, 4 * 2**30)
+    assert c.peak_bytes <= 0.7 * 4 * 2**30 and c.place.start_seconds == 0.0
+    assert "64 Dask workers of one thread and 4 GiB each" in text and "0.5 GB/s to each worker (32 GB/s to all)" in text
+    assert "a Dask client exists" not in text and "of disk are free here" not in text
+    assert plan.to_dict()["assumed"] and not dkrr.plan(n=100, d=3).to_dict()["assumed"]
+    small = dkrr.plan(n=1000, d=3, kernel="rbf", workers=64, worker_memory="4GiB")
+    assert small.execution == "memory", "small work is done here"
+
+
+def test_cores_of_a_worker_share_its_memory():
+    """Four threads take the work of four workers, and a quarter of the memory each, in which tiles are smaller."""
+    one, four = (planned(worker_memory="16GiB", solver="cholesky", **more) for more in ({}, {"cores": 4}))
+    assert (four.chosen.place.slots, four.chosen.n_workers) == (256, 64)
+    assert 2.5 < one.seconds / four.seconds < 4.1
+    assert four.chosen.tile < one.chosen.tile and four.peak_bytes <= 0.7 * 16 * 2**30
+    text = str(four)
+    assert "(64 processes of 4 threads)" in text and "0.5 GB/s to each core (128 GB/s to all)" in text
+    assert four.seconds == pytest.approx(planned(256, solver="cholesky").seconds, rel=0.1)
+
+
+def test_too_little_memory_names_what_suffices():
+    with pytest.raises(MemoryLimitError, match=r"worker_memory is 100 MiB. The smallest .* is .*\d+ bytes") as error:
+        planned(worker_memory="100MiB")
+    needed = int(str(error.value).split("(")[-1].split()[0])
+    assert planned(worker_memory=needed).seconds > 0
+    with pytest.raises(MemoryLimitError):
+        planned(worker_memory=needed - 2 * 2**20)

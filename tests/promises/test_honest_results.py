@@ -1,10 +1,8 @@
 """A result says whether it is right: what was not reached, is ill-conditioned or has no solution is not a success."""
 
-import dask
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from sklearn.base import clone
 
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
@@ -32,14 +30,9 @@ def negative(A, B):
     return -np.exp(-((A[:, None] - B) ** 2).sum(axis=2))
 
 
-NOT_POSITIVE = [
-    *((negative, solver) for solver in ("cg", "cholesky")),
-    *(
-        (AdditiveChi2(), one)
-        for one in (ConjugateGradient(None, "mixed"), ConjugateGradient(RPCholesky(31)), "cholesky")
-    ),
-    (Sigmoid(gamma=0.5, coef0=-1.0), ConjugateGradient(Float32Cholesky())),
-]
+NOT_POSITIVE = [(negative, "cg"), (negative, "cholesky"), (AdditiveChi2(), "cholesky")]
+NOT_POSITIVE += [(AdditiveChi2(), ConjugateGradient(*one)) for one in ((None, "mixed"), (RPCholesky(31),))]
+NOT_POSITIVE += [(Sigmoid(gamma=0.5, coef0=-1.0), ConjugateGradient(Float32Cholesky()))]
 
 
 @pytest.mark.parametrize(("kernel", "solver"), NOT_POSITIVE, ids=lambda value: getattr(value, "__name__", repr(value)))
@@ -47,25 +40,6 @@ NOT_POSITIVE = [
 def test_a_kernel_that_is_not_positive_is_found(data, kernel, solver, tile):
     with pytest.raises(NotPositiveDefiniteError, match=r"(?s)(?=.*not positive).*alpha = 0\.001.*increase alpha"):
         KernelRidge(1e-3, kernel=kernel, solver=solver, tile=tile).fit(np.abs(data.X), data.y[:, 0])
-
-
-def test_a_kernel_that_is_not_positive_is_solved_with_a_larger_alpha(data):
-    X = np.abs(data.X)
-    model = KernelRidge(-1.01 * np.linalg.eigvalsh(naive_gram(AdditiveChi2(), X))[0], kernel=AdditiveChi2(), tol=1e-10)
-    direct, iterated = (clone(model).set_params(solver=s).fit(X, data.y).dual_coef_ for s in ("cholesky", "cg"))
-    assert_close(iterated, direct, 1e-6)
-
-
-def test_what_a_store_holds_is_kept_when_the_matrix_is_not_positive(data, tmp_path):
-    store = tmp_path / "run.zarr"
-    K = RBF(gamma=0.3)(data.X)
-    K[7, 7] -= 2.0  # positive but for one direction, which is met late
-    with (
-        dask.config.set({"dkrr.checkpoint-seconds": 0}),
-        pytest.raises(NotPositiveDefiniteError, match="checkpoints in a given store are kept"),
-    ):
-        KernelRidge(0.1, kernel="precomputed", solver="cg", store=str(store)).fit(K, data.y)
-    assert (store / "rows").exists() and any(p.name.startswith("pivots-") for p in store.iterdir())
 
 
 @pytest.mark.parametrize("tile", [None, 80])
@@ -192,14 +166,6 @@ def test_weights_over_twenty_orders_cost_no_digits_and_no_caution(place):
     assert model.solve_result_.messages == ()
 
 
-@pytest.mark.parametrize("place", [{}, {"tile": 12}, {"solver": "cg", "tol": 1e-13}], ids=str)
-def test_the_condition_number_does_not_depend_on_the_units_of_columns(place):
-    X, y = normal((60, 3), 60)
-    plain = KernelRidge(1e-4, form="primal").fit(X, y).solve_result_.condition
-    found = KernelRidge(1e-4, form="primal", **place).fit(X * [1, 1e3, 1e6], y).solve_result_.condition
-    assert 1.0 <= found < 3 * plain and ("solver" in place or found == pytest.approx(plain, rel=1e-3))
-
-
 def test_in_primal_form_the_caution_is_about_coef():
     (X,) = normal((60, 3))
     X[:, 2] = X[:, 1] + 1e-7 * X[:, 2]
@@ -234,15 +200,6 @@ def test_lambda_whose_systems_were_not_solved_have_no_score(case, n_targets):
     assert_array_equal(np.isnan(results["mean_test_score"]), [True, False])
     assert results["rank_test_score"].tolist() == [2, 1] and not results["stopped"].any()
     assert results["residual"][0] > 1e-3 >= results["residual"][1]
-
-
-def test_without_any_solved_system_there_is_no_choice(data):
-    search = KernelRidgeCV([1e-6], solver=ConjugateGradient(None, max_iter=3))
-    with (
-        pytest.warns(ConvergenceWarning, match=r"no scores of alpha = 1e-06: the true residual .* 1.0e-03 is needed"),
-        pytest.raises(InputError, match="no candidate has a score, since their systems were not solved"),
-    ):
-        search.fit(data.X, data.y[:, 0])
 
 
 def test_a_free_constant_is_solved_as_well_as_the_scores_need():

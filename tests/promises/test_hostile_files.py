@@ -41,17 +41,13 @@ def npy(shape, descr="<f8", fortran=False, content=bytes(48), version=1):
 
 HEADERS = {
     "21 TiB": (npy((3 * 10**12, 1)), "its header says 21.8 TiB, and there are"),
-    "one row more than there is": (npy((4, 2)), "its header says"),
     "more than a number of 64 bits": (npy((2**62, 2**62)), "its header says"),
     "negative": (npy((-3, 2)), r"shape \(-3, 2\); expected whole numbers"),
-    "many dimensions": (npy((1,) * 70), "dimension"),
     "pickle": (npy((3, 2), "|O"), "only pickle would read"),
     "values of no size": (npy((10**17,), "<U0"), "expected numbers or text"),
-    "another magic": (b"PICKLED" + bytes(100), "not in NumPy's format"),
     "a header of 4 GiB": (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(50), "its header has 4,294,967,295 bytes"),
     "a long header": (b"\x93NUMPY\x02\x00" + struct.pack("<I", 20000) + b" " * 20000, "its header has 20,000 bytes"),
     "a deep header": (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"-" * 9000, "cannot be read"),
-    "another type": (npy((3, 2), "evil"), "not a valid dtype"),
 }
 
 
@@ -92,15 +88,6 @@ class TestNumpyFiles:
                     assert "\n" not in found
                 else:
                     assert np.prod(found.shape) * np.dtype(found.dtype).itemsize <= 8 * len(content)
-
-    @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-    @pytest.mark.parametrize("order", "CF")
-    def test_what_numpy_writes_is_read(self, tmp_path, order, save):
-        (tmp_path / "link.npz").symlink_to("x.npz")
-        np.save(tmp_path / "x.npy", np.asarray(X, order=order))
-        save(tmp_path / "x.npz", a=np.asarray(X, order=order))
-        for path in ("x.npy", "x.npz::a", "link.npz::a"):
-            assert np.array_equal(load_array(f"{tmp_path}/{path}"), X)
 
     @pytest.mark.parametrize(
         ("at", "layout", "values"),  # size; compressed size, and size; methods; encrypted
@@ -165,19 +152,17 @@ class TestPlaces:
         refused(f"circle.{end}", "[Ll]inks|does not exist")
         refused(f"nothing.{end}", "does not exist")
 
-    @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow", "year=1/a.parquet", "x.zarr/zarr.json"])
+    @pytest.mark.parametrize(
+        "name", ["a.csv", "a.parquet", "a.arrow", "year=1/a.parquet", "x.zarr/zarr.json", "x.zarr/member/zarr.json"]
+    )
     def test_other_things_in_folders_are_not_opened(self, tmp_path, name):
         place = tmp_path / ("x.zarr" if "zarr" in name else "table")
         path = place / name.removeprefix("x.zarr/")
+        if "/m/" in name:
+            zarr.create_group(place)
         path.parent.mkdir(parents=True)
         os.mkfifo(path)
         refused(place, "is a pipe")
-
-    def test_other_things_in_groups_of_zarr_are_not_opened(self, tmp_path):
-        zarr.create_group(f"{tmp_path}/x.zarr")
-        (tmp_path / "x.zarr" / "member").mkdir()
-        os.mkfifo(tmp_path / "x.zarr" / "member" / "zarr.json")
-        refused(tmp_path / "x.zarr", "is a pipe")
 
     @pytest.mark.parametrize("name", ["X", "y", "sample_weight"])
     def test_every_way_in_refuses_what_is_not_a_file(self, tmp_path, name):

@@ -18,7 +18,6 @@ from click.testing import CliRunner
 
 import dkrr
 from dkrr import cli
-from dkrr.cluster.folders import delete_abandoned
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.store import RunStore, replacing
 from dkrr.store.paths import MAX_NAME_BYTES, file_name, resolved_place
@@ -116,15 +115,14 @@ ENDS = {
 @few_or_many(60, 1000)
 @pytest.mark.parametrize(("what", "end"), [(what, end) for what, ends in ENDS.items() for end in ends])
 def test_any_name_in_data_is_a_column_and_not_a_path(home, tmp_path, what, end, n):
-    some, model, rows, options = names(n), RIDGE, X, {}
+    some, model, rows, options = names(n), RIDGE, table(names(n)).drop(columns=""), {}
     if what == "target":
-        model = dkrr.KernelRidge().fit(X, table(some).drop(columns="the rows"))
+        model, rows = dkrr.KernelRidge().fit(X, rows.drop(columns="the rows")), X
     elif what == "class":
         model = dkrr.KernelLogisticRegression().fit(np.arange(48.0)[:, None], np.array(2 * some[:24], object))
-        index = pd.Index(["a", "b", "c"], name="../../precious")
-        rows, options = pd.DataFrame({0: np.arange(3.0)}, index=index), {"probabilities": True}
+        rows, options = pd.DataFrame({0: np.arange(3.0)}), {"probabilities": True}
+        rows.index = pd.Index(["a", "b", "c"], name="../../precious")
     else:
-        rows = table(some).drop(columns="")
         options = {"keep": list(rows)}
     before = snapshot(tmp_path)
     dkrr.save(model, "m.zarr")
@@ -254,13 +252,6 @@ class TestForeignFiles:
         (left,) = home.glob(".dkrr-*")
         assert [p.name for p in left.iterdir()] == ["notes.txt"] and dkrr.verify("m.zarr").is_whole
 
-    def test_zarr_arrays_of_users_are_not_replaced(self, home, tmp_path):
-        zarr.create_array("array.zarr", shape=(3,), dtype="f8")[:] = 1.0
-        zarr.create_group("group.zarr", attributes={"dkrr": {"kind": "my own"}})
-        for name in ("array.zarr", "group.zarr"):
-            with refused(tmp_path, "is not an array or a group of predictions"):
-                dkrr.predict_to(RIDGE, X, name, overwrite=True)
-
     @pytest.mark.parametrize("name", ["notes.txt", "k/c/1x", "k/mine"])
     def test_predictions_with_other_files_are_not_replaced(self, home, tmp_path, name):
         for _ in range(2):
@@ -269,7 +260,7 @@ class TestForeignFiles:
         with refused(tmp_path, "was not written by dkrr"):
             dkrr.predict_to(RIDGE, X, "p.zarr", overwrite=True)
 
-    def test_forged_columns_of_predictions_list_nothing_elsewhere(self, home, tmp_path):
+    def test_forged_predictions_list_nothing_elsewhere_and_arrays_of_users_are_not_replaced(self, home, tmp_path):
         columns = {"../precious": "a", "..": "b", "": "c", "link": "d"}
         zarr.create_group("p.zarr", attributes={"dkrr": {"kind": "predictions", "columns": columns}})
         (home / "p.zarr" / "link").symlink_to(home / "precious")
@@ -279,6 +270,11 @@ class TestForeignFiles:
         (home / "p.zarr" / "link").unlink()
         dkrr.predict_to(RIDGE, X, "p.zarr", overwrite=True)
         assert unchanged(before, tmp_path, home / "p.zarr")
+        zarr.create_array("array.zarr", shape=(3,), dtype="f8")[:] = 1.0
+        zarr.create_group("group.zarr", attributes={"dkrr": {"kind": "my own"}})
+        for name in ("array.zarr", "group.zarr"):
+            with refused(tmp_path, "is not an array or a group of predictions"):
+                dkrr.predict_to(RIDGE, X, name, overwrite=True)
 
     def test_a_run_leaves_what_others_put_into_its_store(self, home):
         rows = np.random.default_rng(0).normal(size=(48, 2))
@@ -313,37 +309,22 @@ class TestForeignFiles:
                 dkrr.report(RIDGE, name)
             assert snapshot(home, "pipe.html") == before and Path(os.devnull).is_char_device()
 
-    @pytest.mark.parametrize("name", ["dkrr-results1", "dkrr-fit-12345678", "dkrr-abcd1234"])
-    def test_folders_beside_lock_files_of_others_stay(self, home, name):
-        """As of the package filelock, which leaves an empty file beside what it locks."""
-        (home / name).mkdir()
-        (home / name / "data").write_text("mine")
-        (home / f"{name}.lock").touch()
-        os.utime(home / f"{name}.lock", (0, 0))
-        before = snapshot(home)
-        assert delete_abandoned(str(home)) == [] and snapshot(home) == before
-
 
 class TestEnclosing:
     """Stores, models and outputs with the current folder, an input or another output in them."""
 
-    def test_a_store_may_not_hold_an_input(self, home, tmp_path):
-        fit("run.zarr")
-        (home / "run.zarr" / "inside").mkdir()
-        inside, y = "run.zarr/inside/x.npy", np.arange(6.0)
-        np.save(inside, np.ones((6, 2)))
-        estimator = dkrr.KernelRidge(tile=4, store="run.zarr")
-        for rows, targets, name in ((inside, y, "X"), (np.ones((6, 2)), inside, "y"), (np.load(inside, "r"), y, "X")):
-            with refused(tmp_path, f"a folder that holds {name}"):
-                estimator.fit(rows, targets)
-
     @pytest.mark.parametrize("way", ["store", "search", "gram"])
-    def test_a_store_may_not_hold_the_current_folder(self, home, tmp_path, way):
+    def test_a_store_may_not_hold_the_current_folder_or_an_input(self, home, tmp_path, way):
         for store in ("s/..", ".", "..", "../home", "link/..", str(home), f"file://{home}/x/.."):
             with refused(tmp_path, "holds the current folder|the same place as"):
                 WAYS[way](store)
         fit("run.zarr")
         (home / "run.zarr" / "inside").mkdir()
+        inside, y, rows = "run.zarr/inside/x.npy", np.arange(6.0), np.ones((6, 2))
+        np.save(inside, rows)
+        for X, targets, name in ((inside, y, "X"), (rows, inside, "y"), (np.load(inside, "r"), y, "X")):
+            with refused(tmp_path, f"a folder that holds {name}"):
+                dkrr.KernelRidge(tile=4, store="run.zarr").fit(X, targets)
         os.chdir("run.zarr/inside")
         with refused(tmp_path, "a folder that holds the current folder"):
             fit("..")

@@ -3,15 +3,13 @@
 Notation of docs/method.md: f(x) = Σ αᵢ k(x, xᵢ) = φ(x)ᵀw minimises J(f) = Σ vᵢ (yᵢ − f(xᵢ))² + λ‖f‖².
 """
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from dkrr import KernelRidge
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.features import InteractionMap, TaylorMap, whitened
+from dkrr.features import InteractionMap, whitened
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
 from tests.contracts.maps import MAPS
 
@@ -70,13 +68,3 @@ def test_primal_and_dual_are_one_model_as_the_representer_theorem_says(phi):
     other = w + 1e-3 * np.random.default_rng(1).standard_normal(w.shape)
     J, larger = (v @ (Y - b - features @ u) ** 2 + LAMBDA * (u**2).sum(axis=0) for u in (w, other))
     assert (larger > J).all()
-
-
-def test_more_terms_of_the_series_approach_the_model_of_the_kernel():
-    exact, errors = fitted(RBF(gamma=0.2)).predict(X_NEW), []
-    radius = np.linalg.norm(np.vstack([X, X_NEW]), axis=1).max()
-    for error in (1e-1, 1e-3, 1e-5, 1e-9):
-        phi = TaylorMap.for_error(error, radius, n_features=4, gamma=0.2)
-        errors.append(np.abs(fitted(phi).predict(X_NEW) - exact).max())
-    # ‖(K + λ)⁻¹‖ ≤ 1/λ makes an error of e in the kernel one of at most about n e ‖y‖/λ in the predictions.
-    assert all(later < 0.1 * earlier for earlier, later in pairwise(errors)) and errors[-1] < 1e-7
