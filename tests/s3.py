@@ -1,10 +1,10 @@
 """Buckets for tests: of a server of the S3 interface in a process of its own (moto's), or in this process's memory."""
 
-import http.client
 import os
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,12 +41,9 @@ def s3_server() -> Iterator[str]:
 
 def request(host: str, method: str, path: str, data: bytes | None = None) -> bytes:
     """Answer of a server to one request."""
-    connection = http.client.HTTPConnection(host, timeout=60)
-    try:
-        connection.request(method, path, data, {"Authorization": WHO})
-        return connection.getresponse().read()
-    finally:
-        connection.close()
+    asked = urllib.request.Request(f"http://{host}{path}", data, {"Authorization": WHO}, method=method)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
+        return answer.read()
 
 
 def variables(host: str) -> dict[str, str]:

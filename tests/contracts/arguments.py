@@ -211,14 +211,10 @@ def _subject(name: str, call: Callable[..., Any], owner: str, described: Callabl
     return Subject(name, call, owner, defaults, {name: good[key] for name, key in keys.items()})
 
 
-def _made(name: str, **settings: Any) -> Any:
-    """An estimator; a search of it is short."""
-    short = {"alphas": [0.1, 1.0], "cv": 2} if name.endswith("CV") else {}
-    return getattr(dkrr, name)(**short | settings)
-
-
 def _fit(name: str, **settings: Any) -> Any:
-    return _made(name, **{"kernel": "polynomial"} | settings).fit(rows(), labels())
+    """A fitted estimator; a search is short."""
+    short = {"alphas": [0.1, 1.0], "cv": 2} if name.endswith("CV") else {}
+    return getattr(dkrr, name)(**short | {"kernel": "polynomial"} | settings).fit(rows(), labels())
 
 
 @cache

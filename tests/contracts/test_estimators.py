@@ -11,7 +11,6 @@ from sklearn.metrics import accuracy_score, r2_score
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
-from dkrr.errors import StoreError
 from dkrr.kernels import RBF, Polynomial
 
 ESTIMATORS = {
@@ -85,19 +84,6 @@ def test_predictions_of_lazy_rows_follow_their_chunks_and_stay_lazy(name, tmp_pa
             assert found.shape == expected.shape and found.chunks[0] == (4, 4, 3)
             assert found.compute().dtype == found.dtype == expected.dtype
             assert found[3:9].compute().shape == expected[3:9].shape
-
-
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "search of classes"])
-def test_a_store_holds_the_finished_fit_of_this_problem_and_no_other(name, tmp_path):
-    model, y = fresh(name, store=f"{tmp_path}/run", tile=17 if "primal" not in name else 2)
-    first = clone(model).fit(X, y)
-    again = clone(model).fit(X, y)
-    assert_array_equal(again.predict(X_NEW), first.predict(X_NEW))
-    assert_array_equal(again.intercept_, first.intercept_)
-    assert again.solve_result_.iterations == first.solve_result_.iterations
-    assert not [task.key for task in again.solve_result_.record.tasks if task.key.startswith("L-")]
-    with pytest.raises(StoreError, match="another problem"):
-        clone(model).fit(X + 1.0, y)
 
 
 @every_estimator

@@ -1,7 +1,5 @@
 """What is promised of every executor of tasks: this process, threads, workers of Dask; a row adds another."""
 
-import os
-import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.cluster import Meter, Progress, SerialExecutor, Task, ThreadExecutor, resident
+from dkrr.cluster import Meter, Progress, SerialExecutor, Task, ThreadExecutor
 from dkrr.cluster.dask_executor import DaskExecutor
 from dkrr.errors import NotPositiveDefiniteError
 
@@ -54,10 +52,6 @@ def scaled(meter, k, shared):
 
 def is_none(meter, shared):
     return shared is None
-
-
-def keep(meter, run, shared):
-    return resident.kept(run, "x", os.getpid)
 
 
 def scaled_tasks(n):
@@ -125,12 +119,3 @@ def test_a_pass_gives_values_in_the_order_of_its_tasks_and_their_sum_the_same_bi
     total += 1.0  # the caller works in place
     assert_array_equal(before, VECTORS)
     assert executor.map([Task("a", is_none)], None).tasks[0].value is True
-
-
-def test_what_a_run_keeps_in_a_process_is_found_again_until_it_is_forgotten(executor):
-    run = f"run-{uuid.uuid4().hex}"
-    task = Task("keep", keep, (run,), place=0)
-    first = executor.map([task], None).tasks[0].value
-    assert executor.map([task], None).tasks[0].value == first
-    executor.forget(run)
-    assert resident.found(run, "x") is None

@@ -99,13 +99,10 @@ MATRICES: Values = {
     "list of dates": lambda: [[datetime.date(2026, 1, 1)] * D] * N,
     "list of text": lambda: [["a", "b"]] * N,
     "list of complex": lambda: [[1j, 2.0]] * N,
-    "list of dicts": lambda: [{"a": 1}] * N,
     "list of masked": lambda: [[np.ma.masked, 1.0]] * N,
     "sparse complex": lambda: sp.csr_array(np.eye(N, D) * 1j),
     "table of numbers and None": lambda: pd.DataFrame({"a": [None] + ["x"] * (N - 1), "b": 1.0}),
     "masked table": lambda: pd.DataFrame({"a": pd.array([None] + [1] * (N - 1), dtype="Int64"), "b": 1.0}),
-    "dtype of 2 fields": lambda: np.zeros((N, D), [("a", float)]),
-    "void": lambda: np.zeros((N, D), "V8"),
 }
 """What arguments that are rows of numbers are given as well."""
 VECTORS: Values = {
@@ -113,12 +110,10 @@ VECTORS: Values = {
     "infinity in row 5": lambda: np.where(np.arange(N) == 5, np.inf, 1.0),
     "one too few": lambda: np.arange(N - 1) % 2,
     "one too many": lambda: np.arange(N + 1) % 2,
-    "no rows of 2": lambda: np.empty((0, 2)),
     "no columns": lambda: np.empty((N, 0)),
     "vector of dates": lambda: np.arange(N).astype("datetime64[D]"),
     "vector of text and numbers": lambda: np.array(["a", 1.0] * (N // 2), object),
     "masked vector": lambda: _masked(np.arange(N) % 2),
-    "masked float vector": lambda: _masked(np.arange(N) % 2.0),
     "sparse column": lambda: sp.csr_array(np.ones((N, 1))),
     "series of dates": lambda: pd.Series(pd.date_range("2026", periods=N)),
     "series with NA": lambda: pd.Series([None] + [1] * (N - 1), dtype="Int64"),

@@ -124,13 +124,10 @@ def test_a_larger_problem_takes_longer_and_no_less_memory(what, workers, size):
     what = replace(what, alphas=(1.0,), tile=1500, keeps_store=True, form=what.form or "dual", solver=what.solver or CG)
     alone = machine(64 * GIB, workers, confined="here")
     kernel = next(name for name, value in KERNELS.items() if type(value) is type(what.kernel))
+    changes = {"n": 2 * what.n, "n_targets": 3 * what.n_targets}
     wide = problem(what.n, 2 * what.d, kernel)
-    more = {
-        "d": {"d": wide.d, "kernel": wide.kernel, "feature_map": wide.feature_map},
-        "n": {"n": 2 * what.n},
-        "n_targets": {"n_targets": 3 * what.n_targets},
-    }
-    more = replace(what, **more[size])
+    of_width = {"d": wide.d, "kernel": wide.kernel, "feature_map": wide.feature_map}
+    more = replace(what, **(of_width if size == "d" else {size: changes[size]}))
     small, large = made(what, alone), made(more, alone)
     assert large.seconds >= small.seconds and large.disk_bytes >= small.disk_bytes
     assert large.peak_bytes >= 0.98 * small.peak_bytes

@@ -1,4 +1,4 @@
-"""What prices depend on: sizes, settings, rates, memory for the cache of files, and what is known of a spectrum.
+"""What prices depend on: tiles, rates, memory for the cache of files, and the schedule of a factorisation.
 
 What every stage should cost is in the golden file of prices.
 """
@@ -10,17 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulation import SimulatedCluster, simulate_factorisation
 from dkrr.kernels import RBF, Laplacian
-from dkrr.linalg.pivoted_cholesky import PRICED_RANKS
-from dkrr.linalg.tile_steps import PANEL_COLUMNS
-from dkrr.planning import Iterative, KernelRate, Rates, make_plan
+from dkrr.linalg.tile_steps import PANEL_COLUMNS, tile_steps
+from dkrr.planning import KernelRate, Rates
 from dkrr.planning.resources import cold_fraction
+from dkrr.planning.schedule import TaskCosts, estimated_seconds, factorisation_seconds, step_flops
 from dkrr.planning.tilings import fixed_grid, tile_grid
-from dkrr.solvers import ConjugateGradient, RPCholesky
-from tests.planning.problems import GIB, cluster, machine, problem
-
-N, D, WORKERS = 30_011, 13, 5
-CG = ConjugateGradient()
+from dkrr.store import TileGrid
+from tests.planning.problems import GIB, cluster, machine
 
 
 @given(st.integers(1, 10**6), st.integers(1, 20_000))
@@ -34,36 +32,6 @@ def test_tiles_cut_the_matrix_evenly_and_are_of_about_the_size_that_is_meant(n, 
     assert (fixed.n, fixed.tile) == (n, min(tile, n))
     assert fixed.panel >= min(fixed.tile, 64), "panels of a few columns would be slow"
     assert fixed.panel <= PANEL_COLUMNS or fixed.tile == fixed.panel
-
-
-# Conjugate gradient
-
-
-@pytest.mark.parametrize("n", [1, 3, 211, N])
-@pytest.mark.parametrize("rank", [None, 701, 10 * N])
-def test_ranks_are_those_that_were_asked_for_or_a_few_and_no_larger_than_n(n, rank):
-    settings = CG if rank is None else ConjugateGradient(RPCholesky(rank))
-    found = list(Iterative.candidates(problem(n, D, solver=settings), machine(4000 * GIB), "dual"))
-    assert all(1 <= c.rank <= c.rank_limit <= n and 1 <= c.products.tile <= n for c in found)
-    if rank is not None:
-        assert {(c.rank, c.rank_limit) for c in found} == {(min(rank, n), min(rank, n))}
-    elif n == N:
-        assert {c.rank for c in found} == {r for r in PRICED_RANKS if r <= n // 4}
-
-
-def test_seconds_have_a_range_that_a_sample_of_the_rows_makes_narrower():
-    what, ranges = problem(100_003, 13, solver=CG), []
-    for spectrum in (what.spectrum, replace(what.spectrum, decay=2.1)):
-        plan = make_plan(replace(what, spectrum=spectrum), machine(8 * GIB))
-        low, high = plan.seconds_range
-        iterating = next(s.seconds for s in plan.chosen.stages if s.name == "conjugate gradient")
-        assert plan.seconds - iterating < low < plan.seconds < high, "only the iterations are an estimate"
-        assert plan.to_dict()["seconds_range"] == [low, high] and "the iterations are an estimate" in str(plan)
-        ranges.append(high / low)
-    assert ranges[0] > ranges[1] > 1.2
-    primal = make_plan(problem(10**6, 3001, "linear", solver=CG, form="primal"), machine())
-    low, high = (s / primal.seconds for s in primal.seconds_range)
-    assert low < 0.2 and high > 2
 
 
 # Rates
@@ -105,3 +73,71 @@ def test_what_the_cache_of_files_has_no_memory_for_is_read_at_the_rate_of_the_di
     assert where.cache_bytes(1, 5 * GIB, on_workers=False) == 15 * GIB
     assert where.cache_bytes(3, 9 * GIB) == 0 and machine().cache_bytes(3, GIB) == inf
     assert cluster(workers=8, memory_bytes=20 * GIB, n_hosts=3).cache_bytes(8, 2 * GIB) == 14 * GIB
+
+
+# The closed formula for the time of a factorisation, against a simulation and bounds that hold for any schedule
+
+RATES = Rates()
+
+
+def step_seconds(step, grid, rates, form_seconds):
+    return TaskCosts.of_rates(rates, form_seconds / grid.tile**2).seconds(step, grid)
+
+
+def work(grid, columns_per_task):
+    return sum(step_seconds(step, grid, RATES, 0.5) for step in tile_steps(grid.n_tiles, columns_per_task))
+
+
+def longest_chain(grid, columns_per_task):
+    ends = {}
+    for step in tile_steps(grid.n_tiles, columns_per_task):  # column by column: what a step depends on comes before it
+        ends[step.key] = step_seconds(step, grid, RATES, 0.5) + max((ends[k] for k in step.depends), default=0.0)
+    return max(ends.values())
+
+
+@st.composite
+def cases(draw):
+    panel = draw(st.integers(1, 300))
+    tile = panel * draw(st.integers(1, 4))
+    return TileGrid(draw(st.integers(1, 14 * tile)), tile, panel), draw(st.sampled_from([0, 1, 2, 5]))
+
+
+@given(cases(), st.integers(2, 64))
+def test_the_time_of_one_slot_is_all_work_and_that_of_many_at_least_the_longest_chain(case, slots):
+    grid, columns = case
+    costs, total, chain = TaskCosts.of_rates(RATES, 0.5 / grid.tile**2), work(*case), longest_chain(*case)
+    assert factorisation_seconds(*case, 1, RATES, 0.5) == pytest.approx(total)
+    assert estimated_seconds(*case, costs, SimulatedCluster.ideal(1)) == pytest.approx(total)
+    slow = replace(RATES, chain_seconds=0.5)
+    assert factorisation_seconds(*case, slots, slow, 0.5) >= chain + 2 * 0.499 * (grid.n_tiles - 1)
+    assert factorisation_seconds(*case, 1, slow, 0.5) == factorisation_seconds(*case, 1, RATES, 0.5)
+    # The simulation is a list schedule, none of which is worse than this (Graham 1966).
+    simulated = simulate_factorisation(grid, columns, costs, SimulatedCluster.ideal(slots)).seconds
+    assert max(total / slots, chain) * (1 - 1e-9) <= simulated
+    assert simulated <= (total / slots + (1 - 1 / slots) * chain) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("n_tiles", [2, 3, 4, 6, 30])
+@pytest.mark.parametrize("chain_seconds", [0.01, 0.05])
+def test_a_plan_meets_the_simulation_of_dask(n_tiles, chain_seconds):
+    """Also with few tiles, where delays between the columns are a large part of the time."""
+    rates = replace(RATES, chain_seconds=chain_seconds)
+    costs = TaskCosts.of_rates(rates, 0.0)
+    for tile, slots in ((512, 2), (1024, 4), (1024, 16)):
+        grid = TileGrid(n_tiles * tile, tile, tile // 2)
+        cluster = SimulatedCluster(slots, round_trip_seconds=chain_seconds - 0.001)
+        for columns_per_task in (0, 1, 4):
+            exact = simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
+            assert 0.8 * exact <= factorisation_seconds(grid, columns_per_task, slots, rates, 0.0) <= 1.15 * exact
+
+
+@given(cases())
+def test_the_operations_of_a_task_are_those_of_its_kind(case):
+    grid, columns_per_task = case
+    for step in tile_steps(grid.n_tiles, columns_per_task):
+        gemm, syrk, trsm, potrf = step_flops(step, grid)
+        assert gemm + syrk + trsm + potrf == pytest.approx(step.flops(grid))
+        assert (gemm == trsm == 0) if step.i == step.j else (syrk == potrf == 0)
+        # The triangles on the diagonal of L_jj are as wide as a panel; with one panel they are all of it.
+        if step.i != step.j and step.is_last and grid.height(step.j) <= grid.panel:
+            assert trsm == grid.height(step.i) * grid.height(step.j) ** 2

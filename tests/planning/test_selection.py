@@ -3,15 +3,13 @@
 Which way is chosen is in the golden file.
 """
 
-from dataclasses import replace
-
 import pytest
 
 import dkrr
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.planning.strategy import codes_of
-from dkrr.planning.uncertainty import MAX_COLUMNS, plan_uncertainty
+from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky, ConjugateGradient
 from tests.planning.problems import GIB, MIB, machine, problem
 
@@ -77,31 +75,12 @@ def test_arguments_that_do_not_go_together_are_refused(change, message):
         selection(**change)
 
 
-def test_sums_of_many_folds_that_exceed_the_limit_are_not_kept():
-    what, where = problem(100_003, 1511, "linear", form="primal", alphas=(0.1, 1.0)), machine()
-    found = plan_selection(what, FoldSizes(20), where)
-    assert found.method == "primal" and found.peak_bytes > max(found.plan.peak_bytes, 20 * 8 * 1511**2)
-    limit = replace(where, local_limit_bytes=(found.peak_bytes + found.plan.peak_bytes) // 2)
-    assert plan_selection(what, FoldSizes(20), limit).method == "refits"
-    many, limit = replace(what, n_targets=1009, alphas=tuple(range(1, 101))), replace(limit, local_limit_bytes=2**31)
+def test_too_little_memory_for_columns_is_refused():
+    what = problem(100_003, 1511, "linear", 1009, form="primal", alphas=tuple(range(1, 101)))
     with pytest.raises(MemoryLimitError, match="increase memory_limit"):
-        plan_selection(many, FoldSizes(0, is_loo=True), limit)
-
-
-def variances(n, n_rows, limit=16 * GIB, **settings):
-    return plan_uncertainty(problem(n, 13, **settings), machine(limit, disk_free_bytes=1000 * GIB), n_rows)
-
-
-def test_more_variances_take_longer_and_fewer_at_a_time_are_iterated_where_memory_is_short():
-    few, many = (variances(100_003, n_rows, solver=Cholesky()) for n_rows in (100_003, 200_003))
-    assert many.seconds > few.seconds
-    assert (
-        variances(20_011, 5003, solver=CG).columns == MAX_COLUMNS and variances(20_011, 100, solver=CG).columns == 100
-    )
-    large, tight = (variances(400_009, 1009, limit, solver=CG) for limit in (8 * GIB, 2 * GIB))
-    assert tight.columns < large.columns and tight.plan.peak_bytes <= 2 * GIB
+        plan_selection(what, FoldSizes(0, is_loo=True), machine(local_limit_bytes=2**31))
     with pytest.raises(MemoryLimitError):
-        variances(400_009, 1009, 200 * MIB, solver=CG)
+        plan_uncertainty(problem(400_009, 13, solver=CG), machine(200 * MIB, disk_free_bytes=1000 * GIB), 1009)
 
 
 # Clusters that do not exist

@@ -3,10 +3,8 @@
 import functools
 from itertools import pairwise
 
-import dask.array as da
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
@@ -16,7 +14,7 @@ from dkrr import KernelLogisticRegression
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.oracles import assert_close, kernel_features, naive_gradient, naive_gram, naive_logistic, naive_probabilities
-from tests.pairs import covering, every_pair
+from tests.pairs import covering
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -167,16 +165,3 @@ def test_class_weights_multiply_those_of_rows(problem):
         alone = clone(model).fit(X, codes, sample_weight=weights * expected[codes]).predict_proba(X_new)
         both = clone(model).set_params(class_weight=class_weight).fit(X, codes, sample_weight=weights)
         assert_allclose(both.predict_proba(X_new), alone, atol=1e-7)
-
-
-@every_pair(rows=["float32", "csr", "dask"], form=["primal", "dual"])
-def test_rows_of_any_kind(rows, form):
-    X, codes, weights, _ = samples(3)
-    X = np.where(np.abs(X) < 0.4, 0.0, np.round(X, 1)).astype(np.float32).astype(float)
-    wrapped = {"float32": X.astype(np.float32), "csr": sp.csr_array(X), "dask": da.from_array(X, chunks=(17, 2))}[rows]
-    model = KernelLogisticRegression(ALPHA, kernel="poly", degree=2, form=form, tol=1e-10)
-    expected = model.fit(X, codes, sample_weight=weights).predict_proba(X)
-    found = model.fit(wrapped, codes, sample_weight=weights).predict_proba(wrapped)
-    assert isinstance(found, da.Array if rows == "dask" else np.ndarray)
-    # Monomials of rows in float32 are in float32.
-    assert_allclose(np.asarray(found), expected, atol=1e-5 if rows == "float32" else 1e-7)

@@ -14,32 +14,23 @@ from dkrr.cli import dkrr as command
 from tests.inputs import INPUTS, markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "inputs.md"
-N = 23
 SETTINGS = {"kernel": "rbf", "gamma": 0.5}
+N, X = 23, np.random.default_rng(0).normal(size=(23, 3))
+Y = np.sin(X[:, 0]) + X[:, 2]
 
 
 @pytest.fixture(scope="module")
-def X():
-    return np.random.default_rng(0).normal(size=(N, 3))
-
-
-@pytest.fixture(scope="module")
-def y(X):
-    return np.sin(X[:, 0]) + X[:, 2]
-
-
-@pytest.fixture(scope="module")
-def known(X, y):
-    return KernelRidge(0.1, **SETTINGS).fit(X, y)
+def known():
+    return KernelRidge(0.1, **SETTINGS).fit(X, Y)
 
 
 @pytest.mark.parametrize("given", INPUTS, ids=lambda given: given.name)
 @pytest.mark.filterwarnings("ignore:X has feature names")  # of pandas, with a model that has none, as in scikit-learn
-def test_plans_fits_predictions_and_gram_matrices_are_those_of_the_array(given, X, y, known, tmp_path):
+def test_plans_fits_predictions_and_gram_matrices_are_those_of_the_array(given, known, tmp_path):
     rows = given.make(X, tmp_path)
-    problem = dkrr.plan(rows, y, **SETTINGS).problem
+    problem = dkrr.plan(rows, Y, **SETTINGS).problem
     assert (problem.n, problem.d, problem.n_targets, problem.x_in_memory) == (N, 3, 1, given.in_memory)
-    model = KernelRidge(0.1, **SETTINGS).fit(rows, y)
+    model = KernelRidge(0.1, **SETTINGS).fit(rows, Y)
     assert_allclose(model.dual_coef_, known.dual_coef_, rtol=0, atol=1e-10)
     assert model.n_features_in_ == 3 and model.plan_.problem.x_in_memory == given.in_memory
     predictions = known.predict(rows)
@@ -50,14 +41,14 @@ def test_plans_fits_predictions_and_gram_matrices_are_those_of_the_array(given, 
 
 
 @pytest.mark.parametrize("given", [g for g in INPUTS if g.is_target], ids=lambda given: given.name)
-def test_targets_are_taken_in_it(given, X, y, known, tmp_path):
-    model = KernelRidge(0.1, **SETTINGS).fit(X, given.make(y, tmp_path))
+def test_targets_are_taken_in_it(given, known, tmp_path):
+    model = KernelRidge(0.1, **SETTINGS).fit(X, given.make(Y, tmp_path))
     assert_allclose(np.ravel(model.dual_coef_), known.dual_coef_, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("given", [g for g in INPUTS if g.is_path], ids=lambda given: given.name)
-def test_the_command_line_takes_its_path(given, X, y, known, tmp_path):
-    np.save(tmp_path / "targets.npy", y)
+def test_the_command_line_takes_its_path(given, known, tmp_path):
+    np.save(tmp_path / "targets.npy", Y)
     path, model = str(given.make(X, tmp_path)), str(tmp_path / "m.zarr")
     settings = ["--kernel", "rbf", "--gamma", "0.5", "--alpha", "0.1"]
     for arguments in (

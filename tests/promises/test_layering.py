@@ -127,9 +127,6 @@ LAZY = {
     "matplotlib", "networkx", "numba", "obstore", "pandas", "polars", "pyarrow", "rich", "scipy", "skops", "sklearn",
     "sparse", "xarray", "zarr",
 }  # fmt: skip
-OF_SCIKIT_LEARN = {"pandas", "pyarrow"}
-"""What scikit-learn itself imports where it is installed."""
-
 FIT = """
 import numpy as np
 X = np.random.default_rng(0).standard_normal((50, 3))
@@ -156,7 +153,7 @@ def modules(code):
         ("import dkrr.kernels, dkrr.features", {"scipy"}),
         ("import dkrr; dkrr.plan(n=100, d=3)", {"scipy", "zarr", "rich", "fsspec"}),
         ("import dkrr.cli", {"click"}),
-        (f"import dkrr.persistence\n{FIT}", {"scipy", "zarr", "rich", "fsspec", "sklearn", *OF_SCIKIT_LEARN}),
+        (f"import dkrr.persistence\n{FIT}", {"scipy", "zarr", "rich", "fsspec", "sklearn", "pandas", "pyarrow"}),
     ],
     ids=["package", "kernels", "plan", "command", "fit, saving and loading"],
 )

@@ -13,15 +13,10 @@ from dkrr.cluster import tasks as task
 ONLY_LINUX = ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "posix_fallocate", "preadv", "sendfile")
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    for name in ONLY_LINUX:
-        monkeypatch.delattr(os, name, raising=False)
-
-
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("settings", [{}, {"store": "run.zarr", "tile": 64}], ids=["memory", "tiles"])
 def test_fits_and_predictions_work_without_what_only_linux_has(tmp_path, monkeypatch, settings):
+    for name in ONLY_LINUX:
+        monkeypatch.delattr(os, name, raising=False)
     monkeypatch.chdir(tmp_path)
     X = np.random.default_rng(0).normal(size=(200, 3))
     y = np.sin(X[:, 0])

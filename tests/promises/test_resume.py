@@ -264,7 +264,6 @@ def test_an_iteration_resumes_with_other_settings(tmp_path, change):
 NYSTROEM = Nystroem(RBF(0.2), 30)
 OTHERS = [
     ({"solver": "cg"}, {"solver": "cholesky"}, "began with solver='cg'.*give the same solver, or another store="),
-    ({"solver": "cholesky"}, {"solver": "cg"}, "began with solver='cholesky'.*another store="),
     ({"form": "dual"}, {"form": "primal"}, "holds a run in dual form"),
     ({"form": "primal"}, {"form": "dual"}, "holds a run in primal form"),
     ({"form": "primal"}, {"kernel": RBF(0.5)}, "holds a run in primal form"),
@@ -282,14 +281,6 @@ def test_the_run_of_another_problem_is_refused_and_stays(tmp_path, began, wanted
         KernelRidge(**settings | {"form": "auto"} | wanted).fit(X, y)
     assert store in str(caught.value)
     np.testing.assert_array_equal(KernelRidge(**settings).fit(X, y).predict(X), whole)
-
-
-def test_a_store_keeps_its_tiles(tmp_path):
-    X, y, _, _ = sample()
-    store = str(tmp_path / "run.zarr")
-    KernelRidge(form="dual", tile=20, store=store).fit(X, y)
-    again = KernelRidge(tile=30, store=store).fit(X, y)
-    assert again.plan_.form == "dual" and again.plan_.chosen.tile == 20 and "tile=30" not in str(again.plan_)
 
 
 def test_a_fit_of_classes_that_met_its_limit_is_resumed(tmp_path):

@@ -5,7 +5,6 @@ The whole lists of checks are in tests/nightly/test_scikit_learn_checks.py.
 
 import pickle
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -150,14 +149,6 @@ def test_groups_are_routed_to_searches(estimator):
         groups, targets = {"groups": np.arange(len(X)) % 4}, targets_of(estimator)
         found = cross_validate(model, X, targets, params=groups, cv=GroupKFold(2), return_estimator=True)
     assert [fit.n_splits_ for fit in found["estimator"]] == [2, 2]
-
-
-@pytest.mark.nightly
-def test_a_grid_search_runs_on_the_workers_of_joblib(workers):
-    search = GridSearchCV(KernelRidge(kernel=RBF()), {"kernel__gamma": [0.1, 1.0], "alpha": [0.1, 1.0]}, cv=2)
-    with workers.as_current(), joblib.parallel_config("dask", client=workers):
-        found = clone(search).fit(X, Y).cv_results_["mean_test_score"]
-    assert found == pytest.approx(search.fit(X, Y).cv_results_["mean_test_score"], rel=1e-9)
 
 
 def test_a_feature_map_is_a_transformer_in_a_pipeline():
