@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, settings
 from benchmarks.local_client import local_client
 from dkrr.linalg import TASK_MODULES
 from dkrr.machine import detection
-from tests.s3 import memory_bucket as in_memory
-from tests.s3 import request, s3_server, variables
+from tests import s3
 
 WORKER_MEMORY = 2**30
 NIGHTLY = Path(__file__).parent / "nightly"
@@ -123,24 +122,24 @@ def data() -> Data:
 @pytest.fixture(scope="session")
 def s3_host() -> Iterator[str]:
     """A server of the S3 interface, for all tests that need one."""
-    with s3_server() as host:
+    with s3.s3_server() as host:
         yield host
 
 
 @pytest.fixture
 def bucket(s3_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of an empty bucket, which the environment gives access to."""
-    for name, value in variables(s3_host).items():
+    for name, value in s3.variables(s3_host).items():
         monkeypatch.setenv(name, value)
     name = f"dkrr-{uuid.uuid4().hex}"
-    request(s3_host, "PUT", f"/{name}")
+    s3.request(s3_host, "PUT", f"/{name}")
     return f"s3://{name}"
 
 
 @pytest.fixture
 def memory_bucket(monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of an empty bucket that only this process has: without the time of a server."""
-    return in_memory(monkeypatch)
+    return s3.memory_bucket(monkeypatch)
 
 
 @pytest.fixture

@@ -64,8 +64,7 @@ def gram(kernel: Kernel, X: ArrayLike, Z: ArrayLike | None = None) -> arb_mat:
             return gram(kernel.base, left, right)
         x, z = matrix(X), matrix(X if Z is None else Z)
         rows, others = x.table(), z.table()
-        entry = _ENTRIES[type(kernel)]
-        gamma = getattr(kernel, "gamma", None)
+        entry, gamma = _ENTRIES[type(kernel)], getattr(kernel, "gamma", None)
         scale = arb(1) / x.ncols() if gamma is None else arb(gamma)
         return arb_mat([[entry(kernel, scale, a, b) for b in others] for a in rows])
 
