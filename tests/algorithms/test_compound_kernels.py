@@ -1,11 +1,19 @@
-"""A kernel made of others: what its parts learn, what parts must be, and how their parameters are set."""
+"""A kernel made of others: what its parts learn, what parts must be, how their parameters are set, and descriptions."""
+
+import contextlib
+import warnings
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from dkrr import features
 from dkrr.errors import InputError
+from dkrr.features.descriptions import _DESCRIBED as MAPS
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Linear, Normalized, Precomputed, Sigmoid, kernel_from_dict
 from dkrr.kernels.custom import FunctionCost
+from dkrr.kernels.descriptions import _DESCRIBED as KERNELS
 from tests.systems import random
 
 
@@ -50,3 +58,37 @@ def test_a_measured_cost_is_not_kept_for_another_function():
 def test_a_wrong_parameter_is_named_with_those_that_exist(params, message):
     with pytest.raises(InputError, match=message):
         (RBF() + Linear()).set_params(**params)
+
+
+# Descriptions
+
+NAMES = st.sampled_from([*KERNELS, *MAPS, "callable", "own", "map", "nothing"])
+FIELDS = {name for kind in (*KERNELS.values(), *MAPS.values()) for name in kind.__dataclass_fields__}
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400)
+SIMPLE = st.sampled_from([{"kernel": "linear"}, {"kernel": "rbf", "gamma": 0.5}, {"feature_map": "identity"}])
+
+
+def described(inner):
+    settings = st.dictionaries(st.sampled_from([*sorted(FIELDS), "array", "digest"]), inner | SIMPLE, max_size=4)
+    kinds = st.sampled_from(["kernel", "feature_map"])
+    return st.builds(lambda settings, kind, name: settings | {kind: name}, settings, kinds, NAMES | inner)
+
+
+@pytest.mark.parametrize("read", [kernel_from_dict, features.kernel_from_dict, features.feature_map_from_dict])
+@given(description=st.recursive(VALUES | st.lists(VALUES, max_size=3), described, max_leaves=8))
+def test_any_description_makes_a_value_or_is_refused(read, description):
+    with warnings.catch_warnings(), contextlib.suppress(InputError):
+        warnings.simplefilter("ignore")
+        value = read(description)
+        assert read(value.to_dict()) == value
+
+
+def test_cyclic_and_deep_descriptions_are_refused():
+    cyclic, deep = {"kernel": "normalized"}, {"kernel": "linear"}
+    cyclic["base"] = cyclic
+    for _ in range(5_000):
+        deep = {"kernel": "normalized", "base": deep}
+    for description in (cyclic, deep):
+        for read in (kernel_from_dict, features.kernel_from_dict):
+            with pytest.raises(InputError, match="description"):
+                read(description)

@@ -10,16 +10,7 @@ from scipy.optimize import brentq
 
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.solvers.newton import (
-    LOOSEST,
-    MAX_USELESS,
-    MIN_FORCING,
-    Newton,
-    NewtonState,
-    Objective,
-    expected_steps,
-    steps_left,
-)
+from dkrr.solvers.newton import LOOSEST, MAX_USELESS, MIN_FORCING, Newton, NewtonState, Objective
 from dkrr.solvers.result import Status
 
 
@@ -132,7 +123,6 @@ def test_a_quadratic_takes_one_step_and_none_at_its_solution():
     for o in (Smooth([quadratic()], [SOLUTION]), flat):
         found = Newton(o, 1e-10, 10).run()
         assert found.status is Status.CONVERGED and not found.state.history and not o.asked
-    assert found.gradient == 0.0
 
 
 @pytest.mark.parametrize("part", ["values", "gradients", "references"])
@@ -145,20 +135,12 @@ def test_no_step_is_taken_from_what_is_not_finite(part, value):
     assert not o.asked
 
 
-def test_a_gradient_that_overflows_on_the_way_is_an_error():
-    cliff = replace(HYPERBOLA, gradient=lambda x: HYPERBOLA.gradient(x) if abs(x[0]) > 0.4 else np.full(1, np.nan))
-    with pytest.raises(NotFiniteError, match="norm of the gradient of"):
-        Newton(Smooth([cliff], [[0.5]]), 1e-12, 20).run()
-
-
 def test_convergence_is_quadratic_and_history_is_in_units_of_the_user():
     o = hyperbola(0.5)
     o.unit = 2.0**-700
     found = Newton(o, 1e-12, 20).run()
     assert found.status is Status.CONVERGED and found.state.step <= 4
-    assert all(s.length == 1 for s in found.state.history)
-    first = found.state.history[0]
-    g, h = 0.5 / np.sqrt(1.25), 1.25**-1.5
+    first, g, h = found.state.history[0], 0.5 / np.sqrt(1.25), 1.25**-1.5
     assert first.decrement == pytest.approx(g**2 / h / 2 / np.sqrt(1.25), rel=1e-12)
     assert first.objective == pytest.approx(2.0**-700 * np.sqrt(1 + 0.125**2))  # at −0.5³
     o = hyperbola(1e-3)
@@ -185,23 +167,18 @@ def test_no_system_s_objective_rises(seed, rough):
 
 
 def test_systems_go_at_their_own_speed_and_those_that_are_done_stay():
-    points, o = [], Smooth([quadratic(), HYPERBOLA, HYPERBOLA], [np.zeros(5), [30.0], [0.5]])
-    found = Newton(o, 1e-10, 100, on_step=lambda _: points.append(o.points[0])).run()
-    assert found.status is Status.CONVERGED
-    assert_allclose(o.points[0], SOLUTION, rtol=1e-10)
-    assert_allclose(np.ravel(o.points[1:]), 0.0, atol=1e-9)
+    functions, starts = [quadratic(), HYPERBOLA, HYPERBOLA], [np.zeros(5), [30.0], [0.5]]
+    o = Smooth(functions, starts)
+    found = Newton(o, 1e-10, 100).run()
     n_open = [s.n_open for s in found.state.history]
     assert n_open[:2] == [3, 2] and n_open[-1] == 1 and n_open == sorted(n_open, reverse=True)
     # The quadratic takes a whole step where the other is damped.
-    assert o.taken[0][0] == 1 > o.taken[0][1]
-    assert found.state.history[0].length == o.taken[0].min() and found.state.history[-1].length == 1
-    assert len(points) > 3 and all((point == points[0]).all() for point in points)
-    assert all(lengths[0] == 0 for lengths in o.taken[1:])
-    assert all(not is_open[0] for is_open in o.opened[1:])
-    for k, start in enumerate([30.0, 0.5], 1):
-        alone = hyperbola(start)
-        Newton(alone, 1e-10, 100).run()
-        assert_array_equal(o.points[k], alone.points[0], err_msg="as each by itself")
+    assert o.taken[0][0] == 1 > o.taken[0][1] == found.state.history[0].length
+    assert all(lengths[0] == 0 for lengths in o.taken[1:]) and not any(is_open[0] for is_open in o.opened[1:])
+    for function, start, point in zip(functions, starts, o.points, strict=True):
+        alone = Smooth([function], [start])
+        assert Newton(alone, 1e-10, 100).run().status is found.status is Status.CONVERGED
+        assert_array_equal(point, alone.points[0], err_msg="as each by itself")
 
 
 def test_a_system_that_cannot_move_does_not_stop_the_others():
@@ -210,31 +187,27 @@ def test_a_system_that_cannot_move_does_not_stop_the_others():
     for stuck in (wrong, replace(plain, hessian=lambda x: -np.eye(2))):  # no direction of descent
         o = Smooth([stuck, HYPERBOLA], [np.zeros(2), [30.0]])
         assert Newton(o, 1e-10, 100).run().status is Status.STALLED
-        assert_array_equal(o.points[0], np.zeros(2))
-        assert_allclose(o.points[1], 0.0, atol=1e-9)
-    alone = Newton(Smooth([wrong], [np.zeros(2)]), 1e-10, 100).run()
-    assert alone.status is Status.STALLED and alone.state.step == MAX_USELESS
-    assert all(s.length == 0 for s in alone.state.history)
+        assert_allclose(np.concatenate(o.points), 0.0, atol=1e-9)
+    history = Newton(Smooth([wrong], [np.zeros(2)]), 1e-10, 100).run().state.history
+    assert [s.length for s in history] == [0] * MAX_USELESS
 
 
 def test_steps_end_where_rounding_is_reached_or_no_more_are_allowed():
     found = Newton(Smooth([quadratic()], [np.zeros(5)], noise=1e-6), 1e-10, 100).run()
     assert found.status is Status.STALLED and found.state.step <= 2 + MAX_USELESS
     assert found.gradient == pytest.approx(1e-6, rel=1e-3)
-    for most in (1, 3):
-        o = hyperbola(1000.0)
-        found = Newton(o, 1e-10, most).run()
-        assert found.status is Status.MAX_ITERATIONS
-        assert found.state.step == len(found.state.history) == most
-        assert found.gradient == o.gradients[0] > 1e-10
-        assert Newton(o, 1e-10, most).run(found.state).state.step == most, "steps before count"
+    o = hyperbola(1000.0)
+    found = Newton(o, 1e-10, 3).run()
+    assert found.status is Status.MAX_ITERATIONS and found.gradient == o.gradients[0] > 1e-10
+    assert found.state.step == len(found.state.history) == 3
+    assert Newton(o, 1e-10, 3).run(found.state).state.step == 3, "steps before count"
 
 
 @pytest.mark.parametrize("kind", [Smooth, Unknowing])
 def test_a_small_gradient_is_not_enough_where_the_objective_is_flat(kind):
     o, minimum = kind([SATURATED], [np.zeros(1)]), brentq(SATURATED.gradient, 0.0, 60.0)
     found = Newton(o, 1e-8, 100).run()
-    assert found.status is Status.CONVERGED and found.gradient < 1e-12  # far below what was asked for
+    assert found.gradient < 1e-12  # far below what was asked for
     assert o.values[0] <= (1 + 1e-8) * SATURATED.value(np.array([minimum]))
     assert found.decrement <= 1e-8 and found.probability_change <= 1e-4
     # The first step at which the gradient is small enough is far from the minimum.
@@ -264,8 +237,7 @@ def test_what_float64_cannot_solve_is_stalled():
             return np.array([1e-3])
 
     found = Newton(Flat([quadratic()], [SOLUTION + 1e-12]), 1e-8, 50).run()
-    assert found.status is Status.STALLED and found.gradient <= 1e-8
-    assert found.decrement == pytest.approx(5e-4, rel=1e-6)
+    assert found.status is Status.STALLED and found.decrement == pytest.approx(5e-4, rel=1e-6)
 
     class Singular(Unknowing):
         def find_direction(self, is_open, forcing):
@@ -317,24 +289,19 @@ def test_a_resumed_run_is_the_same_as_one_that_did_not_stop(cut, rough):
     steps = []
     expected = Newton(whole, 1e-10, 100, on_step=lambda s: steps.append(s.step)).run()
     assert steps == list(range(1, expected.state.step + 1)), "the state is handed out after every step"
-    first = Newton(o, 1e-10, cut).run()
-    assert first.status is Status.MAX_ITERATIONS
-    found = Newton(o, 1e-10, 100).run(NewtonState(first.state.step, first.state.history, first.state.messages))
-    assert found.status is expected.status
+    first = Newton(o, 1e-10, cut).run().state
+    found = Newton(o, 1e-10, 100).run(NewtonState(first.step, first.history, first.messages))
+    assert found.status is expected.status and objectives(found) == objectives(expected)
     assert_array_equal(np.concatenate(o.points), np.concatenate(whole.points))
-    assert [s.step for s in found.state.history] == steps
-    assert objectives(found) == objectives(expected)
 
 
 def test_systems_are_solved_loosely_at_first_and_as_the_worst_one_needs():
     o, lines, progress = hyperbola(30.0, rough=True), [], Progress()
     progress.note = lines.append
     found = Newton(o, 1e-8, 100, progress).run()
-    assert found.status is Status.CONVERGED
     assert o.asked[0] == LOOSEST and all(MIN_FORCING <= x <= LOOSEST for x in o.asked)
     assert [s.inner_iterations for s in found.state.history] == [2] * found.state.step
-    assert lines[0].startswith("Newton step 1: objective ")
-    assert ", 2 iterations" in lines[0] and ", step length 0." in lines[0]
+    assert lines[0].startswith("Newton step 1: objective ") and ", 2 iterations, step length 0." in lines[0]
     assert lines[0].endswith(" left") and not lines[-1].endswith(" left")
     o = hyperbola(30.0, 1e-4)
     Newton(o, 1e-12, 1).run()
@@ -353,23 +320,3 @@ def test_systems_are_solved_more_sharply_where_steps_bring_too_little():
     o = Sloppy([quadratic()], [np.zeros(5)])
     assert Newton(o, 1e-10, 100).run().status is Status.CONVERGED
     assert o.asked[1] < 0.2 * o.asked[0]
-
-    class Steep(Smooth):
-        """What a rough solution leaves may lie where the objective is steep: short steps bring next to nothing."""
-
-        def find_direction(self, is_open, forcing):
-            slopes, wrong = super().find_direction(is_open, forcing), forcing * np.linalg.norm(self.points[0])
-            self.directions[0] = self.directions[0] + [0.0, wrong]
-            return slopes + wrong * self.functions[0].gradient(self.points[0])[1]
-
-    o = Steep([quadratic(np.diag([1.0, 1e6]), np.zeros(2))], [[1.0, 0.0]])
-    assert Newton(o, 1e-8, 60).run().status is Status.CONVERGED
-
-
-def test_estimates_of_steps_grow_with_what_is_left():
-    counts = [steps_left(g, 1e-8) for g in (1e-9, 1e-6, 1e-3, 1.0, 100.0)]
-    assert counts == sorted(counts) and counts[0] == 1 and counts[-1] < 25
-    assert steps_left(1.0, 1e-4) < steps_left(1.0, 1e-12)
-    assert steps_left(np.inf, 1e-8) <= 100
-    counts = [expected_steps(t) for t in (0.5, 1e-3, 1e-8, 1e-15)]
-    assert counts == sorted(counts) and counts[0] >= 1 and 5 <= counts[2] <= 12
