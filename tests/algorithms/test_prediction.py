@@ -9,16 +9,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.blas import n_threads, one_thread
 from dkrr.cluster.process import usable_cores
 from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.features import CallableMap, IdentityMap
-from dkrr.kernels import RBF, CallableKernel, Linear
-from dkrr.machine.detection import usable_threads
+from dkrr.features import CallableMap
+from dkrr.kernels import RBF
 from dkrr.model import FittedFunction
 from dkrr.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
 from tests.stores import place
@@ -40,20 +37,14 @@ def test_blocks_are_lower_where_something_is_wide(d, t):
     assert 1 <= height <= BLOCK_ROWS and (height == 1 or height * 8 * max(d, t) <= BLOCK_BYTES)
 
 
-def test_large_predictions_are_finite_also_where_their_sum_is_not():
-    twice = FittedFunction(Linear(), 1, np.array([[1.0, 1.0]]), IdentityMap(), None, None, np.zeros(2))
-    assert_array_equal(predict(twice, MemoryRows(np.full((3, 1), 1.5e308))), np.full((3, 2), 1.5e308))
-
-
 def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatch):
     model, X = fitted(3000, 4, 2), MemoryRows(random(5, 4, seed=1))
-    size = len(pickle.dumps(model))
+    pickled = pickle.dumps(model)
     first = predict(model, X)
     assert set(model._kernels_to) == {(0, 1024), (1024, 2048), (2048, 3000)}
-    assert len(pickle.dumps(model)) == size
-    copy = pickle.loads(pickle.dumps(model))
-    assert_array_equal(predict(copy, X), first)
-    assert_array_equal(predict(model, X), first)
+    assert len(pickle.dumps(model)) == len(pickled)
+    for other in (model, pickle.loads(pickled)):
+        assert_array_equal(predict(other, X), first)
     monkeypatch.setattr("dkrr.model.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
     other = replace(model)
     assert_array_equal(predict(other, X), first)
@@ -62,10 +53,16 @@ def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatc
 
 def test_threads_share_what_is_kept_of_the_training_rows():
     model, X = fitted(5000, 3, 1), random(200, 3, seed=1)
-    expected = predict(replace(model), MemoryRows(X))
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda k: predict(model, MemoryRows(X[k : k + 1])), range(200)))
-    assert_allclose(np.concatenate(found), expected, rtol=1e-12)
+    assert_allclose(np.concatenate(found), predict(replace(model), MemoryRows(X)), rtol=1e-12)
+
+
+def test_training_rows_of_many_columns_are_read_in_parts(tmp_path):
+    stored = write_rows(MemoryRows(random(400, 20_000, seed=1)), place(tmp_path / "rows"))
+    model, X = fitted(400, 20_000, 1, stored), MemoryRows(random(20, 20_000, seed=2))
+    # 61 MiB of training rows, and as much again for the kernel, if they are read at once.
+    assert traced_peak(lambda: predict(model, X)) < 80 * MIB
 
 
 def test_lazy_predictions_of_many_targets_are_never_in_memory_at_once():
@@ -76,16 +73,6 @@ def test_lazy_predictions_of_many_targets_are_never_in_memory_at_once():
     with dask.config.set(num_workers=2):
         assert traced_peak(ends.compute) < 160 * MIB
     assert len(lazy.chunks[0]) > 10
-
-
-def test_training_rows_of_many_columns(tmp_path):
-    n, d = 400, 20_000
-    stored = write_rows(MemoryRows(random(n, d, seed=1)), place(tmp_path / "rows"))
-    model, X = fitted(n, d, 1, stored), MemoryRows(random(20, d, seed=2))
-    # 61 MiB of training rows, and as much again for the kernel, if they are read at once.
-    assert traced_peak(lambda: predict(model, X)) < 80 * MIB
-    whole = fitted(n, d, 1, MemoryRows(stored.read(0, n)))
-    assert_allclose(predict(model, X), predict(whole, X), rtol=0, atol=1e-10)
 
 
 def test_features_may_be_predictions_of_another_model():
@@ -100,41 +87,6 @@ def test_features_may_be_predictions_of_another_model():
     thread.join(60)
     assert len(found) == 1, "prediction hangs"
     assert_allclose(found[0], predict(fitted(20, 2, 1), X))
-
-
-def threads_of_a_prediction():
-    """Threads that evaluate a kernel, the calling one, and how many may."""
-    used = set()
-
-    def constant(A, B):
-        used.add(threading.get_ident())
-        return np.ones((len(A), len(B)))
-
-    model = FittedFunction(
-        CallableKernel(constant), 1, None, None, np.ones((2000, 1)), MemoryRows(np.zeros((2000, 1))), np.zeros(1)
-    )
-    predict(model, MemoryRows(np.zeros((4000, 1))))
-    return used, threading.get_ident(), usable_threads()
-
-
-def test_a_task_predicts_with_its_share_of_the_threads():
-    with (
-        LocalCluster(
-            n_workers=1, threads_per_worker=64, processes=False, dashboard_address="127.0.0.1:0", memory_limit=0
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        used, calling, share = client.submit(threads_of_a_prediction, pure=False).result(timeout=60)
-    assert used == {calling} and share == 1
-    used, _, share = threads_of_a_prediction()
-    assert len(used) <= share == usable_cores()
-
-
-def test_threads_of_blas_are_those_without_the_limit_of_a_block():
-    outside = n_threads()
-    with one_thread(), one_thread():
-        assert n_threads() == outside
-    assert n_threads() == outside
 
 
 @pytest.mark.parametrize("where", ["memory", "Dask", "Zarr"])
