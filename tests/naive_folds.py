@@ -50,13 +50,6 @@ def exact_errors(X, y, folds, alpha, weights=None, *, fit_intercept=False):
     return found
 
 
-def exact_scores(X, y, folds, alpha, weights=None, *, fit_intercept=False):
-    """Negative weighted mean squared errors of those, of shape (n_folds,)."""
-    errors = exact_errors(X, y, folds, alpha, weights, fit_intercept=fit_intercept)
-    each = [None if weights is None else weights[test] for _, test in folds]
-    return np.array([-np.average(e**2, weights=w) for e, w in zip(errors, each, strict=True)])
-
-
 def leave_one_out(n):
     """Pairs of row numbers."""
     rows = np.arange(n)

@@ -4,8 +4,6 @@ A strained fit is right by arithmetic of 180 digits, or not CONVERGED.
 """
 
 import functools
-import warnings
-from dataclasses import dataclass
 
 import dask.array as da
 import numpy as np
@@ -17,11 +15,13 @@ from sklearn.base import clone
 from dkrr import KernelLogisticRegression
 from dkrr.errors import ConvergenceWarning
 from dkrr.features import Nystroem
-from dkrr.kernels import RBF, Kernel, Linear, Polynomial
-from tests import precise
+from dkrr.kernels import RBF, Linear, Polynomial
+from tests.nightly.accuracy import fits
+from tests.nightly.accuracy.trials import Trial
 from tests.oracles import naive_gradient, naive_gram
 from tests.pairs import every_pair
 
+LINEAR = Linear()
 WAYS = {
     "dual in tiles": {"form": "dual", "solver": "cholesky", "tile": 13},
     "dual": {"form": "dual", "solver": "cholesky"},
@@ -31,83 +31,41 @@ WAYS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """A binary problem on the same 24 rows."""
-
-    alpha: float
-    kernel: Kernel = Linear()  # noqa: RUF009 (immutable)
-    scale: float = 1.0
-    offset: float = 0.0
-    is_separable: bool = False
-    weights_seed: int | None = None
-    """Of weights between 1e-10 and 1e10; None: no weights."""
-    fit_intercept: bool = True
-
-    def data(self):
-        rng = np.random.default_rng(5)
-        X = rng.normal(size=(24, 3))
-        y = X @ [1.0, -0.5, 0.7] + (0.0 if self.is_separable else rng.logistic(size=24)) > 0
-        seed = self.weights_seed
-        weights = None if seed is None else 10.0 ** np.random.default_rng(seed).uniform(-10, 10, 24)
-        return X * self.scale + self.offset, y.astype(int), weights
-
-
-@functools.cache
-def oracle(case):
-    """Probabilities, and the least objective."""
-    X, y, weights = case.data()
-    exact = precise.logistic(case.kernel, X, y, case.alpha, sample_weight=weights, fit_intercept=case.fit_intercept)
-    losses = np.logaddexp(0.0, np.where(y == 1, -exact.fitted[:, 0], exact.fitted[:, 0]))
-    least = float(np.dot(np.ones(24) if weights is None else weights, losses)) + case.alpha * exact.norm[0] ** 2
-    return precise.probabilities(exact.fitted), least
-
-
-def judged(case, way):
-    """Fit, and check what the result says against the oracle; the status's name."""
-    X, y, weights = case.data()
-    model = KernelLogisticRegression(case.alpha, kernel=case.kernel, fit_intercept=case.fit_intercept, **WAYS[way])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        result = model.fit(X, y, sample_weight=weights).solve_result_
-    probabilities, least = oracle(case)
-    off = np.abs(model.predict_proba(X)[:, 1] - probabilities).max()
-    assert (result.status.name == "CONVERGED") == (not caught)
-    if not caught:  # at the default tol of 1e-8; promised are 1e-4, and 1e-8 but for rounding of the sum itself
-        assert off <= 1e-5 and off <= 2 * result.probability_change + 1e-9
-        assert abs(result.steps[-1].objective - least) <= 1e-7 * least
-        assert result.residual <= 1e-8 and result.decrement <= 1e-8 and result.probability_change <= 1e-4
-    return result.status.name
-
-
-APART = {"kernel": RBF(0.5)}
-"""A kernel that tells all rows apart."""
+def ended(way, alpha, kernel=LINEAR, scale=1.0, offset=0.0, is_separable=False, weights=None, fit_intercept=True):
+    """Status of a binary problem on 24 rows, CONVERGED only if 180 digits say so; weights by seed, over 20 orders."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(24, 3))
+    y = X @ [1.0, -0.5, 0.7] + (0.0 if is_separable else rng.logistic(size=24)) > 0
+    w = None if weights is None else 10.0 ** np.random.default_rng(weights).uniform(-10, 10, 24)
+    X = X * scale + offset
+    one = Trial("strained", True, X, X[:3], y.astype(int), alpha, kernel, fit_intercept, w, WAYS[way])
+    found = fits.run(one)
+    assert not found.dishonest and (found.ended != "CONVERGED" or found.errors["probabilities"] <= 1e-5)
+    return found.ended
 
 
 @pytest.mark.parametrize(
-    ("way", "case"),
+    ("way", "alpha", "case"),
     [
-        *((way, Case(1e-6, is_separable=True, fit_intercept=False)) for way in ("dual", "primal")),
-        *((way, Case(1e-12, is_separable=True)) for way in ("dual cg", "primal cg")),
-        *((way, Case(1.0, weights_seed=1)) for way in ("dual", "primal", "dual cg", "primal cg")),
-        *((way, Case(1e15)) for way in ("dual cg", "primal cg")),
-        *((way, Case(1e-12, is_separable=True, **APART)) for way in ("dual in tiles", "dual cg")),
-        *((way, Case(1e-6, weights_seed=1, **APART)) for way in ("dual in tiles", "dual cg")),
-        *((way, Case(s**2, scale=s)) for way in ("dual", "dual cg") for s in (1e-20, 1e10)),
-        *(("primal", Case(s**2, scale=s)) for s in (1e-80, 1e80)),
+        *((way, 1e-6, {"is_separable": True, "fit_intercept": False}) for way in ("dual", "primal")),
+        *((way, 1e-12, {"is_separable": True}) for way in ("dual cg", "primal cg")),
+        *((way, 1.0, {"weights": 1}) for way in ("dual", "primal", "dual cg", "primal cg")),
+        *((way, 1e15, {}) for way in ("dual cg", "primal cg")),
+        *((way, 1e-12, {"is_separable": True, "kernel": RBF(0.5)}) for way in ("dual in tiles", "dual cg")),
+        *((way, 1e-6, {"weights": 1, "kernel": RBF(0.5)}) for way in ("dual in tiles", "dual cg")),
+        *((way, s**2, {"scale": s}) for way in ("dual", "dual cg") for s in (1e-20, 1e10)),
+        *(("primal", s**2, {"scale": s}) for s in (1e-80, 1e80)),
     ],
 )
-def test_penalties_weights_and_scales_over_many_orders_cost_no_digits(way, case):
-    assert judged(case, way) == "CONVERGED"
+def test_penalties_weights_and_scales_over_many_orders_cost_no_digits(way, alpha, case):
+    assert ended(way, alpha, **case) == "CONVERGED"
 
 
-@pytest.mark.parametrize("case", [Case(1e-6, weights_seed=0), Case(0.1, offset=1e5), Case(0.1, offset=1e6)], ids=str)
-def test_a_fit_that_may_not_converge_says_so(case):
+@pytest.mark.parametrize("way", ["dual in tiles", "dual cg"])
+@pytest.mark.parametrize(("alpha", "case"), [(1e-6, {"weights": 0}), (0.1, {"offset": 1e5}), (0.1, {"offset": 1e6})])
+def test_a_fit_that_may_not_converge_says_so(way, alpha, case):
     """Rounding hides the dual gradient of small penalties and weights over twenty orders, and of far rows."""
-    judged(case, "dual in tiles")
-    judged(case, "dual cg")
-    # Next to a constant feature the others vanish, and what its gradient leaves in rounding hides theirs.
-    assert judged(Case(1e-160, scale=1e-80), "primal cg") in ("CONVERGED", "STALLED")
+    assert ended(way, alpha, **case) in ("CONVERGED", "STALLED", "MAX_ITERATIONS")
 
 
 @functools.cache

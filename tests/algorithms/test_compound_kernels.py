@@ -11,8 +11,7 @@ from numpy.testing import assert_allclose
 from dkrr import features
 from dkrr.errors import InputError
 from dkrr.features.descriptions import _DESCRIBED as MAPS
-from dkrr.kernels import RBF, BagOfWords, CallableKernel, Linear, Normalized, Precomputed, Sigmoid, kernel_from_dict
-from dkrr.kernels.custom import FunctionCost
+from dkrr.kernels import RBF, BagOfWords, Linear, Normalized, Precomputed, Sigmoid, kernel_from_dict
 from dkrr.kernels.descriptions import _DESCRIBED as KERNELS
 from tests.systems import random
 
@@ -37,12 +36,6 @@ def test_a_compound_learns_from_data_that_are_not_numbers():
 def test_parts_must_be_kernels_that_have_lengths_where_these_count(make, message):
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_a_measured_cost_is_not_kept_for_another_function():
-    kernel = CallableKernel(max, cost=FunctionCost(1.0, 1.0, 1.0, 1))
-    assert "cost" not in kernel.get_params()
-    assert kernel.set_params(function=min).cost is None
 
 
 @pytest.mark.parametrize(
@@ -81,14 +74,3 @@ def test_any_description_makes_a_value_or_is_refused(read, description):
         warnings.simplefilter("ignore")
         value = read(description)
         assert read(value.to_dict()) == value
-
-
-def test_cyclic_and_deep_descriptions_are_refused():
-    cyclic, deep = {"kernel": "normalized"}, {"kernel": "linear"}
-    cyclic["base"] = cyclic
-    for _ in range(5_000):
-        deep = {"kernel": "normalized", "base": deep}
-    for description in (cyclic, deep):
-        for read in (kernel_from_dict, features.kernel_from_dict):
-            with pytest.raises(InputError, match="description"):
-                read(description)

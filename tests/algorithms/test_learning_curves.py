@@ -115,15 +115,6 @@ def test_a_curve_of_classes_is_that_of_separate_fits(data):
         KernelLogisticRegressionCV(ALPHAS, train_sizes=[1], **settings).fit(X, labels)
 
 
-@pytest.mark.parametrize("form", ["primal", "dual"])
-def test_parts_of_rows_that_stay_in_a_file(data, tmp_path, form):
-    y, settings = data.y[:, 0], {"kernel": "linear", "form": form, "cv": 2, "train_sizes": (0.5,), "refit": False}
-    np.save(tmp_path / "x.npy", data.X)
-    search = KernelRidgeCV(ALPHAS, **settings, **TIGHT)
-    expected = search.fit(data.X, y).learning_curve_["test_scores"]
-    assert_allclose(search.fit(tmp_path / "x.npy", y).learning_curve_["test_scores"], expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.solvers.newton import LOOSEST, MAX_USELESS, MIN_FORCING, Newton, NewtonState, Objective
+from dkrr.solvers.newton import LOOSEST, MAX_USELESS, MIN_FORCING, Newton, Objective
 from dkrr.solvers.result import Status
 
 
@@ -215,18 +215,6 @@ def test_a_small_gradient_is_not_enough_where_the_objective_is_flat(kind):
     assert early.objective > 10 * o.values[0]
 
 
-def test_a_decrement_that_is_estimated_takes_no_step_more_than_a_known_one():
-    class Heavy(Smooth):
-        def sensitivities(self):
-            return np.array([1e12])  # a row of next to no weight
-
-    kinds = (Smooth, Unknowing, Heavy)
-    counts = [Newton(hyperbola(0.5, kind=kind), 1e-8, 20).run().state.step for kind in kinds]
-    assert counts == [3, 3, 4], "and changes of probabilities count"
-    counts = [Newton(hyperbola(1e-10, kind=kind), 1e-8, 20).run().state.step for kind in kinds[:2]]
-    assert counts == [0, 1], "one step tells that the start is good enough"
-
-
 def test_what_float64_cannot_solve_is_stalled():
     class Flat(Smooth):
         def find_direction(self, is_open, forcing):
@@ -280,19 +268,6 @@ def test_gradients_are_verified_before_every_end(error, most, status):
     assert found.gradient == o.gradients[0] == found.state.history[-1].gradient
     # From the first time on after every step.
     assert 1 < o.verified <= MAX_USELESS + 2 if status == "STALLED" else o.verified == 1
-
-
-@pytest.mark.parametrize("cut", [1, 3, 6])
-@pytest.mark.parametrize("rough", [False, True])
-def test_a_resumed_run_is_the_same_as_one_that_did_not_stop(cut, rough):
-    whole, o = (Smooth([HYPERBOLA, quadratic()], [[1000.0, 3.0], np.zeros(5)], rough) for _ in range(2))
-    steps = []
-    expected = Newton(whole, 1e-10, 100, on_step=lambda s: steps.append(s.step)).run()
-    assert steps == list(range(1, expected.state.step + 1)), "the state is handed out after every step"
-    first = Newton(o, 1e-10, cut).run().state
-    found = Newton(o, 1e-10, 100).run(NewtonState(first.step, first.history, first.messages))
-    assert found.status is expected.status and objectives(found) == objectives(expected)
-    assert_array_equal(np.concatenate(o.points), np.concatenate(whole.points))
 
 
 def test_systems_are_solved_loosely_at_first_and_as_the_worst_one_needs():

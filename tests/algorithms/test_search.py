@@ -19,10 +19,9 @@ from sklearn.model_selection import (
 )
 
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
-from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError, StoreError
+from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
-from dkrr.selection.report import Report
 from dkrr.solvers import ConjugateGradient, RPCholesky
 from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores
 from tests.pairs import every_pair
@@ -30,7 +29,7 @@ from tests.pairs import every_pair
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 ALPHAS = [10.0, 1e-3, 0.3]
-TIGHT = {"cv_tol": 1e-11, "race": False}
+TIGHT, SQUARES = {"cv_tol": 1e-11, "race": False}, "neg_mean_squared_error"
 WAYS = {
     "sweep": {"kernel": "rbf", "solver": "cg"},
     "sweep without preconditioner": {"kernel": "rbf", "solver": ConjugateGradient(preconditioner=None)},
@@ -48,8 +47,8 @@ def scores_of(search):
     return np.stack([search.cv_results_[f"split{k}_test_score"] for k in range(search.n_splits_)], axis=1)
 
 
-def settings_of_fit(way):
-    return {k: v for k, v in way.items() if k in ("kernel", "degree")}
+def settings_of_fit(way, fit_intercept):
+    return {k: v for k, v in way.items() if k in ("kernel", "degree")} | {"fit_intercept": fit_intercept}
 
 
 @pytest.fixture
@@ -70,15 +69,15 @@ def test_scores_of_folds_are_those_of_separate_fits(data, narrow, way, fit_inter
     folds = list(KFold(4, shuffle=True, random_state=1).split(X))
     accuracy = TIGHT if way != "sweep without preconditioner" else TIGHT | {"cv_tol": 1e-6}  # the constant is far away
     search = KernelRidgeCV(ALPHAS, cv=folds, fit_intercept=fit_intercept, **accuracy, **WAYS[way])
-    search.fit(X, Y, sample_weight=weights)
-    settings = settings_of_fit(WAYS[way]) | {"fit_intercept": fit_intercept}
+    results = search.fit(X, Y, sample_weight=weights).cv_results_
+    settings = settings_of_fit(WAYS[way], fit_intercept)
     expected = naive_scores(X, Y, folds, ALPHAS, weights, **settings)
     assert_allclose(scores_of(search), expected, rtol=1e-6)
-    assert_allclose(search.cv_results_["mean_test_score"], expected.mean(axis=1), rtol=1e-6)
-    assert_allclose(search.cv_results_["std_test_score"], expected.std(axis=1), rtol=1e-5)
+    assert_allclose(results["mean_test_score"], expected.mean(axis=1), rtol=1e-6)
+    assert_allclose(results["std_test_score"], expected.std(axis=1), rtol=1e-5)
     best = int(np.argmax(expected.mean(axis=1)))
-    assert search.alpha_ == search.best_params_["alpha"] == ALPHAS[best] and search.best_index_ == best
-    assert search.best_score_ == search.cv_results_["mean_test_score"][best]
+    assert (search.alpha_, search.best_index_) == (ALPHAS[best], best)
+    assert search.best_score_ == results["mean_test_score"][best]
     refit = KernelRidge(ALPHAS[best], **settings).fit(X, Y, sample_weight=weights)
     assert_allclose(search.predict(data.X_new), refit.predict(data.X_new), rtol=1e-6, atol=1e-8)
 
@@ -90,7 +89,7 @@ def test_leave_one_out_is_one_fit_for_each_row(data, narrow, way, fit_intercept,
     X, Y, weights = data.X[:29], data.y[:29], data.weights[:29] if weighted else None
     search = KernelRidgeCV(ALPHAS, cv="loo", fit_intercept=fit_intercept, store_cv_predictions=True, **WAYS[way])
     search.fit(X, Y, sample_weight=weights)
-    settings = settings_of_fit(WAYS[way]) | {"fit_intercept": fit_intercept}
+    settings = settings_of_fit(WAYS[way], fit_intercept)
     expected = [np.vstack(naive_predictions(X, Y, leave_one_out(29), a, weights, **settings)) for a in ALPHAS]
     scores = [-np.average(((Y - p) ** 2).mean(axis=1), weights=weights) for p in expected]
     assert_allclose(search.cv_results_["mean_test_score"], scores, rtol=1e-7)
@@ -106,25 +105,19 @@ def test_leave_one_out_is_one_fit_for_each_row(data, narrow, way, fit_intercept,
 )  # fmt: skip
 def test_any_splitter_finds_what_grid_search_finds(data, y, cv):
     X, y, groups = data.X[:80], y[:80], np.arange(80) % 7 if isinstance(cv, GroupKFold) else None
-    grid = {"alpha": ALPHAS, "gamma": [0.1, 0.5]}
-    peer = GridSearchCV(SkKernelRidge(kernel="rbf"), grid, cv=cv, scoring="neg_mean_squared_error")
+    peer = GridSearchCV(SkKernelRidge(kernel="rbf", gamma=0.2), {"alpha": ALPHAS}, cv=cv, scoring=SQUARES)
     peer.fit(X, y, groups=groups)
-    search = KernelRidgeCV(**{"alphas" if k == "alpha" else k: v for k, v in grid.items()}, cv=cv, **TIGHT)
-    search.set_params(store_cv_predictions=True).fit(X, y, groups=groups)
-    assert search.best_params_ == {"kernel": "rbf"} | peer.best_params_
-    for each in (search, peer):  # in the order of the parameters
-        order = np.lexsort([each.cv_results_[f"param_{name}"].astype(float) for name in grid])
-        each.ordered = each.cv_results_["mean_test_score"][order]
-    assert_allclose(search.ordered, peer.ordered, rtol=1e-6)
+    search = KernelRidgeCV(ALPHAS, gamma=0.2, cv=cv, store_cv_predictions=True, **TIGHT).fit(X, y, groups=groups)
+    assert search.alpha_ == peer.best_params_["alpha"]
+    assert_allclose(search.cv_results_["mean_test_score"], peer.cv_results_["mean_test_score"], rtol=1e-6)
     if isinstance(cv, TimeSeriesSplit):  # the first rows are never held out
-        expected = naive_predictions(X, y, list(cv.split(X)), search.alpha_, kernel=RBF(search.best_params_["gamma"]))
+        expected = naive_predictions(X, y, list(cv.split(X)), search.alpha_, kernel=RBF(0.2))
         assert_allclose(search.cv_predictions_[20:], np.concatenate(expected), rtol=1e-6, atol=1e-9)
         assert np.isnan(search.cv_predictions_[:20]).all()
 
 
 def worst(estimator, X, Y):
     """A scorer of one's own: it sees the rows that are held out."""
-    assert len(X) == len(Y)
     return -np.abs(estimator.predict(X) - Y).max()
 
 
@@ -149,7 +142,6 @@ def test_every_target_may_have_its_own_alpha(data, solver):
         assert_array_equal(curve["alpha"][:, j], alone.learning_curve_["alpha"])
         scores = alone.learning_curve_["mean_test_score"]
         assert_allclose(curve["mean_test_score_per_target"][:, j], scores, rtol=1e-6)
-    assert_allclose(curve["mean_test_score_per_target"].mean(axis=1), curve["mean_test_score"])
     assert len(set(search.alpha_)) > 1 and search.cv_results_["mean_test_score_per_target"].shape == (3, 3)
 
 
@@ -166,9 +158,8 @@ def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept
 
 @pytest.mark.parametrize("alphas", [ALPHAS, ALPHAS[::-1]], ids=["given", "reversed"])
 def test_of_candidates_with_the_same_score_the_first_is_taken(data, y, alphas):
-    settings = {"kernel": "rbf", "solver": "cg", "fit_intercept": True, "tol": 1e-9}
-    search = KernelRidgeCV(alphas, scoring=lambda *_: 1.0, **settings).fit(data.X, y)
-    assert search.alpha_ == alphas[0] and not hasattr(search.set_params(refit=False).fit(data.X, y), "dual_coef_")
+    search = KernelRidgeCV(alphas, scoring=lambda *_: 1.0, solver="cg", refit=False).fit(data.X, y)
+    assert search.alpha_ == alphas[0] and not hasattr(search, "dual_coef_")
 
 
 def test_targets_in_several_runs_have_the_same_scores_and_do_not_race_for_all(monkeypatch):
@@ -190,36 +181,29 @@ def test_lambda_that_have_lost_are_stopped(data, y, cv_tol):
     settings = {"solver": "cg", "cv_tol": cv_tol, "train_sizes": (0.25, 0.5)}
     every, raced = (KernelRidgeCV(alphas, race=race, **settings).fit(data.X, noisy) for race in (False, True))
     assert raced.alpha_ == every.alpha_ and raced.best_score_ == pytest.approx(every.best_score_, rel=1e-3)
-    stopped = raced.cv_results_["stopped"]
-    assert 0 < stopped.sum() <= 9 and not every.cv_results_["stopped"].any()
-    assert alphas[stopped].max() < alphas[~stopped].min()
-    unknown = raced.cv_results_["residual"] > 1e-2
-    assert_array_equal(np.isnan(raced.cv_results_["mean_test_score"]), stopped & unknown)
-    assert unknown.any()
-    assert raced.cv_results_["iterations"].max() < every.cv_results_["iterations"].max()
-    assert raced.cv_results_["residual"][~stopped].max() <= 1e-3
-    assert_array_equal(raced.learning_curve_["alpha"], every.learning_curve_["alpha"])
+    results, stopped = raced.cv_results_, raced.cv_results_["stopped"]
+    assert 0 < stopped.sum() <= 9 and alphas[stopped].max() < alphas[~stopped].min()
+    unknown = results["residual"] > 1e-2
+    assert unknown.any() and results["residual"][~stopped].max() <= 1e-3
+    assert_array_equal(np.isnan(results["mean_test_score"]), stopped & unknown)
+    assert results["iterations"].max() < every.cv_results_["iterations"].max()
     assert_allclose(raced.learning_curve_["test_scores"], every.learning_curve_["test_scores"], rtol=2e-3)
 
 
 @pytest.mark.parametrize("race", [False, True])
-@pytest.mark.parametrize(
-    ("offset", "noise"), [(1e3, 0.0), (100.0, 0.01), (0.0, 0.0)], ids=["far from 0", "noisy and far from 0", "no noise"]
-)
+@pytest.mark.parametrize(("offset", "noise"), [(1e3, 0.0), (100.0, 0.01), (0.0, 0.0)])
 def test_errors_far_smaller_than_the_targets_are_not_hidden_by_residuals(race, offset, noise):
-    rng = np.random.default_rng(0)
+    rng, alphas = np.random.default_rng(0), np.geomspace(1e-6, 1e3, 10)
     X = rng.uniform(0, 10, (200, 1))
     y = offset + np.sin(X[:, 0]) + noise * rng.standard_normal(200)
-    exact, search = (
-        KernelRidgeCV(np.geomspace(1e-6, 1e3, 10), gamma=1.0, solver=solver, race=race).fit(X, y)
-        for solver in ("cholesky", "cg")
-    )
+    exact, search = (KernelRidgeCV(alphas, gamma=1.0, solver=s, race=race).fit(X, y) for s in ("cholesky", "cg"))
     assert search.alpha_ == exact.alpha_
     assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.02)
 
 
-COLOURS = ("red", "red blue", "green", "blue one", "six")
-DOCUMENTS = np.array([f"{a} {b}" for a in ("one two", "two three", "four") for b in COLOURS], object)
+DOCUMENTS = np.array(
+    [f"{a} {b}" for a in ("one", "two", "four") for b in ("red", "red one", "two", "one six", "six")], object
+)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +231,6 @@ def test_what_a_kernel_learns_is_learned_in_every_fold_and_never_from_the_rows_h
 @pytest.mark.parametrize(
     "settings",
     [
-        {"gamma": [0.1, 1.0]},
         {"kernel": "poly", "degree": [1, 2], "coef0": 2.0, "gamma": 0.1, "fit_intercept": True},
         {"kernel": ["linear", "poly", RBF(0.3) + RBF(3.0)], "gamma": [0.1, 0.3], "degree": 2, "alpha_per_target": True},
         {"kernel": "matern", "kernel_params": {"nu": 2.5, "length_scale": 2.0}, "transformer": "standardize"},
@@ -255,14 +238,13 @@ def test_what_a_kernel_learns_is_learned_in_every_fold_and_never_from_the_rows_h
         {"optimize": "length"},
         {"kernel": [Nystroem(RBF(0.2), 20), "linear"]},
     ],
-    ids=["gamma", "poly", "several", "matern", "function", "optimize", "nystroem"],
+    ids=["poly", "several", "matern", "function", "optimize", "nystroem"],
 )
 @pytest.mark.filterwarnings("ignore:the search for lengths and alpha has not converged")
 def test_the_best_parameters_are_complete_and_make_the_chosen_model(data, settings):
     search = KernelRidgeCV([1e-2, 1.0], **settings, cv=3).fit(data.X, data.y)
     model = KernelRidge(**search.best_params_).fit(data.X, data.y)
     assert_allclose(model.predict(data.X_new), search.predict(data.X_new), rtol=1e-5, atol=1e-6)
-    assert {"alpha", "kernel"} <= set(search.best_params_)
 
 
 def test_a_parameter_goes_with_the_kernels_that_have_it_and_is_refused_by_others(data, y):
@@ -271,7 +253,6 @@ def test_a_parameter_goes_with_the_kernels_that_have_it_and_is_refused_by_others
     assert [p.get("gamma") for p in results["params"]] == [None, None, 0.1, 0.1, 1.0, 1.0]
     assert np.ma.getmaskarray(results["param_gamma"]).tolist() == [True] * 2 + [False] * 4
     assert results["params"][row] == search.best_params_ and results["rank_test_score"][row] == 1
-    assert results["param_kernel"].tolist() == ["linear"] * 2 + ["rbf"] * 4
     for change in ({"kernel": "linear", "gamma": [0.1, 1.0]}, {"kernel": ["linear", "rbf"], "degree": 2}):
         with pytest.raises(InputError, match=r"(gamma|degree) is .*, which .* (does not have|has); expected"):
             KernelRidgeCV([0.1], **change).fit(data.X, y)
@@ -285,56 +266,34 @@ def test_default_alphas_follow_the_scale_of_the_data(data, y):
 
 
 def test_the_search_says_where_the_best_is_at_an_end(data, y):
-    assert KernelRidgeCV(np.geomspace(1e-6, 1e3, 9), gamma=0.2).fit(data.X, y).advice_ == ()
     search = KernelRidgeCV([10.0, 30.0, 100.0], gamma=[10.0, 20.0, 30.0]).fit(data.X, y)
     ends = [f"the best {name} is the smallest of the candidates, 10" for name in ("alpha", "gamma")]
     assert [text.partition(":")[0] for text in search.advice_] == ends
     assert search.solve_result_.messages[-2:] == search.advice_
     each = KernelRidgeCV([10.0, 30.0, 100.0], gamma=0.2, alpha_per_target=True).fit(data.X, data.y)
-    count = np.count_nonzero(each.alpha_ == 10.0)
-    assert 0 < count < 3 and f"10, for {count} of 3 targets" in each.advice_[0]
+    assert f"10, for {np.count_nonzero(each.alpha_ == 10.0)} of 3 targets" in each.advice_[0]
     assert not any("alpha" in text for text in KernelRidgeCV([10.0, 30.0]).fit(data.X, y).advice_), "of two one is"
-
-
-@pytest.mark.parametrize("offset", [0.0, 30.0])
-def test_the_search_says_that_a_constant_is_missing(data, y, offset):
-    Y = np.column_stack([y, y + offset])
-    search, free = (KernelRidgeCV([0.1, 1.0], kernel="linear", cv=3, fit_intercept=f) for f in (False, True))
-    found = [text for text in search.fit(data.X, Y).advice_ if "fit_intercept=True" in text]
-    assert len(found) == (offset > 0)
-    assert not offset or f"of target 1 (counted from 0) is {Y[:, 1].mean():.3g} and their standard" in found[0]
-    assert not offset or f"R² is {1 + search.best_score_ / np.var(y):.3g}" in found[0]
-    assert not free.fit(data.X, Y).advice_
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [(KernelRidgeCV, {"train_sizes": [0.5], "optimize": "length"}), (KernelLogisticRegressionCV, {})],
-    ids=["ridge", "classes"],
-)
-def test_a_search_has_one_line_of_progress(data, y, kind, settings, capsys):
-    kind([0.1, 1.0], kernel="rbf", gamma=[0.1, 1.0], cv=3, progress=True, **settings).fit(data.X, np.sign(y))
-    stages = [line for line in capsys.readouterr().err.splitlines() if "done in" in line]
-    assert len(stages) == 1 and "search: done in" in stages[0]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
 def test_a_search_on_workers_has_the_same_scores(data, y, ambient_workers, solver):
-    X, y, alphas = data.X[:100], y[:100], [10.0, 0.3]  # every iteration takes round trips
-    search = KernelRidgeCV(alphas, cv=2, solver=solver, tile=50, race=False, cv_tol=1e-7).fit(X, y)
+    X, y, settings = data.X[:100], y[:100], {"cv": 2, "solver": solver, "race": False, "cv_tol": 1e-7}
+    search = KernelRidgeCV([10.0, 0.3], train_sizes=(0.25,), tile=50, **settings).fit(X, y)  # round trips take time
     assert search.selection_plan_.plan.execution == "dask"
-    assert_allclose(scores_of(search), naive_scores(X, y, list(KFold(2).split(X)), alphas, kernel="rbf"), rtol=1e-6)
+    expected = naive_scores(X, y, list(KFold(2).split(X)), [10.0, 0.3], kernel="rbf")
+    assert_allclose(scores_of(search), expected, rtol=1e-6)
+    assert_allclose(search.learning_curve_["test_scores"][-1], expected[search.best_index_], rtol=1e-6)
 
 
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
 def test_the_store_of_a_search_is_resumed_and_belongs_to_it(data, y, tmp_path, solver):
-    settings = {"cv": 3, "solver": solver, "store": str(tmp_path / "run")} | TIGHT
-    first, again = (KernelRidgeCV(ALPHAS, **settings).fit(data.X, y) for _ in range(2))
-    assert_allclose(scores_of(again), scores_of(first), rtol=1e-9)
+    search = KernelRidgeCV(ALPHAS, cv=3, solver=solver, store=str(tmp_path / "run"), **TIGHT)
+    first = scores_of(search.fit(data.X, y))
+    assert_allclose(scores_of(search.fit(data.X, y)), first, rtol=1e-9)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["fit", "kernel-0"]
     with pytest.raises((StoreError, InputError), match="(?i)another|other|differ"):
-        KernelRidgeCV(ALPHAS, **(settings | {"cv": 4})).fit(data.X, y)
+        search.set_params(cv=4).fit(data.X, y)
 
 
 @pytest.mark.parametrize(
@@ -347,6 +306,7 @@ def test_the_store_of_a_search_is_resumed_and_belongs_to_it(data, y, tmp_path, s
         ({"cv": [([1, 1], [3])]}, "fold 0.*training row twice"),
         ({"cv": GroupKFold(3)}, "cv=.*cannot split 211 rows.*groups"),
         ({"scoring": "roc_auc"}, "scoring='roc_auc' needs .*expected a score of predictions"),
+        ({"scoring": lambda *_: -np.inf}, "all candidates are NaN or -inf.*scale y"),
         ({"cv": "loo", "solver": "cg"}, "leave-one-out takes a Cholesky factor.*cv=5"),
         ({"cv": TimeSeriesSplit(3), "solver": "cholesky"}, "folds that do not train on exactly the rows.*'cg'"),
     ],
@@ -356,13 +316,22 @@ def test_folds_and_scores_that_cannot_be_had_are_refused(data, y, change, messag
         KernelRidgeCV(**change).fit(data.X, y)
 
 
-def test_a_fold_without_weight_and_lambda_of_zero_on_equal_rows_are_named(data, y):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alphas": [0.0]}, "alphas is 0; expected a finite number > 0"),
+        ({"cv": "loo"}, "leave-one-out.*cv=5"),
+        ({"cv": KFold(2)}, "fold 0 .*no training row of class 'a'.*StratifiedKFold"),
+    ],
+)
+def test_folds_of_classes_that_cannot_be_fitted_are_refused(data, change, message):
+    with pytest.raises(InputError, match=message):
+        KernelLogisticRegressionCV(kernel="rbf", **change).fit(data.X[:90], np.repeat(["a", "b"], [40, 50]))
+
+
+def test_a_fold_without_weight_is_named(data, y):
     with pytest.raises(InputError, match=r"fold 0 .*holds out no row of positive sample_weight"):
         KernelRidgeCV(cv=3).fit(data.X, y, sample_weight=np.arange(211) >= 80)
-    X = data.X.copy()
-    X[137] = X[60]
-    with pytest.raises(NotPositiveDefiniteError, match="alpha = 0"):
-        KernelRidgeCV([1.0, 0.0], gamma=3.0, solver="cholesky", cv=3).fit(X, y)
 
 
 # Classes
@@ -375,18 +344,18 @@ def labels(data):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scores_of_classes_are_those_of_separate_fits(data, labels, weighted):
-    X, weights = data.X[:90], data.weights[:90] if weighted else None
-    search = KernelLogisticRegressionCV(ALPHAS, kernel="rbf", gamma=[0.05, 0.5], cv=3, class_weight="balanced")
-    search.fit(X, labels, sample_weight=weights)
+    X, weights, known = (
+        data.X[:90],
+        data.weights[:90] if weighted else None,
+        {"kernel": "rbf", "class_weight": "balanced"},
+    )
+    search = KernelLogisticRegressionCV(ALPHAS, gamma=[0.05, 0.5], cv=3, **known).fit(X, labels, sample_weight=weights)
     folds, parameters = list(StratifiedKFold(3).split(X, labels)), search.cv_results_["params"]
-    known = {"kernel": "rbf", "class_weight": "balanced"}
     expected = np.array([naive_class_scores(X, labels, folds, weights, **known | p) for p in parameters])
     assert_allclose(scores_of(search), expected, rtol=1e-5)
     assert search.best_index_ == np.argmax(expected.mean(axis=1)) and search.alpha_ == search.best_params_["alpha"]
-    assert set(search.best_params_) == {"alpha", "kernel", "gamma", "class_weight"}
     refit = KernelLogisticRegression(**search.best_params_).fit(X, labels, sample_weight=weights)
     assert_allclose(search.predict_proba(data.X_new), refit.predict_proba(data.X_new), rtol=1e-6)
-    assert (search.cv_results_["iterations"] > 1).all()
 
 
 def test_scorers_groups_and_precomputed_matrices_of_classes(data, labels):
@@ -403,60 +372,4 @@ def test_fits_of_classes_that_have_not_converged_have_no_score(data, labels):
     search = KernelLogisticRegressionCV([1e-8, 10.0], kernel="rbf", cv=3, max_iter=6, refit=False)
     with pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-08: the relative gradient of their systems"):
         search.fit(data.X[:90], labels)
-    assert search.alpha_ == 10.0
     assert np.isnan(search.cv_results_["mean_test_score"]).tolist() == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"alphas": [0.0]}, "alphas is 0; expected a finite number > 0"),
-        ({"cv": "loo"}, "leave-one-out.*cv=5"),
-        ({"cv": KFold(2)}, "fold 0 .*no training row of class 'a'.*StratifiedKFold"),
-    ],
-)
-def test_folds_of_classes_that_cannot_be_fitted_are_refused(data, change, message):
-    with pytest.raises(InputError, match=message):
-        KernelLogisticRegressionCV(**({"kernel": "rbf"} | change)).fit(data.X[:90], np.repeat(["a", "b"], [40, 50]))
-
-
-# Few digits
-
-
-def test_scores_that_are_all_infinite_leave_no_choice(data, y):
-    with pytest.raises(InputError, match="all candidates are NaN or -inf.*scale y"):
-        KernelRidgeCV([1.0, 0.1], cv=3, scoring=lambda *_: -np.inf).fit(data.X, y)
-
-
-def test_a_factor_whose_residual_shows_lost_digits_gives_no_scores():
-    rng = np.random.default_rng(5)
-    X, alphas = rng.standard_normal((30, 2)), np.geomspace(0.1, 1e4, 20)
-    y = X[:, 0] + 0.3 * rng.standard_normal(30)
-    X[:10] *= 2e5  # a fold that dominates the matrix of all rows
-    with pytest.warns(ConvergenceWarning, match="no scores of alpha = .* where 1.0e-07 is needed"):
-        search = KernelRidgeCV(alphas, kernel="linear", form="dual", solver="cholesky", cv=KFold(3)).fit(X, y)
-    residuals, has_score = search.cv_results_["residual"], ~np.isnan(search.cv_results_["mean_test_score"])
-    assert (has_score == (residuals <= 1e-7)).all()
-    assert ((residuals > 1e-7) & (residuals < 1e-6)).any()  # which had scores that were off by a few 1e-6
-    expected = naive_scores(X, y, [(np.arange(10, 30), np.arange(10))], alphas, kernel="linear", form="primal")
-    assert_allclose(scores_of(search)[has_score, 0], expected[has_score, 0], rtol=5e-6)
-
-
-def test_a_candidate_that_was_given_up_cannot_win_where_others_were_not_solved():
-    report, values = Report(3, 1), np.array([[-1.0], [-3.0], [-2.0]])
-    for a, residual in enumerate((1e-1, 1e-9, 1e-2)):
-        report.take(a, 0, residual, np.inf if a == 2 else 1e-3)
-    report.stopped[2] = True
-    (message,) = report.leave_out(values, np.array([10.0, 1.0, 0.1]))
-    assert np.isnan(values[[0, 2]]).all() and values[1] == -3.0 and "alpha = 10, 0.1" in message
-
-
-@pytest.mark.parametrize("seed", [0, 2, 3])
-def test_scores_by_conjugate_gradient_are_solved_for_rows_of_ordinary_weight_beside_huge_ones(seed):
-    rng = np.random.default_rng(seed)
-    X = rng.standard_normal((50, 3))
-    y, weights = X[:, 0] + 0.3 * rng.standard_normal(50), 10.0 ** rng.uniform(-3, 6, 50)
-    settings = {"kernel": "laplacian", "gamma": 0.3, "fit_intercept": True}
-    found = KernelRidgeCV([1.0, 1e-2], solver="cg", cv=3, **settings).fit(X, y, weights)
-    expected = naive_scores(X, y, list(KFold(3).split(X)), [1.0, 1e-2], weights, **settings)
-    assert_allclose(scores_of(found), expected, rtol=5e-3)  # they were up to 13 % off

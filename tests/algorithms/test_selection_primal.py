@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from sklearn.base import clone
 from sklearn.model_selection import KFold, ShuffleSplit, TimeSeriesSplit
 
 from dkrr import KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError, NotPositiveDefiniteError
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.selection import primal
-from tests.naive_folds import exact_errors, exact_scores, leave_one_out, naive_scores
+from tests.naive_folds import exact_errors, leave_one_out, naive_scores
+from tests.nightly.accuracy import searches
+from tests.nightly.accuracy.search_trials import search
 from tests.pairs import every_pair
 
 ALPHAS = [100.0, 1.0, 1e-3]
@@ -77,79 +80,25 @@ def test_other_scores_take_predictions_in_several_segments(rows, monkeypatch):
     assert search.cv_predictions_.shape == (N,)
 
 
-def test_bad_rows_are_named_though_the_sample_has_them(rows):
-    X, Y, _ = rows
-    X[2, 1] = np.nan
-    with pytest.raises(InputError, match="NaN.*row 2, column 1"):
-        search_of(4).fit(X, Y)
-
-
-DOMINATING = {
-    "rows": (np.r_[np.full(12, 1e8), np.ones(48)], None),
-    "row": (np.r_[1e8, np.ones(59)], None),
-    "weight": (np.ones(60), np.r_[1e16, np.ones(59)]),
-}
-"""Sizes of rows, and weights, of which the first fold has the largest."""
-
-
-@every_pair(case=list(DOMINATING), fit_intercept=[False, True], overlapping=[False, True])
-def test_a_fold_that_dominates_leaves_the_digits_of_the_others(case, fit_intercept, overlapping):
-    rng, (sizes, weights) = np.random.default_rng(1), DOMINATING[case]
-    X = rng.standard_normal((60, 3)) * sizes[:, None]
-    y = X @ [1e-8, 1e-8, 2e-8] + rng.standard_normal(60)
-    everything = np.arange(60)
-    tests = [everything[:25], everything[:40]] if overlapping else [everything[:12], everything[12:40], everything[40:]]
-    folds = [(np.setdiff1d(everything, test), test) for test in tests]
-    found = scores_of(search_of(folds, [1.0], fit_intercept=fit_intercept).fit(X, y, sample_weight=weights))[0]
-    expected = exact_scores(X, y, folds, 1.0, weights, fit_intercept=fit_intercept)
-    assert_allclose(found[:1], expected[:1], rtol=1e-9)
-    # Training sets that have the large row keep few digits of the others, as those of a fit.
-    assert_allclose(found, expected, rtol=1e-9 if case == "rows" else 0.02)
-
-
-@pytest.mark.parametrize("case", ["offset beside a far row", "one weight"])
-def test_a_fold_far_from_the_common_origin_is_centred_by_itself(case):
-    rng = np.random.default_rng(2)
-    X, weights = rng.standard_normal((60, 3)), None
-    if case == "one weight":  # that of rows of length 1 has no origin
-        X, weights = X / np.linalg.norm(X, axis=1, keepdims=True), np.ones(60)
-        weights[5] = 1e14
-    else:
-        X += 1e6
-        X[3] *= 1e3
-    y = rng.standard_normal(60) + X[:, 0]
-    folds = list(TimeSeriesSplit(3).split(X)) if weights is not None else [(np.arange(15, 60), np.arange(15))]
-    found = scores_of(search_of(folds, [1e-2], fit_intercept=True).fit(X, y, sample_weight=weights))[0]
-    assert_allclose(found, exact_scores(X, y, folds, 1e-2, weights, fit_intercept=True), rtol=1e-6)
-
-
-@pytest.mark.parametrize("scoring", [None, "neg_mean_squared_error"])
-def test_rows_far_from_the_origin_are_left_out_one_by_one(scoring):
-    rng = np.random.default_rng(3)
-    X = rng.standard_normal((20, 3)) * [1.0, 1e8, 1.0] + [0.0, 1e8, 1e7]  # too wide for a common origin
-    y = rng.standard_normal(20) + X[:, 2]
-    settings = {"fit_intercept": True, "scoring": scoring}
-    found = KernelRidgeCV([1e-3], kernel="linear", form="primal", cv="loo", refit=False, **settings).fit(X, y)
-    expected = exact_scores(X, y, leave_one_out(20), 1e-3, None, fit_intercept=True)
-    assert_allclose(found.best_score_, np.mean(expected), rtol=1e-7)
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("of_class", ["search-dominated", "search-leverage", "search-weights", "search-offset"])
+def test_scores_that_float64_strains_are_right_in_180_digits_or_left_out(of_class, number):
+    assert searches.run(search(of_class, number)).dishonest == ()
 
 
 def with_leverages_of_1(case):
     """Rows, targets and weights, and which rows have a leverage near 1."""
     rng = np.random.default_rng(1)
+    X, Y, near = rng.standard_normal((14, 3)), rng.standard_normal((14, 2)), [7, 9, 11]
     if case == "square":
-        return rng.standard_normal((6, 6)), rng.standard_normal((6, 2)), None, np.arange(6)
-    X, weights, near = np.c_[rng.standard_normal((14, 2)), np.zeros(14)], None, [7]
+        return rng.standard_normal((6, 6)), Y[:6], None, np.arange(6)
+    if case == "weight":
+        return X, Y, np.r_[0.0, np.ones(6), 1e14, np.ones(6)], [7]
     if case == "alone":
-        X[7, 2] = 1e6
-    elif case == "several":
-        near = [7, 9, 11]
-        X[near] *= 1e6
-        X[:, 2] = rng.standard_normal(14)
+        X[:, 2], near = 1e6 * (np.arange(14) == 7), [7]
     else:
-        X[:, 2] = rng.standard_normal(14)
-        weights = np.r_[0.0, np.ones(6), 1e14, np.ones(6)]
-    return X, rng.standard_normal((14, 2)), weights, near
+        X[near] *= 1e6
+    return X, Y, None, near
 
 
 @pytest.mark.parametrize("case", ["alone", "several", "weight", "square"])
@@ -175,15 +124,13 @@ def test_rows_with_a_leverage_near_1_have_the_errors_of_models_without_them(case
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
-def test_the_dual_form_names_alpha_and_the_scale_of_the_data(solver):
+@pytest.mark.parametrize("estimator", [KernelRidge(1.0), KernelRidgeCV([1.0])], ids=["fit", "search"])
+def test_the_dual_form_names_alpha_and_the_scale_of_the_data(estimator, solver):
     rng = np.random.default_rng(1)
     X, y = rng.standard_normal((60, 3)) * np.r_[np.full(12, 1e8), np.ones(48)][:, None], rng.standard_normal(60)
     message = r"alpha = 1[:.].*increase alpha.*k\(x, x\) is up to 1\.1e\+17.*form='primal'"
-    for estimator in (KernelRidge(1.0, form="dual", solver=solver), KernelRidgeCV([1.0], form="dual", solver=solver)):
-        with pytest.raises(NotPositiveDefiniteError, match=message):
-            estimator.set_params(kernel="linear").fit(X, y)
-    # The primal form solves what they refuse.
-    assert KernelRidge(1.0, kernel="linear", form="primal").fit(X, y).solve_result_.residual < 1e-10
+    with pytest.raises(NotPositiveDefiniteError, match=message):
+        clone(estimator).set_params(kernel="linear", form="dual", solver=solver).fit(X, y)
 
 
 @pytest.mark.parametrize("fit_intercept", [False, True])
