@@ -105,7 +105,7 @@ def test_a_curve_of_classes_is_that_of_separate_fits(data):
     labels = np.array(["a", "b", "c"])[np.digitize(X[:, 0] + 0.3 * X[:, 1], [-0.5, 0.6])]
     search = KernelLogisticRegressionCV(ALPHAS, train_sizes=(0.3, 0.6), **settings).fit(X, labels)
     curve, known = search.learning_curve_, {"kernel": "rbf", "gamma": search.best_params_["gamma"]}
-    for size, folds in enumerate(parts_of(X, StratifiedKFold(3), (0.3, 0.6), y=labels)):
+    for size, folds in enumerate(parts_of(X, StratifiedKFold(3), (0.3, 0.6), y=labels)[:2]):
         expected = np.array([naive_class_scores(X, labels, folds, alpha=a, **known) for a in ALPHAS])
         best = int(np.argmax(expected.mean(axis=1)))
         assert curve["alpha"][size] == ALPHAS[best]
