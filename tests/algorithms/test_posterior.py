@@ -1,6 +1,6 @@
 """Standard deviations, likelihoods, leave-one-out residuals and intervals, from factors and by conjugate gradient.
 
-Against dense formulas, arithmetic of 180 digits, and fits without the rows.
+Against dense formulas, arithmetic of 160 digits, and fits without the rows.
 """
 
 import pickle

@@ -1,7 +1,4 @@
-"""Searches for λ and the kernel choose by the scores that one fit after another has, whatever way the plan takes.
-
-Where float64 has few digits left, a score is right or left out.
-"""
+"""Searches for λ and the kernel choose by the scores that one fit after another has, whatever way the plan takes."""
 
 import dask.array as da
 import numpy as np
