@@ -93,15 +93,6 @@ def test_solutions_are_those_of_elimination(by, which, mixed):
     assert_array_equal(B, before)
 
 
-@both_precisions
-def test_zeros_are_solved_by_zeros_without_an_iteration(mixed):
-    A, B = positive_definite(N), right_sides() * [1.0, 0.0, 1.0]
-    found = solve(A, ONE, B, tol=1e-9, mixed=mixed).run()
-    assert found.status is Status.CONVERGED and not found.x[:, 1].any()
-    nothing = solve(A[:1, :1], ONE, np.zeros((1, M)), mixed=mixed, deflate=np.ones(1)).run()
-    assert (nothing.status, nothing.iterations, nothing.residuals.max()) == (Status.CONVERGED, 0, 0.0)
-
-
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_steps_are_the_textbook_s_and_what_the_recurrence_says_is_nearly_true(iterations):
     A, B = positive_definite(N), right_sides()
@@ -113,54 +104,36 @@ def test_steps_are_the_textbook_s_and_what_the_recurrence_says_is_nearly_true(it
     assert (line.iteration, line.largest) == (iterations, pytest.approx(found.residuals.max(), rel=1e-4))
 
 
-def test_there_are_as_many_steps_as_different_eigenvalues():
-    A = np.diag(np.repeat([1.0, 2.0, 5.0, 9.0], 10))
-    assert solve(A, np.zeros((1, 2)), right_sides(40, 2), tol=1e-12).run().iterations == 4
-    found = solve(positive_definite(N), ONE, right_sides(), preconditioner("low rank", positive_definite(N), ONE, N))
-    assert found.run().iterations == 1
-
-
 def test_columns_that_have_converged_drop_out_and_their_residuals_stay():
-    A, B = np.diag(np.linspace(1.0, 300.0, N)), right_sides()
-    B[:, 1] = np.eye(N)[4]  # an eigenvector: one step
-    shift, operator = np.array([[0.0, 0.0, 1e6]]), MatrixOperator(A)  # the third is nearly diagonal: a few steps
+    A, B = np.diag(np.repeat([1.0, 2.0, 5.0, 9.0], 10)), right_sides(40)
+    B[:, 1] = np.eye(40)[4]  # an eigenvector: one step; otherwise as many as there are different eigenvalues
+    shift, operator = np.array([[0.0, 0.0, 1e6]]), MatrixOperator(A)  # the third is nearly diagonal
     found = solve(operator, shift, B).run()
     alone = [solve(A, shift[:, [k]], B[:, [k]]).run().iterations for k in range(3)]
-    assert alone[1] == 1 and 1 < alone[2] < alone[0] == found.iterations
-    steps = operator.products[: found.iterations]
-    assert [m for _, m in steps] == [sum(k <= own for own in alone) for k in range(1, found.iterations + 1)]
-    assert operator.products[found.iterations :] == [("float64", 3)], "and one true residual of all"
+    assert alone[1] == 1 and 1 < alone[2] < alone[0] == found.iterations == 4
+    assert [m for _, m in operator.products] == [*(sum(k <= own for own in alone) for k in range(1, 5)), 3]
     assert_allclose(found.residuals, true_residuals(A, shift, B, found.x), rtol=1e-3, atol=1e-15)
 
 
 def test_mixed_precision_uses_float32_but_for_the_residuals():
-    A, B, operator = positive_definite(N), right_sides(), MatrixOperator(positive_definite(N))
-    found = solve(operator, ONE, B, tol=1e-9, mixed=True).run()
-    precisions = [p for p, _ in operator.products]
-    assert found.status is Status.CONVERGED
-    assert precisions.count("float32") == found.iterations
-    assert precisions.count("float64") == cycles_in_low_precision(1e-9) == 3 == sum(h.is_true for h in found.history)
-    assert (true_residuals(A, ONE, B, found.x) <= 1.01e-9).all()
-    plain = MatrixOperator(A)
-    found = solve(plain, ONE, B).run()
-    assert [p for p, _ in plain.products] == ["float64"] * (found.iterations + 1)
+    operators = [MatrixOperator(positive_definite(N)) for _ in range(2)]
+    mixed, plain = (solve(o, ONE, right_sides(), tol=1e-9, mixed=o is operators[0]).run() for o in operators)
+    low, high = ([p for p, _ in o.products] for o in operators)
+    assert low.count("float32") == mixed.iterations and high == ["float64"] * (plain.iterations + 1)
+    assert low.count("float64") == cycles_in_low_precision(1e-9) == 3 == sum(h.is_true for h in mixed.history)
     assert [cycles_in_low_precision(tol) for tol in (0.1, 1e-3, 1e-4, 1e-7, 1e-8, 1e-12)] == [1, 1, 2, 2, 3, 4]
 
 
 @both_precisions
 def test_a_start_near_the_solution_saves_iterations(mixed):
-    A, B, operator = positive_definite(N), right_sides(), MatrixOperator(np.diag([1.0, 2.0, 4.0]))
+    A, B = positive_definite(N), right_sides()
     exact = solution(A, ONE, B)
-    start = exact + 1e-6 * right_sides(seed=9)
-    before = start.copy()
-    near, far = (solve(A, ONE, B, tol=1e-8, mixed=mixed).run(s) for s in (start, None))
+    near, far = (solve(A, ONE, B, tol=1e-8, mixed=mixed).run(s) for s in (exact + 1e-6 * right_sides(seed=9), None))
     assert near.iterations < far.iterations
     assert_allclose(near.x, exact, atol=1e-7)
-    assert_array_equal(start, before)
-    b = np.array([[3.0, 1.0], [3.0, 0.0], [5.0, 2.0]])
-    found = solve(operator, np.ones((1, 2)), b).run(start=b / (operator.matrix.diagonal()[:, None] + 1))
+    operator, b = MatrixOperator(np.diag([1.0, 2.0, 4.0])), np.array([[3.0, 1.0], [3.0, 0.0], [5.0, 2.0]])
+    found = solve(operator, np.ones((1, 2)), b).run(start=b / [[2.0], [3.0], [5.0]])
     assert (found.status, found.iterations, operator.products) == (Status.CONVERGED, 0, [("float64", 2)])
-    assert_array_equal(found.residuals, [0.0, 0.0])
 
 
 @both_precisions
@@ -179,12 +152,10 @@ def test_what_is_not_finite_has_not_converged():
     found = solve(1e-10 * positive_definite(N), np.zeros((1, 1)), np.full((N, 1), 1e305)).run()
     assert (found.status, found.residuals[0]) == (Status.STALLED, np.inf)
     assert "too large for float64" in found.messages[-1]
-    for what in (np.nan, np.inf):
-        B = right_sides()
-        B[3, 1] = what
-        found = solve(positive_definite(N), ONE, B, max_iter=50).run()
-        assert found.status is not Status.CONVERGED
-        assert not found.residuals[1] <= 1e-8
+    B = right_sides()
+    B[3, 1] = np.nan
+    found = solve(positive_definite(N), ONE, B, max_iter=50).run()
+    assert found.status is not Status.CONVERGED and not found.residuals[1] <= 1e-8
 
 
 @both_precisions
@@ -221,8 +192,7 @@ def test_the_condition_number_is_about_that_of_the_worst_shift(by, shift, mixed)
 
 def test_the_condition_number_does_not_need_a_large_shift_and_counts_a_deflated_direction():
     A, B, shift = np.diag(np.geomspace(1.0, 2000.0, N)), right_sides(m=1), np.full((1, 1), 1e-15)
-    for by in ("none", "low rank"):
-        assert 500 < solve(A, shift, B, preconditioner(by, A, shift)).run().condition < 8000
+    assert 500 < solve(A, shift, B, preconditioner("low rank", A, shift)).run().condition < 8000
     found = solve(np.eye(N) + np.ones((N, N)), np.ones((1, 1)), B, deflate=np.ones(N)).run()
     assert found.condition == pytest.approx((N + 2) / 2, rel=1e-6)
     found = solve(np.diag([1.0, 3.0, 7.0, 20.0]), np.zeros((1, 1)), np.ones((4, 1)), tol=1e-14).run()
@@ -234,24 +204,21 @@ def test_a_condition_number_that_is_not_wanted_or_not_known_is_nan():
     seen, A, B = [], positive_definite(N), right_sides()
     found = solve(A, ONE, B, estimates_condition=False, on_iteration=lambda s: seen.append(len(s.cycle.traced))).run()
     assert np.isnan(found.condition) and not any(seen), "nothing is kept for it"
-    assert_array_equal(found.x, solve(A, ONE, B).run().x)
-    assert np.isnan(solve(np.eye(N), np.zeros((1, 1)), np.zeros((N, 1))).run().condition)
-    assert np.isnan(solve(np.eye(N), np.ones((1, 1)), right_sides(m=1), Growing(np.eye(N))).run().condition)
+    assert np.isnan(solve(A, ONE, B, Growing(np.eye(N))).run().condition)
     assert np.isnan(ritz_values(np.array([np.nan]), np.array([1.0]))).all()
 
 
 @every_pair(which=list(SHIFTS), mixed=[False, True], by=["none", "low rank"])
 def test_a_deflated_direction_towers_above_the_others_and_costs_one_product(which, mixed, by):
     A, shift, B = positive_definite(N) + 1e6 * np.ones((N, N)), SHIFTS[which], right_sides() + 5.0
-    operator, settings = MatrixOperator(A), {"tol": 1e-8, "mixed": mixed}
-    found = solve(operator, shift, B, preconditioner(by, A, shift), deflate=np.ones(N), **settings).run()
+    operator, by = MatrixOperator(A), preconditioner(by, A, shift)
+    found = solve(operator, shift, B, by, deflate=np.ones(N), tol=1e-8, mixed=mixed).run()
     assert found.status is Status.CONVERGED
     assert (true_residuals(A, shift, B, found.x) <= 1.01e-8).all()
     assert_allclose(found.x, solution(A, shift, B), atol=1e-5)
     assert operator.products[0][1] == 1
     if not mixed:
         assert len(operator.products) == 1 + found.iterations + sum(h.is_true for h in found.history)
-        assert by != "none" or found.iterations <= solve(A, shift, B, **settings).run().iterations
 
 
 def test_any_direction_may_be_deflated_and_solves_what_is_along_it():
@@ -285,24 +252,12 @@ def test_what_is_not_positive_definite_is_an_error(what, mixed):
 
 @both_precisions
 def test_no_more_iterations_than_allowed_and_exactly_enough_suffice(mixed):
-    A, B, zero = np.diag(np.logspace(0, 6, N)), right_sides(), np.zeros((1, M))
-    found = solve(A, zero, B, tol=1e-10, max_iter=7, mixed=mixed).run()
-    assert (found.status, found.iterations) == (Status.MAX_ITERATIONS, 7)
-    assert_allclose(found.residuals, true_residuals(A, zero, B, found.x), rtol=1e-3)
-    assert not any("float32" in message for message in found.messages), "precision was not the matter"
-    A = positive_definite(N)
+    A, B = positive_definite(N), right_sides()
     needed = solve(A, ONE, B, mixed=mixed).run().iterations
-    found = solve(A, ONE, B, max_iter=needed, mixed=mixed).run()
-    assert (found.status, found.iterations) == (Status.CONVERGED, needed)
-
-
-@both_precisions
-def test_a_residual_below_rounding_stalls_and_nothing_worse_is_reported(mixed):
-    A, B, shift = ill_conditioned(1e-8), right_sides(), np.full((1, M), 1e-8)
-    found = solve(A, shift, B, tol=1e-15, max_iter=20_000, mixed=mixed).run()
-    assert found.status is Status.STALLED
-    assert 1e-15 < found.residuals.max() <= 1.0, "nothing is reported that is worse than no answer"
-    assert_allclose(found.residuals, true_residuals(A, shift, B, found.x), rtol=0.5)
+    for status, allowed in ((Status.MAX_ITERATIONS, needed - 1), (Status.CONVERGED, needed)):
+        found = solve(A, ONE, B, max_iter=allowed, mixed=mixed).run()
+        assert (found.status, found.iterations, found.messages) == (status, allowed, ())
+        assert_allclose(found.residuals, true_residuals(A, ONE, B, found.x), rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -371,25 +326,21 @@ def test_a_preconditioner_grows_where_convergence_is_slow(mixed):
     assert by.growths >= 2 and found.rank == by.rank and found.iterations >= 2 * WINDOW
     slow = [m for m in found.messages if m.startswith("slow convergence (relative residual")]
     assert "rank grows from 10 to 20" in slow[0] and "rank grows from 20 to 30" in slow[1]
-    for most, useless in ((0, False), (3, True)):  # where it cannot, or growth brings nothing, it continues
-        by = Growing(np.linalg.inv(A), needed=99, most=most, useless=useless)
-        found = solve(A, np.zeros((1, 1)), B, by, max_iter=800, mixed=mixed).run()
-        assert (found.status, found.iterations, by.growths) == (Status.MAX_ITERATIONS, 800, most)
+    by = Growing(np.linalg.inv(A), needed=99, most=3, useless=True)  # growth brings nothing, and it continues
+    found = solve(A, np.zeros((1, 1)), B, by, max_iter=800, mixed=mixed).run()
+    assert (found.status, found.iterations, by.growths) == (Status.MAX_ITERATIONS, 800, 3)
     by = Growing(np.eye(N))
     found = solve(positive_definite(N), ONE, right_sides(), by, mixed=mixed).run()
     assert (found.status, by.growths, found.messages) == (Status.CONVERGED, 0, ()), "not where it is fast"
 
 
 def test_progress_is_the_way_to_the_tolerance():
-    progress, steps, begun = Progress(), [], []
-    progress.advance, progress.begin = steps.append, lambda *arguments: begun.append(arguments[:2])
+    progress, steps = Progress(), []
+    progress.advance = steps.append
     found = solve(positive_definite(N), ONE, right_sides(), tol=1e-6, progress=progress).run()
-    assert begun == [("conjugate gradient", pytest.approx(-np.log(1e-6)))]
     assert min(steps) >= 0 and sum(steps) == pytest.approx(-np.log(1e-6))
-    assert [h.iteration for h in found.history if not h.is_true] == list(range(1, found.iterations + 1))
+    assert [h.iteration for h in found.history] == [*range(1, found.iterations + 1), found.iterations]
     assert found.history[-1].is_true and found.history[-1].largest == found.residuals.max()
-    seconds = [h.seconds for h in found.history]
-    assert seconds == sorted(seconds) and seconds[0] >= 0
 
 
 def travelled(state):
