@@ -3,26 +3,19 @@
 With a free intercept a linear kernel takes an origin near rows that are far from 0, and keeps all digits.
 """
 
-import warnings
-from contextlib import nullcontext
-
 import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import zarr
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
-from dkrr.errors import ConvergenceWarning, InputError, NotFiniteError, NotPositiveDefiniteError, StoreError
-from dkrr.features import IdentityMap, arrays_of, feature_map, feature_map_from_dict, kernel_from_dict
-from dkrr.features.maps import CentredMap, difference_at_zero
-from dkrr.fitting.data import ORIGINS
-from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial, Precomputed
+from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
+from dkrr.features import arrays_of, feature_map, feature_map_from_dict, kernel_from_dict
+from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial
 from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
 from dkrr.solvers import Status
-from dkrr.store import RunStore
 from tests import precise
 from tests.pairs import every_pair
 
@@ -43,22 +36,20 @@ def sample(n=30, d=3):
 @every_form
 def test_targets_of_any_size_have_all_their_digits(place, form):
     X, y = sample()
-    fit_intercept = place != "tiles"
-    exact = precise.ridge(Linear(), X, y, 0.5, fit_intercept=fit_intercept)
+    exact = precise.ridge(Linear(), X, y, 0.5, fit_intercept=place != "tiles")
     # Powers of two, which the oracle's answer for y only has to be multiplied by.
-    powers = [-1040, -540, -532, 515, 665, 1020]
-    targets = np.column_stack([y, *(np.ldexp(y, p) for p in powers)])
-    model = KernelRidge(0.5, form=form, fit_intercept=fit_intercept, **PLACES[place]).fit(X, targets)
-    assert model.solve_result_.status in SUCCESS and 0.0 < model.solve_result_.residual < 1e-12
-    for column, power in enumerate([0, *powers]):
-        tolerance = 1e-12 if power > -1000 else 1e-8  # what is denormal has fewer digits
-        for found, expected in (
-            (model.dual_coef_[:, column], exact.dual_coef[:, 0]),
-            (model.predict(X)[:, column], exact.fitted[:, 0]),
-            (model.norm_[column], exact.norm[0]),
-        ):
-            size = max(np.abs(exact.fitted).max(), 1.0)
-            assert_allclose(np.ldexp(found, -power), expected, rtol=0, atol=tolerance * size)
+    powers = np.array([-1040, -540, -532, 0, 515, 665, 1020])
+    model = KernelRidge(0.5, form=form, fit_intercept=place != "tiles", **PLACES[place])
+    result = model.fit(X, np.ldexp(y[:, None], powers)).solve_result_
+    assert result.status in SUCCESS and 0.0 < result.residual < 1e-12
+    tolerance = np.where(powers > -1000, 1e-12, 1e-8)  # what is denormal has fewer digits
+    for found, expected in (
+        (model.dual_coef_, exact.dual_coef),
+        (model.predict(X), exact.fitted),
+        (model.norm_, exact.norm),
+    ):
+        errors = np.abs(np.ldexp(found, -powers) - expected)
+        assert (errors <= tolerance * max(np.abs(exact.fitted).max(), 1.0)).all()
 
 
 @every_place
@@ -102,9 +93,8 @@ def test_weights_of_any_size(way, power):
     weights = np.random.default_rng(1).uniform(0.5, 2.0, len(y))
     exact = precise.logistic(Linear(), X, y > 0, 0.5, sample_weight=weights, fit_intercept=True)
     model = KernelLogisticRegression(np.ldexp(0.5, power), form=way[0], solver=way[1], tol=1e-10)
-    result = model.fit(X, y > 0, sample_weight=np.ldexp(weights, power)).solve_result_
-    scores = exact.fitted[:, 0]
-    assert result.status is Status.CONVERGED and result.steps
+    result, scores = model.fit(X, y > 0, sample_weight=np.ldexp(weights, power)).solve_result_, exact.fitted[:, 0]
+    assert result.status is Status.CONVERGED
     assert_allclose(model.decision_function(X), scores, rtol=0, atol=1e-7)
     least = weights @ np.logaddexp(0.0, np.where(y > 0, -scores, scores)) + 0.5 * exact.norm[0] ** 2
     assert_allclose(np.ldexp(result.steps[-1].objective, -power), least, rtol=1e-9)
@@ -118,66 +108,30 @@ def test_features_whose_squares_overflow_are_refused(way, n_classes):
         KernelLogisticRegression(0.1, form=way[0], solver=way[1], fit_intercept=n_classes == 3).fit(X * 1e160, labels)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 1e-200])
-def test_weights_far_above_the_penalty_are_no_success_unless_right(alpha):
-    X, y = sample()
-    model = KernelLogisticRegression(alpha, form="primal", solver="cholesky", tol=1e-10)
-    model.fit(X, y > 0, sample_weight=np.full(len(y), 1e200))
-    exact = precise.logistic(Linear(), X, y > 0, 1e-60, fit_intercept=True)
-    assert model.solve_result_.status is Status.CONVERGED
-    assert_allclose(model.predict_proba(X)[:, 1], precise.probabilities(exact.fitted), rtol=0, atol=1e-8)
-
-
-@every_form
-def test_a_run_with_tiny_weights_is_resumed(tmp_path, form):
-    X, y = sample()
-    fit = {"X": X, "y": y > 0, "sample_weight": np.full(len(y), 2.0**-660)}
-    settings = {"alpha": 2.0**-664, "form": form, "solver": "cholesky", "tile": 12}
-    whole = KernelLogisticRegression(**settings).fit(**fit)
-    for max_iter in (2, 50):
-        model = KernelLogisticRegression(**settings, max_iter=max_iter, store=tmp_path / "run.zarr")
-        with pytest.warns(ConvergenceWarning) if max_iter == 2 else nullcontext():
-            model.fit(**fit)
-    assert_allclose(model.decision_function(X), whole.decision_function(X), rtol=0, atol=1e-9)
-    found, expected = ([step.objective for step in m.solve_result_.steps] for m in (model, whole))
-    assert_allclose(found, expected, rtol=1e-10)
-
-
 @every_pair(place=["memory", "tiles"], value=[0.1, 1e-160, 1e200])
 def test_constant_targets_are_their_mean_and_opposite_ones_cancel(place, value):
     """What is left of them after their mean is rounding, which no residual is relative to."""
     X, y = sample(60)
-    model = KernelRidge(1e-3, form="primal", fit_intercept=True, **PLACES[place]).fit(X, np.full(60, value))
-    assert model.solve_result_.status is Status.SOLVED and model.solve_result_.residual < 1e-14
-    assert_array_equal(model.coef_, 0.0)
-    assert_allclose(model.predict(X), value, rtol=1e-15)
-    opposite = np.repeat(y, 2) * np.tile([1, -1], 60)
-    model = KernelRidge(1e-9, form="primal", **PLACES[place]).fit(np.repeat(X, 2, axis=0), opposite)
-    assert model.solve_result_.status is Status.SOLVED
-    assert_array_equal(model.coef_, 0.0)
+    X, opposite = np.repeat(X, 2, axis=0), np.repeat(y, 2) * np.tile([1, -1], 60)
+    for alpha, targets, mean in ((1e-3, np.full(120, value), value), (1e-9, opposite, 0.0)):
+        model = KernelRidge(alpha, form="primal", fit_intercept=mean != 0.0, **PLACES[place]).fit(X, targets)
+        assert model.solve_result_.status is Status.SOLVED and model.solve_result_.residual < 1e-14
+        assert_array_equal(model.coef_, 0.0)
+        assert_allclose(model.predict(X), mean, rtol=1e-15)
 
 
 @pytest.mark.parametrize("tile", [None, 48])
 def test_the_row_at_which_a_matrix_is_singular_or_indefinite_is_named(data, tile):
     X, K = data.X.copy(), np.diag(np.where(np.arange(211) < 100, 1.0, -1.0))
     X[137] = X[60]
-    for model, given, row, words in (
-        (
-            KernelRidge(0.0, kernel="rbf", gamma=3.0, tile=tile),
-            X,
-            137,
-            r"alpha = 0.*row 137.*duplicate rows",
-        ),
-        (KernelRidge(0.5, kernel="precomputed", tile=tile), K, 100, r"alpha = 0.5.*row 100 .*increase alpha"),
-    ):
-        with pytest.raises(NotPositiveDefiniteError, match=words) as caught:
-            model.fit(given, data.y)
-        assert caught.value.row == row
+    with pytest.raises(NotPositiveDefiniteError, match=r"alpha = 0.*row 137.*duplicate rows"):
+        KernelRidge(0.0, kernel="rbf", gamma=3.0, tile=tile).fit(X, data.y)
+    with pytest.raises(NotPositiveDefiniteError, match=r"alpha = 0.5.*row 100 .*increase alpha"):
+        KernelRidge(0.5, kernel="precomputed", tile=tile).fit(K, data.y)
 
 
-@pytest.mark.parametrize("is_balanced", [False, True])  # with as many of each class, 1ᵀg is 0 at the start
-@pytest.mark.parametrize("solver", ["cholesky", "cg"])
-@pytest.mark.parametrize("tile", [None, 10])
+# With as many of each class, 1ᵀg is 0 at the start.
+@every_pair(tile=[None, 10], solver=["cholesky", "cg"], is_balanced=[False, True])
 def test_an_indefinite_or_asymmetric_kernel_is_found_by_newtons_method(data, tile, solver, is_balanced):
     K = np.diag(np.where(np.arange(24) < 12, 1.0, -3.0))
     y = np.arange(24) % 2 if is_balanced else np.arange(24) > 7
@@ -198,10 +152,9 @@ def test_rounding_beside_the_largest_entry_is_not_an_asymmetry(data, tile):
     assert_allclose(found, data.y / 101.0, rtol=1e-12)
 
 
-@pytest.mark.parametrize("weights", [None, np.repeat([0.0, 1.0], [15, 5])], ids=["none", "of few rows"])
-def test_least_squares_takes_the_form_whose_matrix_is_not_singular_and_counts_rows_with_a_weight(weights):
-    X, y = sample(20, 6 if weights is not None else 60)
-    model = KernelRidge(alpha=0.0, kernel="linear").fit(X, y, sample_weight=weights)
+def test_least_squares_takes_the_form_whose_matrix_is_not_singular_and_counts_rows_with_a_weight():
+    X, y = sample(20, 6)
+    model = KernelRidge(alpha=0.0, kernel="linear").fit(X, y, sample_weight=np.repeat([0.0, 1.0], [15, 5]))
     assert model.plan_.form == "dual"
     assert_allclose(model.predict(X)[15:], y[15:], atol=1e-8)
 
@@ -215,13 +168,6 @@ def about_the_rows(kernel, X, n, weights=None):
 
 def rows(n, d, offset, seed=0):
     return np.random.default_rng(seed).standard_normal((n, d)) + offset
-
-
-def in_chunks(folder, X):
-    """The same rows in a Zarr array and in a Dask array."""
-    stored = zarr.create_array(f"{folder}/X.zarr", shape=X.shape, chunks=(len(X) // 3, X.shape[1]), dtype=X.dtype)
-    stored[...] = X
-    return stored, da.from_array(X, chunks=(len(X) // 2, X.shape[1]))
 
 
 ITERATED = {"solver": "cg", "tol": 1e-11}
@@ -273,38 +219,29 @@ def test_without_a_penalty_targets_are_interpolated():
 def test_saved_models_keep_their_origin_and_can_be_fitted_again(tmp_path, form, kind):
     X, y = rows(30, 3, 1e6), rows(30, 1, 0.0, seed=1)[:, 0] > 0
     model = kind(0.1, kernel=Linear() + 0.1 * RBF() if form == "dual" else Linear(), fit_intercept=True, form=form)
-    dkrr.save(model.fit(X, y.astype(float) if kind is KernelRidge else y), tmp_path / "m.zarr")
+    dkrr.save(model.fit(X, y.astype(float)), tmp_path / "m.zarr")
     again = dkrr.load(tmp_path / "m.zarr")
-    score = "predict" if kind is KernelRidge else "decision_function"
-    assert_array_equal(getattr(again, score)(X), getattr(model, score)(X))
+    assert_array_equal(again.predict(X), model.predict(X))
     assert_array_equal(again.intercept_, model.intercept_)
     assert again.kernel == model.kernel
-    assert_array_equal(getattr(again.fit(X, y), score)(X), getattr(model, score)(X))
+    assert_array_equal(again.fit(X, y.astype(float)).predict(X), model.predict(X))
 
 
 def test_what_takes_no_origin():
     X, y = rows(20, 3, 1e6), np.arange(20.0)
-    assert about_the_rows(Linear(), rows(20, 3, 1.0), 20) == Linear()  # near 0 as they are
-    assert about_the_rows(Linear(), X[:1], 1) == Linear()  # it would be 0
     assert isinstance(about_the_rows(Linear(), X, 20), CentredLinear)
+    assert about_the_rows(Linear(), rows(20, 3, 1.0), 20) == Linear(), "near 0 as they are"
+    assert about_the_rows(Linear(), X[:1], 1) == Linear(), "it would be 0"
     for kernel in (RBF(), Polynomial(1), Linear() * RBF(), Linear() + Polynomial(2)):
         assert about_the_rows(kernel, X, 20) is kernel
-    for given, kernel in ((sp.csr_array(X), Linear()), (X @ X.T, Precomputed())):
-        model = KernelRidge(1e6, kernel=kernel, fit_intercept=True, form="dual")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            assert model.fit(given, y)._model.kernel == kernel
-    assert KernelRidge(1e6, form="dual").fit(X - 1e6 + 100.0, y)._model.kernel == Linear()  # no free intercept
-    X[7, 1] = np.nan
-    with pytest.raises(InputError, match="row 7"):
-        KernelRidge(1.0, fit_intercept=True).fit(X, y)
+    assert KernelRidge(1e6, form="dual").fit(X - 1e6 + 100.0, y)._model.kernel == Linear(), "no free intercept"
 
 
 def test_the_kernel_about_an_origin_and_its_map():
     X, Z = rows(700, 600, 1e6), rows(7, 600, 1e6, seed=1)  # more than one strip
     kernel = about_the_rows(Linear(), X, 700)
-    phi = feature_map(kernel, 600)
-    features, expected = X - kernel.origin, (X - kernel.origin) @ (Z - kernel.origin).T
+    phi, features = feature_map(kernel, 600), X - kernel.origin
+    expected = features @ (Z - kernel.origin).T
     coef, values = rows(600, 2, 0.0, seed=1), rows(700, 2, 0.0, seed=2)
     for found, exact, atol in (
         (kernel(X, Z), expected, 1e-9),
@@ -315,18 +252,13 @@ def test_the_kernel_about_an_origin_and_its_map():
         (phi.multiply(X, coef), features @ coef, 1e-10),
         (phi.adjoint(X, values), features.T @ values, 1e-10),
         (phi.multiply(sp.csr_array(X[:9]), coef), features[:9] @ coef, 1e-10),
-        (phi.multiply(X[:0], coef), np.empty((0, 2)), 0.0),
         (phi.adjoint(X[:0], values[:0]), np.zeros((600, 2)), 0.0),
     ):
         assert_allclose(found, exact, rtol=1e-7, atol=atol)
     for each in (kernel, 2.0 * kernel + RBF(0.5)):
         assert kernel_from_dict(each.to_dict(), arrays=arrays_of(each)) == each
     assert feature_map_from_dict(phi.to_dict(), arrays=arrays_of(phi)) == phi and phi.kernel() == kernel
-    assert hash(phi) != hash(CentredMap(kernel.origin + 1.0))
-    assert not difference_at_zero(IdentityMap(), IdentityMap(), 4).any(), "a part without an origin"
     assert len(repr(kernel)) + len(repr(phi)) + len(str(kernel.to_dict())) + len(str(phi.to_dict())) < 500
-    with pytest.raises(InputError, match="missing"):
-        kernel_from_dict(kernel.to_dict())
     with pytest.raises(InputError, match="columns"):
         kernel(X[:, :3])
 
@@ -379,18 +311,6 @@ def test_a_far_row_that_hardly_counts_does_not_move_the_origin(form, weight):
     assert_allclose(model.predict(X[:5]), expected.predictions, atol=1e-8)
 
 
-def test_stored_and_lazy_rows_of_which_the_first_do_not_count(tmp_path):
-    X, y, weights = rows(60, 3, 1e6), rows(60, 1, 0.0, seed=1), np.ones(60)
-    X[:5], X[20] = 1e9, -1e9
-    weights[:5] = weights[20] = 0.0
-    expected = precise.ridge(Linear(), X, y, 0.1, sample_weight=weights, fit_intercept=True, X_new=X[30:])
-    for given in in_chunks(tmp_path, X):
-        model = KernelRidge(0.1, fit_intercept=True, form="dual", tile=32, store=str(tmp_path / type(given).__name__))
-        model.fit(given, y, sample_weight=weights)
-        for new in (X[30:], sp.csr_array(X[30:]), da.from_array(X[30:])):
-            assert_allclose(np.asarray(model.predict(new)), expected.predictions, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("kind", "form"), [(KernelRidge, "dual"), (KernelRidge, "primal"), (KernelLogisticRegression, "primal")]
 )
@@ -399,24 +319,6 @@ def test_a_run_continues_from_another_container_with_the_origin_of_the_first(tmp
     X = rows(1100, 3, 1e6) + np.linspace(0.0, 9.0, 1100)[:, None]
     y = rows(1100, 1, 0.0, seed=1)[:, 0] > 0
     model = kind(0.1, kernel="linear", fit_intercept=True, form=form, tile=1100, store=str(tmp_path / "run"))
-    first = model.fit(X, y)._model
-    assert origins_near(Linear(), X[::2], 1100)[0][0] != origins_near(Linear(), X[:1024], 1100)[0][0]
-    for given in in_chunks(tmp_path, X):
-        again = model.fit(given, y)._model
-        assert again.kernel == first.kernel
-        assert_array_equal(again.intercept, first.intercept)
-    with pytest.raises(StoreError, match="another problem"):
-        model.fit(X[:, :2], y)
-
-
-def test_a_run_that_began_without_an_origin_continues_without(tmp_path):
-    # Such as one of an earlier version: tiles about 0 and about an origin must not meet.
-    X, y = rows(60, 3, 1e6), rows(60, 1, 0.0, seed=1)[:, 0]
-    model = KernelRidge(1e6, kernel="linear", fit_intercept=True, form="dual", tile=32, store=str(tmp_path / "run"))
-    model.fit(X, y)
-    store = RunStore(str(tmp_path / "run"))
-    assert store.note(ORIGINS) is not None
-    store.set_note(ORIGINS, None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        assert model.fit(X, y)._model.kernel == Linear()
+    first, again = (model.fit(given, y)._model for given in (X, da.from_array(X, chunks=(550, 3))))
+    assert again.kernel == first.kernel
+    assert_array_equal(again.intercept, first.intercept)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.cluster import Progress, SerialExecutor
+from dkrr.kernels import RBF
 from dkrr.linalg import residual, rounding
 from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.preconditioner import Preconditioner
@@ -66,9 +67,7 @@ def test_the_relative_residual_is_the_worst_over_columns():
     huge = [(1e300 * r[:1], 1e300 * b[:1]) for r, b in norms]
     assert_allclose(relative(huge), 2.0, rtol=1e-15)
     for bad in (np.nan, np.inf):
-        for size in (1.0, bad):
-            for other in ([], [(np.array([1e-9, 1e-9]), np.ones(2))]):
-                assert not relative([(np.array([0.0, bad]), np.array([1.0, size])), *other]) <= 1.0, "not lost"
+        assert not relative([(np.array([0.0, bad]), np.array([1.0, bad])), *norms]) <= 1.0, "not lost"
 
 
 def estimate(A, diagonal=None):
@@ -94,23 +93,11 @@ def test_the_condition_number_is_never_above_and_seldom_far_below(n, digits, ben
 
 def test_a_condition_number_that_cannot_be_known_is_nan_or_infinite():
     good = Moments(1.0, 1.0)
-    assert condition_number(good, good) == 1.0
     assert condition_number(good, Moments(-1e-20, 1e10)) == math.inf
     assert math.isnan(condition_number(Moments(math.nan, 1.0), good))
     assert math.isnan(condition_number(good, Moments(math.inf, math.inf)))
     assert_array_equal(scaling_of(np.array([4.0, 0.0, -1.0])), [2.0, 1.0, 1.0])
-    assert residual.worst([math.nan, 3.0, 2.0]) == 3.0
-    assert math.isnan(residual.worst([math.nan])) and math.isnan(residual.worst([]))
-
-
-def test_the_probe_is_always_the_same():
-    B = np.ones((9, 2))
-    first = with_probe(B)
-    kept = first.copy()
-    assert_array_equal(first[:, :2], B)
-    first[:, 2] = np.nan  # a caller overwrites its own copy
-    assert_array_equal(with_probe(B), kept)
-    assert_allclose(with_probe(B, np.full(9, 2.0))[:, 2], 2 * kept[:, 2])
+    assert residual.worst([math.nan, 3.0, 2.0]) == 3.0 and math.isnan(residual.worst([]))
 
 
 class Float32Inverse(Preconditioner):
@@ -126,13 +113,13 @@ class Float32Inverse(Preconditioner):
 
 def gram(n=300):
     X = random(n, 2)
-    return np.exp(-0.5 * ((X[:, None] - X) ** 2).sum(axis=2)), random(n, 3, seed=1)
+    return RBF(gamma=0.5)(X), random(n, 3, seed=1)
 
 
-def refine(K, alpha, B, preconditioner=None):
+def refine(K, alpha, B):
     shift = np.full(len(K), alpha)
-    preconditioner = preconditioner or Float32Inverse(K + np.diag(shift))
-    begun = Refinement.begun(MatrixOperator(K), K.diagonal(), shift, B, preconditioner, Progress())
+    inverse = Float32Inverse(K + np.diag(shift))
+    begun = Refinement.begun(MatrixOperator(K), K.diagonal(), shift, B, inverse, Progress())
     return begun, begun.iteration.run(state=begun.start)
 
 
@@ -162,20 +149,16 @@ def test_each_right_hand_side_has_its_own_level_of_rounding():
 
 # What float32 holds of a matrix ------------------------------------------------------------------------------
 
-TINY, LARGEST = 5e-324, np.finfo(float).max
-
 
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=9))
+@example([0.5, 1.0, 1.99])
 def test_a_scale_brings_the_diagonal_near_one_and_changes_no_digit(diagonal):
-    scale = rounding.rounding_scale(np.array(diagonal))
-    scaled = np.array(diagonal) if scale is None else np.array(diagonal) * scale[:, 0] * scale[:, 0]
-    assert ((scaled >= 0.5) & (scaled < 2.0)).all()
-    assert scale is None or (np.frexp(scale)[0] == 0.5).all(), "powers of two"
-
-
-def test_a_scale_of_ones_is_none():
-    assert rounding.rounding_scale(np.array([0.5, 1.0, 1.01, 1.99])) is None
-    assert_array_equal(rounding.rounding_scale(np.array([4.0, 16.0, 1.0])), [[0.5], [0.25], [1.0]])
+    scale, near = rounding.rounding_scale(np.array(diagonal)), all(0.5 <= d < 2.0 for d in diagonal)
+    assert (scale is None) == near
+    if not near:
+        scaled = np.array(diagonal) * scale[:, 0] * scale[:, 0]
+        assert ((scaled >= 0.5) & (scaled < 2.0)).all()
+        assert (np.frexp(scale)[0] == 0.5).all(), "powers of two"
 
 
 @given(st.integers(1, 10**7), st.floats(1e-15, 1.0))
@@ -194,14 +177,11 @@ def test_a_shift_is_relative_to_each_diagonal_entry():
     assert rounding.least_relative_shift(np.array([np.inf]), np.array([1.0])) == 0.0
 
 
-@pytest.mark.parametrize("largest", [1.0, -3.0, 1e-310, TINY, 1e-160, 2.0**1023, -LARGEST])
+@pytest.mark.parametrize("largest", [-3.0, 1e-310, 5e-324, 1e-160, 2.0**1023, -np.finfo(float).max])
 def test_sizes_of_vectors_are_powers_of_two_that_change_no_digit(largest):
-    vectors = np.array([[largest, 1.0], [largest / 4, 0.0]])
+    vectors = np.array([[largest, 1.0, 0.0], [largest / 4, 0.0, 0.0]])
     sizes = column_sizes(vectors)
     assert_array_equal(np.frexp(sizes)[0], 0.5)
-    scaled = vectors / sizes
-    assert_array_equal(scaled * sizes, vectors)
-    assert np.abs(scaled).max() < 2.0
-    if abs(largest) > np.finfo(float).tiny:
-        assert np.abs(scaled[:, 0]).max() > 0.5
-    assert_array_equal(np.zeros((3, 2)) / column_sizes(np.zeros((3, 2))), 0.0)
+    assert_array_equal(vectors / sizes * sizes, vectors)
+    assert np.abs(vectors / sizes).max() < 2.0
+    assert abs(largest) < np.finfo(float).tiny or np.abs(largest / sizes[0]) > 0.5
