@@ -2,7 +2,6 @@
 
 import pickle
 import random as chance
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +15,7 @@ from dkrr.cluster import Meter, SerialExecutor, Task, ThreadExecutor
 from dkrr.data import as_rows
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import memory, sources, substitution
-from dkrr.linalg.cholesky import PartialSums, cholesky_tasks, factor_tile
+from dkrr.linalg.cholesky import cholesky_tasks, factor_tile
 from dkrr.linalg.inverse import LocalFactor, SharedFactor, block_cuts
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.sources import MatrixTiles
@@ -111,17 +110,6 @@ def test_what_float32_cannot_hold_is_an_error(tmp_path):
         run(cholesky_tasks(make_case(tmp_path, RAGGED, m=0, A=beyond, dtype="float32").system))
 
 
-def test_arrays_that_do_not_fit_together_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="takes no right-hand sides"):
-        make_case(tmp_path, RAGGED, dtype="float32")
-    sums = (PartialSums(systems.empty_tiles(tmp_path, RAGGED, "float32")),)
-    for m, changes, words in ((2, {"forward": None}, "or none of them"), (0, {"partial": sums}, "differ in dtype")):
-        with pytest.raises(ValueError, match=words):
-            replace(make_case(tmp_path, RAGGED, m).system, **changes)
-    with pytest.raises(ValueError, match="one panel"):
-        MemoryMatrix(TileGrid(20, 10, 5))
-
-
 def reads(step, with_forward=True):
     """Tiles of L that a task reads; those on the diagonal with their rows of Z, if there are right-hand sides."""
     tiles = {(r, k) for k in step.columns for r in (step.i, step.j)}
@@ -129,57 +117,42 @@ def reads(step, with_forward=True):
     return tiles | ({(k, k) for k in step.columns} if with_forward and step.i == step.j else set())
 
 
-def check_resume(folder, grid, chunks, rows=(), columns_per_task=0, sums=(), dtype="float64"):
-    """Delete chunks of the factor, rows of the forward solution, tiles of the sums between; run what is left."""
-    m = 2 if dtype == "float64" else 0
+@given(st.data(), st.sampled_from([(RAGGED, 0), (RAGGED, 1), (MANY, 0), (MANY, 2), (MANY, 3)]), dtypes)
+def test_a_run_resumes_from_whatever_exists(tmp_path_factory, data, cut, dtype):
+    """Without chunks of the factor, rows of the forward solution and tiles of the sums between."""
+    (grid, columns_per_task), m = cut, 2 if dtype == "float64" else 0
+    steps = {s.key: s for s in tile_steps(grid.n_tiles, columns_per_task)}
+    chunks = data.draw(st.sets(st.sampled_from([(i, p) for i, j in grid.lower() for p in grid.panels(j)])))
+    rows = data.draw(st.sets(st.integers(0, grid.n_tiles - 1), max_size=2)) if m else ()
+    between = [(s.part, s.i, s.j) for s in steps.values() if not s.is_last]
+    sums = data.draw(st.sets(st.sampled_from(between), max_size=4)) if between else ()
+    folder = tmp_path_factory.mktemp("c")
     system = factored(folder, grid, m=m, columns_per_task=columns_per_task, dtype=dtype).system
-    before, rows = files(system), rows if m else ()
+    before = files(system)
     remove_chunks(system.factor.array, chunks)
-    if m:
-        remove_chunks(system.forward, [(k, 0) for k in rows])
+    remove_chunks(system.forward, [(k, 0) for k in rows])
     for part, i, j in sums:
         remove_chunks(system.partial[part].matrix.array, [(i, grid.panels(j)[0])])
     missing = {(i, grid.tile_of(p)) for i, p in chunks} | {(k, k) for k in rows}
-    expected = {}
-    for step in tile_steps(grid.n_tiles, columns_per_task):
-        parts_left = range(step.part, len(system.partial))
-        kept = any((step.i, step.j) in system.partial[p].matrix.complete_tiles() for p in parts_left)
-        if (step.i, step.j) in missing and (step.is_last or not kept):
-            expected[step.key] = step
+
+    def is_needed(step):
+        tile, parts_left = (step.i, step.j), system.partial[step.part :]
+        return tile in missing and (step.is_last or all(tile not in p.matrix.complete_tiles() for p in parts_left))
 
     tasks = cholesky_tasks(system)
-    assert {t.key for t in tasks} == set(expected), "existing tiles are not recomputed"
+    assert {t.key for t in tasks} == {key for key, s in steps.items() if is_needed(s)}, "others are not recomputed"
     for key, earlier in systems.waits_for(tasks).items():
-        needed = {f"L-{a}-{b}" for a, b in reads(expected[key], m > 0) & missing}
+        needed = {f"L-{a}-{b}" for a, b in reads(steps[key], m > 0) & missing}
         assert needed <= earlier, f"{key} may start before what it reads exists"
     run(tasks)
     assert files(system) == before
     assert cholesky_tasks(system) == []
 
 
-@given(st.data(), st.sampled_from([(RAGGED, 0), (RAGGED, 1), (MANY, 0), (MANY, 2), (MANY, 3)]), dtypes)
-def test_a_run_resumes_from_whatever_exists(tmp_path_factory, data, cut, dtype):
-    grid, columns_per_task = cut
-    existing = [(i, p) for i, j in grid.lower() for p in grid.panels(j)]
-    chunks = data.draw(st.sets(st.sampled_from(existing), max_size=6))
-    rows = data.draw(st.sets(st.integers(0, grid.n_tiles - 1), max_size=2))
-    steps = [(s.part, s.i, s.j) for s in tile_steps(grid.n_tiles, columns_per_task) if not s.is_last]
-    sums = data.draw(st.sets(st.sampled_from(steps), max_size=4)) if steps else ()
-    check_resume(tmp_path_factory.mktemp("c"), grid, chunks, rows, columns_per_task, sums, dtype)
-
-
-def test_a_run_resumes_where_missing_tiles_read_each_other(tmp_path):
-    # (2, 2) needs (2, 0), which it does not reach by way of (2, 1), which exists.
-    check_resume(tmp_path, RAGGED, {(2, 0), (2, 6)})
-    check_resume(tmp_path, RAGGED, {(2, 6)}, {0})  # a diagonal tile reads the forward solution
-    existing = {(i, p) for i, j in MANY.lower() for p in MANY.panels(j)}
-    check_resume(tmp_path, MANY, existing, set(range(7)), 2, [(0, i, j) for i, j in MANY.lower() if j > 2])
-
-
 # Substitution ----------------------------------------------------------------------------------------------------
 
 
-def stored_factor(folder, grid, dtype):
+def stored_factor(folder, grid, dtype="float32"):
     """Factor of a well-conditioned matrix, as it is rounded."""
     L = np.linalg.cholesky(positive_definite(grid.n)).astype(dtype).astype(np.float64)
     return L, systems.tiles_of(folder, grid, L, dtype)
@@ -274,7 +247,7 @@ def test_a_factor_applied_is_the_inverse_of_what_it_was_rounded_to(tmp_path_fact
 
 
 def test_the_number_of_threads_of_a_stored_factor_does_not_change_the_bits(tmp_path):
-    _, factor = stored_factor(tmp_path, NINE, "float32")
+    _, factor = stored_factor(tmp_path, NINE)
     R = systems.random(NINE.n, 2, seed=1)
     one, *others = (LocalFactor(factor, n).apply(R) for n in (1, 2, 5, 5))
     for other in others:
@@ -283,9 +256,9 @@ def test_the_number_of_threads_of_a_stored_factor_does_not_change_the_bits(tmp_p
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_missing_or_damaged_strip_is_an_error_that_names_it(tmp_path, way):
-    _, missing = stored_factor(tmp_path, NINE, "float32")
+    _, missing = stored_factor(tmp_path, NINE)
     remove_chunks(missing.array, [(5, 4)])
-    _, damaged = stored_factor(tmp_path, NINE, "float32")
+    _, damaged = stored_factor(tmp_path, NINE)
     systems.flip_a_bit(damaged.array, "c.8.1")
     for factor, words in ((missing, r"c\.5\.4 .* not there"), (damaged, r"c\.8\.1 .* checksum")):
         with pytest.raises(StoreError, match=words):
@@ -303,8 +276,7 @@ def test_blocks_of_a_shared_factor_are_few_and_not_empty(n_tiles, slots):
 
 @both_ways
 def test_a_sweep_in_blocks_does_not_depend_on_the_order(tmp_path, transpose):
-    _, factor = stored_factor(tmp_path, NINE, "float32")
-    cuts = block_cuts(NINE.n_tiles, 1)
+    (_, factor), cuts = stored_factor(tmp_path, NINE), block_cuts(NINE.n_tiles, 1)
     sums = ChunkedArray.create(f"{tmp_path}/sums", (max(1, len(cuts) - 3) * NINE.n_tiles * 6, 2), (6, 2))
     B, X = systems.vectors(tmp_path, NINE, systems.random(NINE.n, 2, seed=1)), systems.empty_vectors(tmp_path, NINE, 2)
     job = Substitution(factor, B, X, transpose=transpose, cuts=cuts, n_near=1, sums=sums)
@@ -314,14 +286,13 @@ def test_a_sweep_in_blocks_does_not_depend_on_the_order(tmp_path, transpose):
     assert before["x-sum-4-1"] == {"x-solve-0", "x-solve-1"}, "sums do not wait for the newest block"
     assert before["x-solve-4"] >= {f"x-solve-{s}" for s in range(4)} | {f"x-sum-4-{s}" for s in range(3)}
     assert len(pickle.dumps(tasks[-1])) < 2000, "tasks travel by name"
-    tasks = tasks_of(job)
-    run(tasks)
-    expected = files_of(X)
-    for seed in range(2):
+    found = []
+    for seed in range(3):
         systems.restore_chunks(X, {})
         systems.restore_chunks(sums, {})
-        systems.run_in_any_order(tasks, chance.Random(seed), most=2)
-        assert files_of(X) == expected
+        systems.run_in_any_order(tasks_of(job), chance.Random(seed), most=2)
+        found.append(files_of(X))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 20])
@@ -338,9 +309,6 @@ def test_panels_are_read_ahead_in_order_into_the_buffer_that_is_not_in_use(n):
             assert buffers[slot] == k
     assert seen == [(k, k % N_SLOTS) for k in range(n)]
     assert set(meter.seconds) == ({"read"} if n else set()), "waiting counts as reading"
-    seen.clear()
-    for k, _ in enumerate(prefetched(n, load, meter, waits=False)):
-        assert seen[k:] == [(k, 0)], "nothing is loaded ahead from memory"
 
 
 # In memory -------------------------------------------------------------------------------------------------------
@@ -377,18 +345,17 @@ every_tile = pytest.mark.parametrize("tile", [4, 7, 100])
 def test_solutions_in_memory_for_several_shifts_are_those_of_numpy(grid, m, seed, order, keeps):
     n, A, B = grid.n, positive_definite(grid.n, seed), systems.random(grid.n, 2 * m, seed=seed).astype("f4")[:, ::2]
     B = B if order == "S" else np.array(B, np.float64, order=order)
-    lower = np.tril(A) + np.triu(np.full((n, n), 7.0), 1)  # what is above the diagonal is not read
-    source = MatrixTiles(as_rows(A if keeps else lower))
-    factor, given_ = MemoryMatrix(grid_of(n, grid.tile)), B.copy()
+    B.flags.writeable = False
     if keeps:
-        source = KeptTiles.of_source(source, factor.grid, SerialExecutor())
+        source = kept_tiles(A, grid.tile)
         factor = source.beside()
+    else:  # what is above the diagonal is not read
+        source, factor = MatrixTiles(as_rows(np.where(np.tri(n), A, 7.0))), MemoryMatrix(grid_of(n, grid.tile))
     for shift in (np.random.default_rng(seed).uniform(0, 1, n), np.full(n, 100.0), np.zeros(n)):
         X = solve(source, shift, factor, B)
         assert_allclose(X, np.linalg.solve(A + np.diag(shift), B), rtol=1e-11, atol=1e-13)
         if keeps:
             assert_allclose(source.multiply(B), A @ B, rtol=1e-11, atol=1e-11)
-    assert_array_equal(B, given_)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -411,11 +378,9 @@ def test_products_beside_a_factor_are_those_of_the_matrix_alone(size, tile):
     # L is of the size of √A: with it, next to nothing of A would be left.
     A, V = size * positive_definite(30), systems.random(30, 2)
     kept = kept_tiles(A, tile)
-    expected = kept.multiply(V)
-    assert_allclose(expected, A @ V, rtol=1e-12, atol=1e-15 * size)
     factor = kept.beside()
     X = solve(kept, np.full(30, 0.5 * size), factor, V)
-    assert_array_equal(kept.multiply(V), expected)
+    assert_allclose(kept.multiply(V), A @ V, rtol=1e-12, atol=1e-15 * size)
     assert_array_equal(substituted(factor, V), X)  # the factor is as it was
 
 
@@ -426,9 +391,8 @@ def test_after_a_pivot_that_is_not_positive_another_shift_works(row, tile, n_thr
     kept = kept_tiles(A, tile)
     factor = kept.beside()
     with ThreadExecutor(n_threads) as executor:
-        with pytest.raises(NotPositiveDefiniteError, match=f"row {row} ") as caught:
+        with pytest.raises(NotPositiveDefiniteError, match=f"row {row} "):
             solve(kept, np.zeros(30), factor, B, executor)
-        assert caught.value.row == row
         assert_allclose(solve(kept, np.ones(30), factor, B, executor), np.linalg.solve(A + np.eye(30), B), rtol=1e-10)
 
 
@@ -437,9 +401,8 @@ def test_entries_that_overflow_are_an_error(tile):
     A = positive_definite(5)
     A[3, 3] = np.inf
     kept = kept_tiles(A, tile)
-    with pytest.raises(NotFiniteError, match="diagonal entry .* is inf") as caught:
+    with pytest.raises(NotFiniteError, match="diagonal entry .* is inf"):
         solve(kept, np.zeros(5), kept.beside(), np.ones((5, 1)))
-    assert caught.value.row == 3
     large = kept_tiles(np.array([[1.0, 1e200, 1e200], [1e200, 1.0, 1.0], [1e200, 1.0, 1.0]]), 3)  # NaN on the way
     with pytest.raises(NotPositiveDefiniteError):
         solve(large, np.zeros(3), large.beside(), np.ones((3, 1)))

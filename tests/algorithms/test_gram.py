@@ -16,6 +16,7 @@ from dkrr.data.rows import ALL
 from dkrr.errors import InputError, StoreError
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
+from dkrr.store import ChunkedArray
 from dkrr.store.arrays import create_array
 from tests import systems
 from tests.oracles import naive_gram
@@ -41,26 +42,25 @@ def test_gram_is_the_naive_matrix(data, tmp_path, kind, chunks):
     assert_allclose(other, naive_gram(Laplacian(gamma=0.2), data.X, data.X_new), rtol=0, atol=1e-6)
 
 
+def stored_gram(data, folder, gamma=0.3):
+    store = folder / "gram.zarr"
+    return store, dkrr.gram(data.X, kernel="rbf", gamma=gamma, chunks=64, store=store).compute()
+
+
 def test_gram_in_a_store_is_kept_and_handed_back(data, tmp_path):
-    store = tmp_path / "gram.zarr"
-    K = dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store)
+    store, K = stored_gram(data, tmp_path)
     expected = naive_gram(RBF(gamma=0.3), data.X, data.X)
-    assert_allclose(K.compute(), expected, rtol=0, atol=1e-12)
-    chunks = sorted(p.name for p in (store / "gram").glob("c.*"))
-    assert len(chunks) == 4 * 5 // 2  # the lower triangle only
+    assert_allclose(K, expected, rtol=0, atol=1e-12)
     plain = zarr.open_array(str(store / "gram"), mode="r")
     assert_allclose(np.tril(plain[...]), np.tril(expected), rtol=0, atol=1e-12)
-    written = {name: (store / "gram" / name).stat().st_mtime_ns for name in chunks}
+    written = {p.name: p.stat().st_mtime_ns for p in (store / "gram").glob("c.*")}
+    assert len(written) == 4 * 5 // 2, "the lower triangle only"
     (store / "gram" / "c.2.1").unlink()
-    again = dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store)
-    assert_array_equal(again.compute(), K.compute())
-    kept = [n for n in chunks if (store / "gram" / n).stat().st_mtime_ns == written[n]]
-    assert set(chunks) - set(kept) == {"c.2.1"}
-    model = KernelRidge(kernel="precomputed", tile=50).fit(K, data.y)
-    same = KernelRidge(kernel="rbf", gamma=0.3).fit(data.X, data.y)
-    assert_allclose(model.dual_coef_, same.dual_coef_, rtol=0, atol=1e-9)
+    assert_array_equal(stored_gram(data, tmp_path)[1], K)
+    again = {p.name: p.stat().st_mtime_ns for p in (store / "gram").glob("c.*")}
+    assert {name for name in again if again[name] != written[name]} == {"c.2.1"}
     with pytest.raises(StoreError, match="another problem"):
-        dkrr.gram(data.X, kernel="rbf", gamma=0.4, chunks=64, store=store)
+        stored_gram(data, tmp_path, gamma=0.4)
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,13 @@ def test_gram_in_a_store_is_kept_and_handed_back(data, tmp_path):
 def test_the_path_of_a_store_is_a_precomputed_matrix(data, request, settings, where):
     store = f"{request.getfixturevalue(where)}/gram.zarr"
     K = dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store).compute()
-    model = KernelRidge(kernel="precomputed", **settings).fit(store, data.y)
-    expected = KernelRidge(kernel="precomputed").fit(K, data.y)
+    model, expected = (KernelRidge(kernel="precomputed", **s).fit(M, data.y) for s, M in ((settings, store), ({}, K)))
     assert_allclose(model.dual_coef_, expected.dual_coef_, rtol=0, atol=1e-7)
     assert_allclose(model.predict(K), expected.predict(K), rtol=0, atol=1e-7)
-    assert dkrr.plan(str(store), data.y, kernel="precomputed").form == "dual"
 
 
 def test_rows_of_a_store_are_those_of_the_matrix(data, tmp_path):
-    store = tmp_path / "gram.zarr"
-    K = dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store).compute()
+    store, K = stored_gram(data, tmp_path)
     rows = pickle.loads(pickle.dumps(as_rows(store)))
     assert rows.shape == K.shape and rows.is_shared
     for start, stop, columns in [(0, 211, slice(None)), (63, 65, slice(60, 130)), (200, 211, slice(0, 1)), (5, 5, ALL)]:
@@ -89,21 +86,16 @@ def test_rows_of_a_store_are_those_of_the_matrix(data, tmp_path):
 
 
 def test_a_store_that_is_damaged_or_not_complete_is_refused(data, tmp_path):
-    store = tmp_path / "gram.zarr"
-    dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store)
-    chunk = store / "gram" / "c.2.1"
-    stored = bytearray(chunk.read_bytes())
-    stored[100] ^= 1
-    chunk.write_bytes(stored)
+    store, _ = stored_gram(data, tmp_path)
+    systems.flip_a_bit(ChunkedArray.open(str(store / "gram")), "c.2.1")
     with pytest.raises(StoreError, match="checksum"):
         KernelRidge(kernel="precomputed").fit(store, data.y)
-    dkrr.gram(data.X, kernel="rbf", gamma=0.3, chunks=64, store=store)  # computes it again
+    stored_gram(data, tmp_path)  # computes it again
     assert dkrr.verify(store).is_whole
-    chunk.unlink()
-    with pytest.raises((StoreError, InputError), match="9 of 10 tiles.*dkrr.gram again"):
-        KernelRidge(kernel="precomputed").fit(store, data.y)
-    with pytest.raises((StoreError, InputError), match="9 of 10 tiles"):
-        dkrr.plan(store, data.y, kernel="precomputed")
+    (store / "gram" / "c.2.1").unlink()
+    for work in (KernelRidge(kernel="precomputed").fit, lambda X, y: dkrr.plan(X, y, kernel="precomputed")):
+        with pytest.raises((StoreError, InputError), match="9 of 10 tiles.*dkrr.gram again"):
+            work(store, data.y)
     with pytest.raises(InputError, match="cannot read"):
         as_rows(store.parent)
 
@@ -148,15 +140,11 @@ def test_a_power_law_is_found():
 
 def test_the_spectrum_of_rows_in_a_store_is_near_and_sparse_ones_stay_sparse(tmp_path):
     """A sample of 1,024 rows of 400,000 columns has 3 GiB where it is dense."""
-    X = random(2 * SAMPLE + 17, 3)
-    stored = create_array(str(tmp_path / "X.zarr"), X.shape, X.dtype)
-    stored[:] = X
-    found = [estimated_spectrum(RBF(gamma=0.5), rows) for rows in (MemoryRows(X), as_rows(stored))]
-    assert found[0] == pytest.approx(found[1], rel=0.35)
-    X = sp.random_array((3 * SAMPLE, 400_000), density=2e-5, format="csr", random_state=np.random.default_rng(0))
-    rows, found = write_rows(as_rows(X), place(tmp_path / "sparse.zarr")), []
-    assert systems.traced_peak(lambda: found.append(estimated_spectrum(RBF(gamma=0.5), rows))) < 200 * 2**20
-    assert found[0] == pytest.approx(estimated_spectrum(RBF(gamma=0.5), MemoryRows(X)), rel=0.5)
+    sparse = sp.random_array((3 * SAMPLE, 400_000), density=2e-5, format="csr", rng=np.random.default_rng(0))
+    for X, name in ((random(2 * SAMPLE + 17, 3), "dense"), (sparse, "sparse")):
+        rows, found = write_rows(as_rows(X), place(tmp_path / name)), []
+        assert systems.traced_peak(lambda: found.append(estimated_spectrum(RBF(0.5), rows))) < 200 * 2**20  # noqa: B023
+        assert found[0] == pytest.approx(estimated_spectrum(RBF(0.5), MemoryRows(X)), rel=0.5)
 
 
 @pytest.mark.parametrize(("n_columns", "is_sampled"), [(50, True), (9000, False)])
@@ -176,28 +164,24 @@ def test_nan_is_left_to_the_check_of_all_rows():
 
 
 def test_all_rows_are_taken_where_there_are_few():
-    X = random(80, 3)
-    found, values = smallest_eigenvalue(Matern(0.5), X), np.linalg.eigvalsh(Matern(0.5)(X))
-    assert_allclose([found.smallest, found.largest], [values[0], values[-1]], rtol=1e-9)
+    X, kernel = random(80, 3), Matern(0.5)
+    values, found = np.linalg.eigvalsh(kernel(X))[[0, -1]], smallest_eigenvalue(kernel, X)
     assert (found.n_sampled, found.n_rows, found.verdict) == (80, 80, "definite")
     assert "all 80 rows" in str(found) and "positive definite, condition" in str(found)
-    sparse, gram = smallest_eigenvalue(Matern(0.5), sp.csr_array(X)), Matern(0.5)(X)
-    assert_allclose([sparse.smallest, sparse.largest], [values[0], values[-1]], rtol=1e-9)
-    for n in (100, 20):
-        given, computed = smallest_eigenvalue(Precomputed(), gram, n), smallest_eigenvalue(Matern(0.5), X, n)
-        assert_allclose([given.smallest, given.largest], [computed.smallest, computed.largest], rtol=1e-6)
+    for each in (found, smallest_eigenvalue(kernel, sp.csr_array(X)), smallest_eigenvalue(Precomputed(), kernel(X))):
+        assert_allclose([each.smallest, each.largest], values, rtol=1e-6)
+    given, computed = smallest_eigenvalue(Precomputed(), kernel(X), 20), smallest_eigenvalue(kernel, X, 20)
+    assert_allclose([given.smallest, given.largest], [computed.smallest, computed.largest], rtol=1e-6)
 
 
 def test_a_sample_bounds_the_whole_and_says_what_alpha_must_exceed():
-    X, K = random(400, 3), Sigmoid()(random(400, 3))
-    values = np.linalg.eigvalsh(K)
-    for seed in range(3):
-        found = smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=seed)
-        assert values[0] <= found.smallest <= found.largest <= values[-1]  # Cauchy's interlacing
-        assert (found.n_sampled, found.n_rows, found.verdict) == (60, 400, "indefinite")
-        assert "60 of 400 rows" in str(found) and "indefinite" in str(found) and "alpha must exceed" in str(found)
-    assert found == smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=2)
-    assert found != smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=1)
+    X = random(400, 3)
+    values = np.linalg.eigvalsh(Sigmoid()(X))
+    one, found, other = (smallest_eigenvalue(Sigmoid(), X, n_sample=60, random_state=seed) for seed in (2, 2, 1))
+    assert one == found != other
+    assert values[0] <= found.smallest <= found.largest <= values[-1]  # Cauchy's interlacing
+    assert (found.n_sampled, found.n_rows, found.verdict) == (60, 400, "indefinite")
+    assert "60 of 400 rows" in str(found) and "indefinite" in str(found) and "alpha must exceed" in str(found)
 
 
 @pytest.mark.parametrize("kernel", [Polynomial(degree=2), kernels.Normalized(Linear()), RBF(gamma=2.0)], ids=str)
