@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from dkrr.fitting.ridge import CompleteFactor
 from dkrr.linalg import fold_preconditioner
@@ -122,10 +122,11 @@ def newton(likelihood, state, by, centred):
 
 
 def diagonal():
-    a, shift = np.abs(random(N, 1)), SHIFTS["a number for each"]
-    a[[0, 5]] = 0.0
-    shift = shift * [1.0, 1.0, 0.0]  # 0 + 0 counts as 1
-    total = np.where(a + shift > 0, a + shift, 1.0)
+    a, shift = (
+        np.where(np.isin(np.arange(N), [0, 5]), 0.0, np.abs(random(N, 1)[:, 0]))[:, None],
+        np.array([[0.3, 2.0, 0.0]]),
+    )
+    total = np.where(a + shift > 0, a + shift, 1.0)  # 0 + 0 counts as 1
     return Diagonal(a, shift), lambda k: np.diag(1 / total[:, k])
 
 
@@ -187,13 +188,12 @@ def test_it_is_the_inverse_of_the_stated_matrix_for_any_right_hand_sides(made):
     m = len(inverses)
     for columns in ([m - 1], [m - 1, 0], [0, m - 1, 0, 0], list(range(m))):
         R = np.column_stack([inverses[k] @ random(n, 1, seed=i) for i, k in enumerate(columns)])  # within its range
-        before = R.copy()
+        R.flags.writeable = False
         found = preconditioner.apply(R, np.array(columns))
         expected = np.column_stack([inverses[k] @ R[:, i] for i, k in enumerate(columns)])
         for i, k in enumerate(columns):
             inside = np.abs(inverses[k]).sum(axis=0) > 0
             assert_allclose(found[inside, i], expected[inside, i], rtol=1e-6, atol=1e-7 * np.abs(expected).max())
-        assert_array_equal(R, before, err_msg="residuals are the caller's")
         assert not np.shares_memory(found, R), "the caller works in place"
 
 
