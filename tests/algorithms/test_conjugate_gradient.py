@@ -10,7 +10,6 @@ import pytest
 import scipy.linalg
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import column_sizes
@@ -332,15 +331,6 @@ def test_a_preconditioner_grows_where_convergence_is_slow(mixed):
     by = Growing(np.eye(N))
     found = solve(positive_definite(N), ONE, right_sides(), by, mixed=mixed).run()
     assert (found.status, by.growths, found.messages) == (Status.CONVERGED, 0, ()), "not where it is fast"
-
-
-def test_progress_is_the_way_to_the_tolerance():
-    progress, steps = Progress(), []
-    progress.advance = steps.append
-    found = solve(positive_definite(N), ONE, right_sides(), tol=1e-6, progress=progress).run()
-    assert min(steps) >= 0 and sum(steps) == pytest.approx(-np.log(1e-6))
-    assert [h.iteration for h in found.history] == [*range(1, found.iterations + 1), found.iterations]
-    assert found.history[-1].is_true and found.history[-1].largest == found.residuals.max()
 
 
 def travelled(state):

@@ -7,16 +7,13 @@ from dkrr.cluster import Meter, SerialExecutor
 from dkrr.cost import Cost
 from dkrr.data import MemoryRows, as_rows
 from dkrr.kernels import RBF
-from dkrr.kernels.base import EntryCost
 from dkrr.linalg import cholesky
 from dkrr.linalg.inverse import apply_bytes, apply_cost
-from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_cost, memory_system
-from dkrr.linalg.normal import normal_cost
-from dkrr.linalg.pivoted_cholesky import LOW_OVERHEAD, factor_rows_bytes, pivoted_cost, small_matrix_cost
+from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_system
 from dkrr.linalg.sources import GramTiles, MatrixTiles
 from dkrr.linalg.substitution import substituted, substitution_cost, substitution_tasks
 from dkrr.linalg.tile_steps import tile_steps
-from dkrr.linalg.tiled_operator import KEPT_PASSES, TileGroup, multiply_bytes, multiply_group, pass_cost
+from dkrr.linalg.tiled_operator import TileGroup, multiply_bytes, multiply_group
 from dkrr.planning import Rates
 from dkrr.planning.resources import DENSE_SIDE
 from dkrr.store import MemoryMatrix, TileGrid
@@ -158,37 +155,6 @@ def test_memory_is_below_its_bound_and_the_bound_not_far_above(tmp_path, name):
     peak = systems.traced_peak(work)
     assert peak <= bound + min(slack, 500_000)
     assert bound <= most * peak + slack, "a bound that is far too high wastes the user's memory"
-
-
-def test_formulas_with_distinct_primes():
-    n, rank, m, grid = 10_007, 101, 7, TileGrid(1009, 101, 101)
-    cost = pivoted_cost(n, rank, EntryCost(13.0, 3e-9))
-    assert cost.gemm_flops == LOW_OVERHEAD * n * rank**2 + n * rank * 13
-    assert cost.element_seconds == pytest.approx(n * rank * 3e-9)
-    assert small_matrix_cost(n, rank, m).gemm_flops == pytest.approx(LOW_OVERHEAD * n * rank**2 / 14 + rank**3 / 3)
-    low, high = (factor_rows_bytes(n, rank, itemsize, m) for itemsize in (4, 8))
-    assert low >= high - low == 4 * 1430 * rank
-    plain, centred = (normal_cost(n, 13, rank, 3, 5, 0.0, centred=centred) for centred in (False, True))
-    assert (plain.n_tasks, plain.read_bytes) == (15, 16 * n * 13), "once a tile, and once for the residual"
-    assert centred.read_bytes - plain.read_bytes == n * 13 and plain.gemm_flops >= n * rank**2
-    cost, twice, dropped = (memory_cost(grid, m, k, keeps=keeps) for k, keeps in ((3, True), (6, True), (3, False)))
-    assert (cost.gemm_flops, cost.dense_flops, cost.dense_side) == pytest.approx((12 * 1009**2 * m, 1009**3, 1009))
-    assert twice.memory_bytes > cost.memory_bytes > max(dropped.memory_bytes, 0)
-
-
-def test_a_pass_is_cheaper_in_float32_and_with_kept_tiles():
-    n, entry = 10_007.0, RBF(gamma=1.0).entry_cost(13)
-    cost, many = (pass_cost(entry, n, m, "float64", 0.0) for m in (3, 10**5))
-    assert cost.gemm_flops >= n * (entry.gemm_flops + 8) and cost.element_seconds > n * entry.element_seconds
-    assert many.gemm_flops == pytest.approx(n * (entry.gemm_flops + 4e5), rel=1e-3)
-    costs = [
-        pass_cost(Rates().entry(RBF(gamma=1.0), 13, precision), 1e6, 1, precision, kept)
-        for precision, kept in (("float64", 0.0), ("float32", 0.0), ("float32", 0.5), ("float32", 1.0))
-    ]
-    for quantity in ("gemm_flops", "element_seconds"):
-        assert (np.diff([getattr(c, quantity) for c in costs]) < 0).all()
-    assert costs[-1].gemm_flops == 0.0
-    assert [c.memory_bytes for c in costs] == [0.0, 0.0, 2e6 * KEPT_PASSES, 4e6 * KEPT_PASSES]
 
 
 def test_costs_add_up_and_take_the_time_of_their_rates():

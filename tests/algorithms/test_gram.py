@@ -19,6 +19,7 @@ from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
 from dkrr.store import ChunkedArray
 from dkrr.store.arrays import create_array
 from tests import systems
+from tests.inputs import table
 from tests.oracles import naive_gram
 from tests.pairs import every_pair
 from tests.stores import place
@@ -27,11 +28,9 @@ from tests.systems import random
 one_blas_thread = systems.one_blas_thread
 
 
-@every_pair(kind=["ndarray", "csr", "dask", "zarr"], chunks=[None, 50, (60, 17)])
+@every_pair(kind=["ndarray", "csr", "dask", "zarr path"], chunks=[None, 50, (60, 17)])
 def test_gram_is_the_naive_matrix(data, tmp_path, kind, chunks):
-    zarr.save_array(str(tmp_path / "x.zarr"), data.X)
-    dask_array = da.from_array(data.X, chunks=(33, 2))
-    X = {"ndarray": data.X, "csr": sp.csr_array(data.X), "dask": dask_array, "zarr": str(tmp_path / "x.zarr")}[kind]
+    X = table(kind, tmp_path, data.X).handed_in
     K = dkrr.gram(X, kernel=RBF(gamma=0.3), chunks=chunks)
     assert isinstance(K, da.Array) and K.shape == (211, 211) and K.dtype == np.float64
     assert_allclose(K.compute(), naive_gram(RBF(gamma=0.3), data.X, data.X), rtol=0, atol=1e-12)
@@ -103,16 +102,16 @@ def test_a_store_that_is_damaged_or_not_complete_is_refused(data, tmp_path):
 def test_wrong_arguments_of_gram_are_named(data):
     X = data.X.copy()
     X[107, 2] = np.nan
-    for work, words in (
-        (lambda: dkrr.gram(data.X, data.X[:, :4]), "5 columns and Y has 4"),
-        (lambda: dkrr.gram(data.X, kernel="precomputed"), "precomputed"),
-        (lambda: dkrr.gram(data.X, data.X_new, store="somewhere"), "symmetric"),
-        (lambda: dkrr.gram(data.X, chunks=(5, 0)), "chunks"),
-        (lambda: dkrr.gram(X, kernel="rbf", chunks=40).compute(), "NaN.*row 107, column 2"),
-        (lambda: dkrr.gram(da.from_array(X, chunks=50), kernel="rbf").compute(), "NaN.*row 107, column 2"),
+    for given, settings, words in (
+        (data.X, {"Y": data.X[:, :4]}, "5 columns and Y has 4"),
+        (data.X, {"kernel": "precomputed"}, "precomputed"),
+        (data.X, {"Y": data.X_new, "store": "somewhere"}, "symmetric"),
+        (data.X, {"chunks": (5, 0)}, "chunks"),
+        (X, {"kernel": "rbf", "chunks": 40}, "NaN.*row 107, column 2"),
+        (da.from_array(X, chunks=50), {"kernel": "rbf"}, "NaN.*row 107, column 2"),
     ):
         with pytest.raises(InputError, match=words):
-            work()
+            dkrr.gram(given, **settings).compute()
 
 
 @pytest.mark.parametrize(("kernel", "d", "accuracy"), [(RBF(gamma=1 / 12), 12, 2.0), (Linear(), 1100, 1.3)], ids=str)

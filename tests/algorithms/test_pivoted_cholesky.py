@@ -138,31 +138,25 @@ def test_what_float32_cannot_tell_from_nothing_is_not_taken():
     assert found.traces[-1][1] < 1e-3
 
 
-def test_pivots_are_drawn_from_what_is_left():
+def test_pivots_are_drawn_from_what_is_left_by_importance():
     """Pairs of first pivots: as often as for one pivot at a time, though a block is proposed at once."""
     # The first takes most of the second with it, and the third of the fourth.
     A = np.array([[4.0, 3.6, 0.0, 0.1], [3.6, 4.0, 0.1, 0.0], [0.0, 0.1, 2.0, 1.2], [0.1, 0.0, 1.2, 1.0]])
-    expected = np.zeros((4, 4))
+    importance, n, counts, expected = np.array([1.0, 0.5, 2.0, 1.5]), 1500, np.zeros((4, 4)), np.zeros((4, 4))
     for i, j in itertools.permutations(range(4), 2):
-        left = A.diagonal() - A[i] ** 2 / A[i, i]
+        left = (A.diagonal() - A[i] ** 2 / A[i, i]) * importance
         left[i] = 0.0
-        expected[i, j] = A[i, i] / np.trace(A) * left[j] / left.sum()
-    n, counts = 1500, np.zeros((4, 4))
+        expected[i, j] = A[i, i] * importance[i] / (A.diagonal() @ importance) * left[j] / left.sum()
     for seed in range(n):
-        counts[tuple(partial_factor(A, 2, seed=seed).index)] += 1
+        counts[tuple(partial_factor(A, 2, importance=importance, seed=seed).index)] += 1
     assert (np.abs(counts - n * expected) <= 4 * np.sqrt(n * expected * (1 - expected))).all()
 
 
-def test_pivots_are_drawn_by_importance_and_seed():
-    n, counts, importance = 400, np.zeros(4), np.array([4.0, 2.0, 0.0, 0.5])
-    for seed in range(n):
-        counts[partial_factor(np.diag([1.0, 2.0, 3.0, 4.0]), 1, importance=importance, seed=seed).index] += 1
-    expected = np.array([0.4, 0.4, 0.0, 0.2])
-    assert (np.abs(counts - n * expected) <= 4 * np.sqrt(n * expected * (1 - expected))).all()
+def test_pivots_are_drawn_by_the_seed_and_never_without_importance():
     one, again, other = (partial_factor(positive_definite(47), 10, seed=seed).index.tolist() for seed in (1, 1, 2))
     assert one == again != other
     found = partial_factor(positive_definite(47), 47, importance=np.arange(47) % 9.0)
-    assert sorted(found.index) == [k for k in range(47) if k % 9], "no importance, no pivot"
+    assert sorted(found.index) == [k for k in range(47) if k % 9]
 
 
 @both_dtypes
@@ -193,7 +187,7 @@ def between_the_rounds(found):
     found.executor.map = losing
 
 
-def nothing_but_rounds_run_twice(found):
+def rounds_run_twice(found):
     map_ = found.executor.map
     found.executor.map = lambda tasks, shared: (map_(tasks, shared), map_(tasks, shared))[1]
 
@@ -203,16 +197,16 @@ def everything_again_and_again(found, times=2):
     found.executor.total = lambda tasks, shared: (left and left.pop() and everything(found), total(tasks, shared))[1]
 
 
-@pytest.mark.parametrize("use", ["project", "expand", "gram", "grow"])
 @pytest.mark.parametrize(
-    "lose", [everything, between_the_rounds, nothing_but_rounds_run_twice, everything_again_and_again]
+    ("use", "argument"),
+    [("project", np.ones((47, 2))), ("expand", np.ones((9, 2))), ("gram", np.ones(47)), ("grow", 20)],
 )
-def test_rows_that_are_lost_are_computed_again(lose, use):
+@pytest.mark.parametrize("lose", [everything, between_the_rounds, rounds_run_twice, everything_again_and_again])
+def test_rows_that_are_lost_are_computed_again(lose, use, argument):
     A = positive_definite(47)
     found = partial_factor(A, 9, 3)
     before = rows_of(found)
     lose(found)
-    argument = {"project": np.ones((47, 2)), "expand": np.ones((9, 2)), "gram": np.ones(47), "grow": 20}[use]
     getattr(found, use)(argument)
     assert found.rank == (20 if use == "grow" else 9)
     assert_allclose(rows_of(found)[:, :9], before, atol=1e-12)
@@ -457,17 +451,6 @@ def test_products_of_sets_in_float32_raise_small_shifts_or_are_given_up():
     for part, precision in ((0.7, "float32"), (0.3, "float64")):
         shift = np.full(6, part * largest / LOW_PRECISION_RATIO)
         assert FoldLowRank(factor, SETS, shift, mixed=True).precision == precision
-
-
-def test_sets_with_pivots_of_their_own_need_few_iterations():
-    """Pivots that are left out would cost more iterations than there are eigenvalues left."""
-    X = random(300, 4)
-    A = np.exp(-0.3 * np.abs(X[:, None] - X).sum(axis=2))
-    masks = np.stack([np.arange(300) % 5 != k for k in range(5)], axis=1).astype(float)
-    sets, shift, B = TrainingSets(masks, np.arange(5)), np.full(5, 1e-3), random(300, 1, seed=1) * masks
-    own, operator = FoldLowRank(partial_factor(A, 100), sets, shift), TrainingSetOperator(MatrixOperator(A), sets)
-    found = Iteration(operator, shift[None], B, own, tol=1e-3, max_iter=999).run()
-    assert found.iterations < 60
 
 
 def test_predictions_of_rows_left_out_come_from_the_last_product():
