@@ -90,19 +90,6 @@ def test_order_repetition_segments_and_right_hand_sides_do_not_change_the_bits(t
     assert files(alone.system)[0] == expected[0]
 
 
-@pytest.mark.parametrize(
-    ("row", "columns_per_task", "dtype"),
-    [(0, 0, "float64"), (11, 0, "float64"), (12, 1, "float64"), (46, 1, "float64"), (30, 0, "float32")],
-)
-def test_the_first_row_that_is_not_positive_is_named(tmp_path, row, columns_per_task, dtype):
-    m = 2 if dtype == "float64" else 0
-    system = make_case(tmp_path, RAGGED, m, systems.failing_at(row, 47), 0, columns_per_task, dtype).system
-    with pytest.raises(NotPositiveDefiniteError, match=f"row {row} ") as caught:
-        run(cholesky_tasks(system))
-    assert caught.value.row == row
-    assert (row // 12, row // 12) not in system.factor.complete_tiles(), "a failed tile is not kept"
-
-
 def test_what_float32_cannot_hold_is_an_error(tmp_path):
     beyond = np.diag(np.where(np.isin(np.arange(47), (30, 32)), 1e39, 1.0))
     with pytest.raises(NotPositiveDefiniteError, match="entry of row 30 leaves the range of float32"):
@@ -360,19 +347,6 @@ def test_the_number_of_threads_does_not_change_the_bits_in_memory(tile):
                 found.append(solve(source, np.ones(30), kept.beside(), B, threads))
     for other in found[1:]:
         assert_array_equal(other, found[0])
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("tile", [7, 100])
-@pytest.mark.parametrize("size", [1e-200, 1e-24, 1e200])
-def test_products_beside_a_factor_are_those_of_the_matrix_alone(size, tile):
-    # L is of the size of √A: with it, next to nothing of A would be left.
-    A, V = size * positive_definite(30), systems.random(30, 2)
-    kept = kept_tiles(A, tile)
-    factor = kept.beside()
-    X = solve(kept, np.full(30, 0.5 * size), factor, V)
-    assert_allclose(kept.multiply(V), A @ V, rtol=1e-12, atol=1e-15 * size)
-    assert_array_equal(substituted(factor, V), X)  # the factor is as it was
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -82,14 +82,12 @@ def test_solutions_are_those_of_elimination(by, which, mixed):
     A, shift, B = positive_definite(N), SHIFTS[which], right_sides()
     if (by, which) == ("diagonal", "a vector"):
         shift = shift[:1]  # Jacobi's has a number for each column
-    before, by = B.copy(), preconditioner(by, A, shift)
+    by, B.flags.writeable = preconditioner(by, A, shift), False
     found = solve(A, shift, B, by, tol=1e-10, mixed=mixed).run()
     assert found.status is Status.CONVERGED
     assert_allclose(found.x, solution(A, shift, B), atol=1e-8)
-    assert (found.residuals <= 1e-10).all()
     assert_allclose(found.residuals, true_residuals(A, shift, B, found.x), rtol=1e-3, atol=1e-15)
     assert found.rank == by.rank
-    assert_array_equal(B, before)
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 5])
@@ -197,14 +195,6 @@ def test_the_condition_number_does_not_need_a_large_shift_and_counts_a_deflated_
     found = solve(np.diag([1.0, 3.0, 7.0, 20.0]), np.zeros((1, 1)), np.ones((4, 1)), tol=1e-14).run()
     assert found.condition == pytest.approx(20.0, rel=1e-10), "as many steps as rows find all eigenvalues"
     assert ritz_values(np.array([0.5, np.nan]), np.array([1.0, np.nan])) == (2.0, 2.0)
-
-
-def test_a_condition_number_that_is_not_wanted_or_not_known_is_nan():
-    seen, A, B = [], positive_definite(N), right_sides()
-    found = solve(A, ONE, B, estimates_condition=False, on_iteration=lambda s: seen.append(len(s.cycle.traced))).run()
-    assert np.isnan(found.condition) and not any(seen), "nothing is kept for it"
-    assert np.isnan(solve(A, ONE, B, Growing(np.eye(N))).run().condition)
-    assert np.isnan(ritz_values(np.array([np.nan]), np.array([1.0]))).all()
 
 
 @every_pair(which=list(SHIFTS), mixed=[False, True], by=["none", "low rank"])

@@ -15,16 +15,16 @@ from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.linalg import segments
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.likelihood_pass import Passes, likelihood_pass
-from dkrr.linalg.normal import NormalParts, feature_sums, normal_part, normal_tasks, primal_residual
+from dkrr.linalg.normal import feature_sums, normal_part, primal_residual
 from dkrr.linalg.normal_product import normal_moments, normal_product, training_errors, weighted_squares, weighted_sums
 from dkrr.linalg.segments import Segment
 from dkrr.linalg.sources import SummedTiles
 from dkrr.store import TileGrid
 from tests import systems
-from tests.oracles import naive_normal, naive_probabilities
+from tests.oracles import naive_normal
 from tests.pairs import every_pair
 from tests.stores import place
-from tests.systems import RowsElsewhere, random
+from tests.systems import random
 
 one_blas_thread = systems.one_blas_thread
 
@@ -137,39 +137,6 @@ def test_rows_with_many_features_stay_sparse():
         assert systems.traced_peak(lambda: sums(Meter(), IdentityMap(), segment, None)) < 8 * 8 * d  # noqa: B023
 
 
-@pytest.mark.parametrize(("tile", "panel"), [(4, 2), (10, 5)])
-def test_the_normal_equations_in_tiles_read_the_rows_once_for_every_tile(tmp_path, tile, panel):
-    case, grid = Case("polynomial", False, True), TileGrid(10, tile, panel)
-    centre = np.average(case.phi, axis=0, weights=case.own_w)
-    matrix, moments = naive_normal(case.phi - centre, case.own_w, case.y)
-    parts = NormalParts(
-        segments=tuple(Segment(RowsElsewhere(case.X), a, b, 4, case.y, case.w) for a, b in ((0, 11), (11, N))),
-        matrices=tuple(systems.empty_tiles(tmp_path, grid) for _ in range(2)),
-        moments=tuple(systems.empty_vectors(tmp_path, grid, 2) for _ in range(2)),
-        centre=systems.vectors(tmp_path, grid, centre[:, None]),
-    )
-    record = systems.run(normal_tasks(case.map, parts))
-    assert_allclose(systems.whole(SummedTiles(parts.matrices), grid), matrix, **TOLERANCE)
-    assert_allclose(sum(m.load() for m in parts.moments), moments, **TOLERANCE)
-    assert record.bytes_read == len(list(grid.lower())) * 8 * N * D
-    assert normal_tasks(case.map, parts) == []
-
-
-def written_out(like, phi, coef, codes, weights):
-    """Value, gradient and Σᵢ Wᵢ ⊗ φᵢ φᵢᵀ of each system, a sample after the other, features of a class together."""
-    (n, p), m, s = phi.shape, like.n_columns, like.n_systems
-    scores, total = phi @ coef, np.zeros((s, p * m // s, p * m // s))
-    for i in range(n):
-        outer, v = np.outer(phi[i], phi[i]), weights[i]
-        if isinstance(like, Softmax):
-            q = naive_probabilities(scores[i : i + 1])[0]
-            total[0] += np.kron(v * (np.diag(q) - np.outer(q, q)), outer)
-        else:
-            for k, q in enumerate(1 / (1 + np.exp(-scores[i]))):
-                total[k] += v * q * (1 - q) * outer
-    return like.values(scores, codes, weights), phi.T @ like.gradient(scores, codes, weights), total
-
-
 @every_pair(which=list(MAPS), loss=list(LIKELIHOODS), **YES_OR_NO, intercept=[False, True])
 @given(here=ranges, block=st.integers(1, N + 3))
 def test_sums_of_a_likelihood_are_those_of_single_samples(
@@ -184,14 +151,18 @@ def test_sums_of_a_likelihood_are_those_of_single_samples(
     p, m = phi.shape[1], like.n_columns
     coef = 0.3 * random(p, m, seed=2)
     coef.flags.writeable = False
-    values, gradient, matrices = written_out(like, phi[here], coef, codes[here], case.own_w[here])
+    data, matrices = (
+        (phi[here] @ coef, codes[here], case.own_w[here]),
+        np.zeros((like.n_systems, *2 * (p * m // like.n_systems,))),
+    )
+    like.root(data[0], data[2]).add_products(matrices, phi[here])
     diagonal = np.concatenate([M.diagonal() for M in matrices]).reshape(m, p).T
     meter = Meter()
     for curvature in ("matrix", "diagonal"):
         passes = Passes(case.map, like, D, intercept, curvature)
         found_values, found_gradient, found = passes.unpack(likelihood_pass(meter, passes, segment, coef))
-        assert_allclose(found_values, values, **TOLERANCE)
-        assert_allclose(found_gradient, gradient, **TOLERANCE)
+        assert_allclose(found_values, like.values(*data), **TOLERANCE)
+        assert_allclose(found_gradient, phi[here].T @ like.gradient(*data), **TOLERANCE)
         lower = np.tri(matrices.shape[1], dtype=bool) if curvature == "matrix" else np.ones((p, m), bool)
         expected = matrices if curvature == "matrix" else diagonal
         assert found.shape == expected.shape

@@ -203,16 +203,6 @@ def test_logistic_regressions_keep_all_digits(form, offset):
     model = KernelLogisticRegression(0.1, form=form, tol=1e-11).fit(X, labels)
     assert_allclose(model.predict_proba(X)[:, 1], precise.probabilities(expected.fitted), atol=1e-10)
     assert_allclose(model.intercept_, expected.intercept, rtol=1e-9)
-    many = np.argmax(rows(40, 3, 0.0) + 0.5 * rows(40, 3, 0.0, seed=1), axis=1)
-    near = KernelLogisticRegression(0.1, form=form, tol=1e-10).fit(X - offset, many)
-    far = KernelLogisticRegression(0.1, form=form, tol=1e-10).fit(X, many)
-    assert_allclose(far.predict_proba(X), near.predict_proba(X - offset), atol=1e-8)
-
-
-def test_without_a_penalty_targets_are_interpolated():
-    X, y = rows(20, 40, 1e6), rows(20, 1, 0.0, seed=1)[:, 0]  # about the mean itself K would be singular
-    model = KernelRidge(0.0, kernel="linear", fit_intercept=True, form="dual").fit(X, y)
-    assert_allclose(model.predict(X), y, atol=1e-9)
 
 
 @every_pair(kind=[KernelRidge, KernelLogisticRegression], form=["dual", "primal"])
