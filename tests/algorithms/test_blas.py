@@ -215,10 +215,6 @@ def two_threads():
 
 @pytest.mark.usefixtures("two_threads")
 def test_one_thread_is_a_limit_inside_only():
-    with blas.one_thread():
-        with blas.one_thread():
-            assert threads() == {1}
-        assert threads() == {1}
     with blas.one_thread(False):
         assert threads() == {2}
     with pytest.raises(ZeroDivisionError), blas.one_thread():

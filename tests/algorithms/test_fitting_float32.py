@@ -126,16 +126,6 @@ def test_iterations_that_do_not_end_lead_to_float64(data, monkeypatch, tile):
     assert found.status is Status.SOLVED and found.residual <= 1e-12
 
 
-@pytest.mark.nightly
-def test_a_factor_in_float64_that_does_not_fit_in_memory_is_made_on_disk(data, small_process):
-    X, y, _ = data
-    K = 1e6 * RBF(gamma=0.3)(X)
-    limit = KernelRidge(1.0, kernel="precomputed").fit(K, y).plan_.peak_bytes - 2**20  # of the factor in float64
-    with dask.config.set({"dkrr.rates.cluster-start-seconds": 1e6}):  # here, without the time of workers that start
-        model = KernelRidge(1.0, kernel="precomputed", memory_limit=limit).fit(K, y)
-    assert model.plan_.execution != "memory" and model.solve_result_.status is Status.SOLVED
-
-
 def test_a_factor_in_float32_is_found_in_the_store(data, tmp_path):
     models = [KernelRidge(1e-2, **SETTINGS, tile=700, store=tmp_path / "r.zarr").fit(*data[:2]) for _ in range(2)]
     tasks = [[t.key for t in model.solve_result_.record.tasks if t.key.startswith("L-")] for model in models]

@@ -65,7 +65,6 @@ def test_gram_in_a_store_is_kept_and_handed_back(data, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "where"),
     [({}, "tmp_path"), ({"tile": 50}, "tmp_path"), ({"solver": "cg"}, "tmp_path"), ({}, "memory_bucket")],
-    ids=["in memory", "in tiles", "iterative", "in a bucket"],
 )
 def test_the_path_of_a_store_is_a_precomputed_matrix(data, request, settings, where):
     store = f"{request.getfixturevalue(where)}/gram.zarr"

@@ -117,19 +117,6 @@ def test_columns_may_be_added_in_float32_from_the_first_or_the_last_on(monkeypat
     check(partial_factor(A, 40, dtype=np.float32), A, 1e-5)
 
 
-@both_dtypes
-@pytest.mark.parametrize("power", [-400, 65, 480])
-def test_a_power_of_two_changes_no_digit(dtype, power):
-    """Also where entries of F leave the range of float32."""
-    X, V, ones = random(60, 5), random(60, 2, seed=3), np.ones(60)
-    plain, scaled = (of_kernel(Linear(), np.ldexp(X, p), 4, dtype=dtype) for p in (0, power))
-    assert_array_equal(scaled.index, plain.index)
-    assert_array_equal(scaled.project(V), np.ldexp(plain.project(V), power))
-    assert_array_equal(scaled.expand(V[:4]), np.ldexp(plain.expand(V[:4]), power))
-    assert_array_equal(scaled.gram(ones), np.ldexp(plain.gram(ones), 2 * power))
-    assert_array_equal(scaled.left, np.ldexp(plain.left, 2 * power))
-
-
 def test_what_float32_cannot_tell_from_nothing_is_not_taken():
     A = RBF(gamma=0.1)(random(90, 2))
     found = partial_factor(A, 90, dtype=np.float32)
@@ -166,8 +153,6 @@ def test_a_factor_has_no_higher_rank_than_the_matrix(dtype):
     found.grow(40)
     assert found.rank == 3
     assert_allclose(rows_of(found) @ rows_of(found).T, X @ X.T, atol=1e-5 if dtype == np.float32 else 1e-12)
-    nothing = partial_factor(np.zeros((9, 9)), 5, dtype=dtype)
-    assert nothing.rank == 0 and nothing.traces[-1] == (0, 0.0)
 
 
 def everything(found):
@@ -253,8 +238,6 @@ def test_rows_chosen_as_pivots_are_those_of_the_factor_and_nothing_stays_in_memo
     assert_array_equal(choose_pivots(RBF(), MemoryRows(X), 8, "rpcholesky", 6), expected.index)
     expected.close()
     assert len(choose_pivots(Linear(), MemoryRows(X), 9, "rpcholesky", 0)) == 3
-    found = choose_pivots(RBF(), MemoryRows(X), 7, "uniform", 0).tolist()
-    assert found == sorted(set(found)) and len(found) == 7
     assert choose_pivots(RBF(), MemoryRows(X), 99, "uniform", 0).tolist() == list(range(50))
     monkeypatch.setattr(pivoted_cholesky, "MIN_CANDIDATES", 20)
     monkeypatch.setattr(pivoted_cholesky, "CANDIDATES_TO_RANK", 2)

@@ -15,7 +15,7 @@ from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.preconditioner import Preconditioner
 from dkrr.linalg.residual import Moments, Solved, condition_number, relative, scaling_of, uses_symmetry, with_probe
 from dkrr.solvers import Status
-from dkrr.solvers.direct import Refinement, rounding_level
+from dkrr.solvers.direct import Refinement
 from dkrr.store import TileGrid
 from tests import systems
 from tests.systems import MatrixOperator, grids, random, vectors
@@ -138,9 +138,6 @@ def test_refinement_ends_at_the_residual_of_a_factorisation_in_float64(alpha):
 
 
 def test_each_right_hand_side_has_its_own_level_of_rounding():
-    B = np.ones((4, 2))
-    assert_allclose(rounding_level(4, 1.0, 10 * B, B), 10 * rounding_level(4, 1.0, B, B))
-    assert (rounding_level(4, 1.0, 0 * B, 0 * B) > 0).all()
     # The solution for ones is far shorter than that for noise, as with a free intercept.
     K, B = gram(600)
     _, outcome = refine(K + 5.0, 1e-2, np.column_stack([B[:, 0], np.ones(len(K))]))
@@ -159,22 +156,6 @@ def test_a_scale_brings_the_diagonal_near_one_and_changes_no_digit(diagonal):
         scaled = np.array(diagonal) * scale[:, 0] * scale[:, 0]
         assert ((scaled >= 0.5) & (scaled < 2.0)).all()
         assert (np.frexp(scale)[0] == 0.5).all(), "powers of two"
-
-
-@given(st.integers(1, 10**7), st.floats(1e-15, 1.0))
-def test_what_rounding_leaves_and_refinement_takes_grow_with_the_rows_and_fall_with_the_shift(n, shift):
-    ratio = rounding.rounding_ratio
-    assert ratio(n, shift) < min(ratio(n + 1, shift), ratio(n, 0.9 * shift)) < ratio(n, 0.0) == np.inf
-    assert ratio(1, 1.0) == rounding.FLOAT32_ROUNDING
-    counts = [rounding.refining_iterations(r, 1e-13) for r in (1e-8, 1e-5, 1e-3, rounding.MAX_ROUNDING_RATIO, 1.0)]
-    assert counts[0] == 3 and counts == sorted(counts) and counts[-1] < 50
-    assert rounding.refining_iterations(1e-4, 1e-6) < rounding.refining_iterations(1e-4, 1e-13)
-
-
-def test_a_shift_is_relative_to_each_diagonal_entry():
-    assert rounding.least_relative_shift(np.array([1.0, 99.0, 0.0]), np.array([1.0, 1.0, 1.0])) == 0.01
-    assert rounding.least_relative_shift(np.array([0.0]), np.array([0.0])) == 0.0
-    assert rounding.least_relative_shift(np.array([np.inf]), np.array([1.0])) == 0.0
 
 
 @pytest.mark.parametrize("largest", [-3.0, 1e-310, 5e-324, 1e-160, 2.0**1023, -np.finfo(float).max])

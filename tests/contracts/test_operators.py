@@ -2,6 +2,7 @@
 
 import itertools
 import uuid
+from functools import partial
 
 import numpy as np
 import pytest
@@ -46,10 +47,10 @@ def tiled(source, grid, executor, **settings):
     return TiledOperator(source, grid, executor, f"test-{uuid.uuid4().hex}", 3, 3, **settings)
 
 
-def gram(kernel, **settings):
+def gram(kernel, kept_tiles, keeps, folder, executor):
     """In ragged tiles, formed again or kept."""
-    return lambda folder, executor: (tiled(GramTiles(kernel, MemoryRows(X)), RAGGED, executor, **settings),
-                                     same(naive_gram(kernel, X)))  # fmt: skip
+    source = GramTiles(kernel, MemoryRows(X))
+    return tiled(source, RAGGED, executor, kept_tiles=kept_tiles, keeps=keeps), same(naive_gram(kernel, X))
 
 
 def sparse_gram(folder, executor):
@@ -64,14 +65,11 @@ def stored_sum(folder, executor):
     return found, same(3 * np.outer(C, C) * A)
 
 
-def in_memory(tile, scaled=False):
-    def make(folder, executor):
-        rows = as_rows(X if scaled else A)
-        source = GramTiles(RBF(gamma=0.2), rows, C[:, None]) if scaled else MatrixTiles(rows)
-        matrix = np.outer(C, C) * naive_gram(RBF(gamma=0.2), X) if scaled else A
-        return KeptTiles.of_source(source, TileGrid(N, tile, tile), executor), same(matrix)
-
-    return make
+def in_memory(tile, scaled, folder, executor):
+    rows = as_rows(X if scaled else A)
+    source = GramTiles(RBF(gamma=0.2), rows, C[:, None]) if scaled else MatrixTiles(rows)
+    matrix = np.outer(C, C) * naive_gram(RBF(gamma=0.2), X) if scaled else A
+    return KeptTiles.of_source(source, TileGrid(N, tile, tile), executor), same(matrix)
 
 
 def training_sets(folder, executor):
@@ -84,69 +82,58 @@ def segments_of(rows, targets, weights):
     return tuple(Segment(rows, a, b, 4, targets, weights) for a, b in itertools.pairwise([0, 11, 12, N]))
 
 
-def normal(feature_map, sparse, weighted, centred):
-    def make(folder, executor):
-        phi, w = feature_map.transform(X), C if weighted else np.ones(N)
-        centre = np.average(phi, axis=0, weights=w) if centred else None
-        matrix, _ = naive_normal(phi - (0.0 if centre is None else centre), w, np.zeros((N, 1)))
-        rows = MemoryRows(sp.csr_array(X) if sparse else X)
-        segments = segments_of(rows, np.zeros((N, 1)), C[:, None] if weighted else None)
-        return NormalOperator(feature_map, segments, executor, phi.shape[1], centre), same(matrix)
-
-    return make
+def normal(feature_map, sparse, weighted, centred, folder, executor):
+    phi, w = feature_map.transform(X), C if weighted else np.ones(N)
+    centre = np.average(phi, axis=0, weights=w) if centred else None
+    matrix, _ = naive_normal(phi - (0.0 if centre is None else centre), w, np.zeros((N, 1)))
+    rows = MemoryRows(sp.csr_array(X) if sparse else X)
+    segments = segments_of(rows, np.zeros((N, 1)), C[:, None] if weighted else None)
+    return NormalOperator(feature_map, segments, executor, phi.shape[1], centre), same(matrix)
 
 
-def likelihood(like, sparse, intercept):
+def likelihood(like, sparse, intercept, folder, executor):
     """Curvature of the primal form, streamed over the rows."""
-
-    def make(folder, executor):
-        phi = np.column_stack([MAP.transform(X), np.ones((N, int(intercept)))])
-        coef = 0.1 * random(phi.shape[1], like.n_columns)
-        products = np.zeros((like.n_systems, *2 * (coef.size // like.n_systems,)))
-        like.root(phi @ coef, C).add_products(products, phi)
-        segments = segments_of(MemoryRows(sp.csr_array(X) if sparse else X), np.zeros((N, 1)), C[:, None])
-        passes = Passes(MAP, like, X.shape[1], intercept, "diagonal")
-        dense = [np.tril(P) + np.tril(P, -1).T for P in products]
-        return CurvatureProduct(passes, segments, executor, coef), dense
-
-    return make
+    phi = np.column_stack([MAP.transform(X), np.ones((N, int(intercept)))])
+    coef = 0.1 * random(phi.shape[1], like.n_columns)
+    products = np.zeros((like.n_systems, *2 * (coef.size // like.n_systems,)))
+    like.root(phi @ coef, C).add_products(products, phi)
+    segments = segments_of(MemoryRows(sp.csr_array(X) if sparse else X), np.zeros((N, 1)), C[:, None])
+    passes = Passes(MAP, like, X.shape[1], intercept, "diagonal")
+    dense = [np.tril(P) + np.tril(P, -1).T for P in products]
+    return CurvatureProduct(passes, segments, executor, coef), dense
 
 
-def newton(like, centred):
+def newton(like, centred, folder, executor):
     """Π Cᵀ K C Π of the dual form."""
-
-    def make(folder, executor):
-        root = like.root(2 * random(N, like.n_columns), np.where(np.arange(N) % 9 == 0, 0.0, C))
-        coupled = isinstance(like, Softmax)
-        roots, ones = systems.dense_roots(root.scale, root.unit if coupled else None)
-        K, dense = np.kron(A, np.eye(like.n_columns)) if coupled else A, []
-        for W in roots:
-            P = systems.orthogonal_to(W.T @ ones) if centred else np.eye(len(K))
-            dense.append(P @ W.T @ K @ W @ P)
-        return CurvatureOperator(MatrixOperator(A), Curvature.of_root(root, centred=centred)), dense
-
-    return make
+    root = like.root(2 * random(N, like.n_columns), np.where(np.arange(N) % 9 == 0, 0.0, C))
+    coupled = isinstance(like, Softmax)
+    roots, ones = systems.dense_roots(root.scale, root.unit if coupled else None)
+    K, dense = np.kron(A, np.eye(like.n_columns)) if coupled else A, []
+    for W in roots:
+        P = systems.orthogonal_to(W.T @ ones) if centred else np.eye(len(K))
+        dense.append(P @ W.T @ K @ W @ P)
+    return CurvatureOperator(MatrixOperator(A), Curvature.of_root(root, centred=centred)), dense
 
 
 MAKERS = {
-    "gram": gram(RBF(gamma=0.2)),
-    "gram, kept in float32": gram(Polynomial(degree=2, gamma=1.0), kept_tiles=2, keeps="float32"),
-    "gram, all kept": gram(Laplacian(gamma=0.1), kept_tiles=99),
+    "gram": partial(gram, RBF(gamma=0.2), 0, "float64"),
+    "gram, kept in float32": partial(gram, Polynomial(degree=2, gamma=1.0), 2, "float32"),
+    "gram, all kept": partial(gram, Laplacian(gamma=0.1), 99, "float64"),
     "gram of stored sparse rows": sparse_gram,
     "sum of stored tiles": stored_sum,
     "one row": lambda folder, executor: (tiled(MatrixTiles(MemoryRows(A[:1, :1])), ONE_ROW, executor), same(A[:1, :1])),
-    "in memory, one tile": in_memory(N),
-    "in memory, several tiles": in_memory(7),
-    "in memory, scaled Gram matrix": in_memory(7, scaled=True),
+    "in memory, one tile": partial(in_memory, N, False),
+    "in memory, several tiles": partial(in_memory, 7, False),
+    "in memory, scaled Gram matrix": partial(in_memory, 7, True),
     "last product": lambda folder, executor: (LastProduct(MatrixOperator(A)), same(A)),
     "training sets": training_sets,
-    "normal, dense": normal(MAP, False, True, True),
-    "normal, sparse": normal(IdentityMap(), True, False, True),
-    "likelihood, binary": likelihood(Bernoulli(1), True, True),
-    "likelihood, ovr": likelihood(Bernoulli(M), False, True),
-    "likelihood, softmax": likelihood(Softmax(M), False, False),
+    "normal, dense": partial(normal, MAP, False, True, True),
+    "normal, sparse": partial(normal, IdentityMap(), True, False, True),
+    "likelihood, binary": partial(likelihood, Bernoulli(1), True, True),
+    "likelihood, ovr": partial(likelihood, Bernoulli(M), False, True),
+    "likelihood, softmax": partial(likelihood, Softmax(M), False, False),
     **{
-        f"newton, {name}, {'centred' if centred else 'plain'}": newton(like, centred)
+        f"newton, {name}, {'centred' if centred else 'plain'}": partial(newton, like, centred)
         for name, like in (("binary", Bernoulli(1)), ("ovr", Bernoulli(M)), ("softmax", Softmax(M)))
         for centred in (False, True)
     },
