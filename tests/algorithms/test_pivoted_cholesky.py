@@ -40,6 +40,7 @@ def check(found, A, accuracy=1e-10):
     assert_allclose(F, naive_partial_cholesky(A, found.index), atol=accuracy * np.sqrt(size))
     left = A - F @ F.T
     assert_allclose(left[:, found.index], 0.0, atol=accuracy * size)
+    assert_allclose(found.left, left.diagonal(), atol=accuracy * size)
     importance = np.ones(len(A)) if found.importance is None else found.importance
     assert found.traces[-1][0] == found.rank
     trace = found.traces[-1][1] * found.trace_unit
@@ -49,6 +50,7 @@ def check(found, A, accuracy=1e-10):
     v = np.random.default_rng(7).uniform(0.5, 2.0, len(A))
     assert_allclose(found.project(V), F.T @ V, atol=1e-11 * size)
     assert_allclose(found.expand(U), F @ U, atol=1e-11 * size)
+    assert_allclose(A[:, found.index] @ found.of_pivots(U.copy()), F @ U, atol=10 * accuracy * size)
     assert_allclose(np.tril(found.gram(v)), np.tril((F.T * v) @ F), rtol=1e-10, atol=1e-11 * size)
 
 
@@ -58,10 +60,11 @@ def check(found, A, accuracy=1e-10):
     slots=st.integers(1, 5),
     strip=st.sampled_from([64, 10**6]),
     weighted=st.booleans(),
+    size=st.sampled_from([1.0, 1e-100]),
     seed=st.integers(0, 9),
 )
-def test_a_factor_grown_in_rounds_is_that_of_its_pivots(n, ranks, slots, strip, weighted, seed):
-    A = positive_definite(n, seed)
+def test_a_factor_grown_in_rounds_is_that_of_its_pivots(n, ranks, slots, strip, weighted, size, seed):
+    A = size * positive_definite(n, seed)
     importance = np.random.default_rng(seed).uniform(0.5, 2.0, n) if weighted else None
     found = partial_factor(A, 0, slots, importance=importance, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
