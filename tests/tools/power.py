@@ -21,13 +21,14 @@ applies to each version of dkrr that has this function.
 blocks that it enters, in any thread, also through fixtures that it shares. Tests that fail without a mutant are left
 out.
 
-``run`` collects the suite once and forks for each mutant: the child gives the functions their changed code, and runs
-the tests that enter the changed block until the first failure, those first that will probably fail soon (quick, few
-blocks, another case of the same test later). So a mutant does not change worker processes that the tests start, what
-was computed at import, and what was cached then; that is so for each suite. A failure counts if it is repeated in a
-second process, and does not occur without the mutant in a third. A mutant is also noticed (*hung*) if a test takes far
-longer than without it. ``--seconds`` limits the tests of a mutant, by their seconds without it; a survivor says how
-many tests were left, and a later run with more seconds runs those. Results are appended: a stopped run resumes.
+``run`` collects the suite once for each of ``--processes``, which then forks for each mutant: the child gives the
+functions their changed code, and runs the tests that enter the changed block until the first failure, those first that
+will probably fail soon (quick, few blocks, another case of the same test later). So a mutant does not change worker
+processes that the tests start, what was computed at import, and what was cached then; that is so for each suite. A
+failure counts if it is repeated in a second process, and does not occur without the mutant in a third. A mutant is also
+noticed (*hung*) if a test takes far longer than without it. ``--seconds`` limits the tests of a mutant, by their
+seconds without it; a survivor says how many tests were left, and a later run with more seconds runs those. Results are
+appended: a stopped run resumes.
 """
 
 import ast
@@ -39,11 +40,11 @@ import hashlib
 import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import pkgutil
 import random
 import resource
-import select
 import shlex
 import shutil
 import signal
@@ -55,9 +56,8 @@ import types
 import warnings
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
@@ -65,8 +65,10 @@ from typing import Any, ClassVar
 
 import click
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
+from scipy.stats import binomtest
 
 AT_LEAST = 8
 """Mutants of a package."""
@@ -75,12 +77,12 @@ CPU, WALL = (5.0, 10.0), (10.0, 60.0)
 which others use, too."""
 MEMORY_BYTES = 16 * 2**30
 """A mutant may ask for any size."""
-LOG = os.dup(2)
 HITS = bytearray(2**16)
 """A byte for each probe: whether it was passed."""
 NOTICED = ("killed", "hung")
 BEGIN, END = "<!-- table of mutants: begin -->", "<!-- table of mutants: end -->"
 Mutant = dict[str, Any]
+Record = dict[str, Any]
 Functions = dict[tuple[str, str, int], list[types.FunctionType]]
 
 # Mutants
@@ -233,61 +235,7 @@ class Probes(SourceFileLoader):
             block[:] = probed
 
 
-def packed(hits: bytes) -> str:
-    return base64.b85encode(zlib.compress(np.packbits(np.frombuffer(hits, np.uint8)).tobytes())).decode()
-
-
-def unpacked(text: str) -> np.ndarray:
-    return np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
-
-
 # A process that has collected the suite, and forks
-
-
-@dataclass
-class Task:
-    """Tests to run in a new process."""
-
-    tests: list[str]
-    mutant: Mutant | None = None
-    is_ended_by_failure: bool = False
-
-
-Job = Generator[Task, list[dict[str, Any]], None]
-
-
-@dataclass
-class Child:
-    """A process that runs a task."""
-
-    pid: int
-    pipe: int
-    scratch: str
-    task: Task
-    job: Job
-    received: bytes = b""
-    ended: list[dict[str, Any]] = field(default_factory=list)
-    cpu: float = 0.0
-    wall: float = field(default_factory=time.monotonic)
-
-    def cpu_seconds(self) -> float:
-        parts = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
-
-    def read(self) -> bool:
-        """Take what the child has sent; return whether it has ended."""
-        found = os.read(self.pipe, 2**20)
-        *lines, self.received = (self.received + found).split(b"\n")
-        for line in lines:
-            self.ended.append(json.loads(line))
-            self.cpu, self.wall = self.cpu_seconds(), time.monotonic()
-        return not found
-
-    def is_hung(self, clean: dict[str, tuple[float, float]]) -> bool:
-        seconds = clean.get(self.task.tests[min(len(self.ended), len(self.task.tests) - 1)], (20.0, 20.0))
-        load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 3)
-        is_late = time.monotonic() - self.wall > (WALL[0] * seconds[1] + WALL[1]) * load
-        return is_late or self.cpu_seconds() - self.cpu > CPU[0] * seconds[0] + CPU[1]
 
 
 class Server:
@@ -295,9 +243,8 @@ class Server:
 
     def __init__(self, command: str, options: dict[str, Any]) -> None:
         self.options, self.is_covering = options, command == "cover"
-        self.reports: list[pytest.TestReport] = []
+        self.failures: list[str] = []
         self.shared: dict[int, tuple[bytes, float]] = {}
-        self.seconds: dict[str, tuple[float, float]] = {}
         self.took = 0.0
 
     @pytest.hookimpl(tryfirst=True)
@@ -314,19 +261,19 @@ class Server:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         assert not session.testsfailed, "the tests cannot be collected"
         self.session, self.items = session, {item.nodeid: item for item in session.items}
-        self.functions = live_functions()
-        self.out = Path(self.options["out"]).open("a")  # noqa: SIM115
-        note(f"{len(self.items)} tests, {len(list(Path('/proc/self/task').iterdir()))} threads")
+        self.functions, self.helpers = live_functions(), psutil.Process().children(recursive=True)
         gc.collect()
         gc.freeze()
-        self.loop(self.coverings() if self.is_covering else self.judgements())
+        (self.cover if self.is_covering else self.run)()
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.reports.append(report)
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.failures.append(str(crash.message if crash else report.longrepr)[:300] or "failed")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, Any, Any]:
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
         """What a shared fixture enters counts for each test that uses it."""
         if not self.is_covering or fixturedef.scope == "function":
             return (yield)
@@ -340,76 +287,52 @@ class Server:
             self.shared[id(fixturedef)] = bytes(HITS), took
             HITS[:] = np.maximum(np.frombuffer(outer, np.uint8), np.frombuffer(HITS, np.uint8)).tobytes()
 
-    def loop(self, jobs: Iterator[Job]) -> None:
-        """Run jobs, each of which asks for one process after another."""
-        active: list[Child] = []
-
-        def advance(job: Job, ended: list[dict[str, Any]] | None) -> None:
-            with suppress(StopIteration):
-                task = next(job) if ended is None else job.send(ended)
-                active.append(self.fork(task, job))
-
-        while True:
-            while len(active) < self.options["processes"] and (job := next(jobs, None)) is not None:
-                advance(job, None)
-            if not active:
-                return
-            before = time.monotonic()
-            ready = select.select([one.pipe for one in active], [], [], 0.25)[0]
-            paused = max(0.0, time.monotonic() - before - 5.0)  # nobody hangs while all are stopped
-            for one in list(active):
-                one.wall += paused
-                if one.pipe in ready and one.read():
-                    what = "died"
-                elif one.is_hung(self.seconds):
-                    what = "hung"
-                else:
-                    continue
-                active.remove(one)
-                self.end(one, {other.pid for other in active})
-                is_over = one.ended and one.task.is_ended_by_failure and one.ended[-1]["why"]
-                if len(one.ended) < len(one.task.tests) and not is_over:
-                    one.ended.append({"test": one.task.tests[len(one.ended)], "why": what, "seconds": [0.0, 0.0]})
-                advance(one.job, one.ended)
-
-    def end(self, child: Child, active: set[int]) -> None:
-        """Kill a child and the processes that it has started; the folder tells whose those are that it has left."""
-        with suppress(psutil.Error, OSError):
-            others = psutil.Process(child.pid).children(recursive=True)
-            os.killpg(child.pid, signal.SIGKILL)
-            for one in others:
-                with suppress(psutil.Error):
-                    one.kill()
-        os.waitpid(child.pid, 0)
-        for one in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error, OSError):
-                if one.ppid() == os.getpid() and one.pid not in active and one.status() == psutil.STATUS_ZOMBIE:
-                    os.waitpid(one.pid, 0)
-                elif one.environ().get("TMPDIR") == child.scratch:
-                    one.kill()
-        os.close(child.pipe)
-        shutil.rmtree(child.scratch, ignore_errors=True)
-
-    def fork(self, task: Task, job: Job) -> Child:
-        pipe, write = os.pipe()
-        scratch = tempfile.mkdtemp(prefix="power-")
-        pid = os.fork()
-        if pid == 0:
+    def ended(
+        self, tests: list[str], mutant: Mutant | None = None, *, is_ended_by_failure: bool = False
+    ) -> list[Record]:
+        """Run tests in a new process, until it dies, hangs or has a failure that ends it: what was found of each."""
+        found: list[Record] = []
+        pipe, write = multiprocessing.Pipe(duplex=False)
+        with tempfile.TemporaryDirectory(prefix="power-", ignore_cleanup_errors=True) as scratch:
+            if not (pid := os.fork()):
+                try:
+                    self.be_child(tests, mutant, write, scratch)
+                finally:
+                    os._exit(0)
+            write.close()
             try:
-                os.close(pipe)
-                self.be_child(task, write, scratch)
-            except BaseException as error:
-                note(f"{task.tests[0]}: {error!r}")
-            finally:
-                os._exit(0)
-        os.close(write)
-        with suppress(OSError):
-            os.setpgid(pid, pid)
-        return Child(pid, pipe, scratch, task, job)
+                for test in tests:
+                    self.wait(pipe, psutil.Process(pid), test)
+                    found.append(pipe.recv())
+                    if found[-1]["why"] and is_ended_by_failure:
+                        break
+            except (EOFError, OSError) as error:
+                what = "hung" if isinstance(error, TimeoutError) else "died"
+                found.append({"test": tests[len(found)], "why": what, "seconds": [0.0, 0.0]})
+            pipe.close()
+            # What the child has started, and what it has left, is adopted by this process.
+            while others := [one for one in psutil.Process().children(recursive=True) if one not in self.helpers]:
+                for one in others:
+                    with suppress(psutil.Error):
+                        one.kill()
+                psutil.wait_procs(others, timeout=1)
+        return found
 
-    def be_child(self, task: Task, pipe: int, scratch: str) -> None:
-        with suppress(OSError):
-            os.setpgid(0, 0)
+    def wait(self, pipe: Any, child: psutil.Process, test: str) -> None:
+        """Wait for the result of a test; raise TimeoutError if it hangs, EOFError if the child died."""
+        cpu, wall = (0.0, 0.0) if self.is_covering else self.seconds[test]
+        start, used = time.monotonic(), sum(child.cpu_times()[:2])
+        while not pipe.poll(0.25):
+            if child.status() == psutil.STATUS_ZOMBIE and not pipe.poll():
+                raise EOFError
+            is_hung = sum(child.cpu_times()[:2]) - used > CPU[0] * cpu + CPU[1] or (
+                time.monotonic() - start > WALL[0] * wall + WALL[1]
+            )
+            if is_hung and not self.is_covering:
+                raise TimeoutError
+
+    def be_child(self, tests: list[str], mutant: Mutant | None, pipe: Any, scratch: str) -> None:
+        os.setpgid(0, 0)
         control(1, signal.SIGKILL)
         null = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
@@ -419,148 +342,124 @@ class Server:
         os.environ["TMPDIR"], tempfile.tempdir = scratch, None
         folders: Any = self.session.config._tmp_path_factory  # type: ignore[attr-defined]
         folders._basetemp, folders._given_basetemp = None, Path(scratch) / "pytest"
-        if task.mutant is not None:
-            put_in(task.mutant, self.functions)
-        items = [self.items[test] for test in task.tests]
+        if mutant is not None:
+            put_in(mutant, self.functions)
+        items = [self.items[test] for test in tests]
         for item, following in itertools.zip_longest(items, items[1:]):
-            found = self.run_item(item, following)
-            os.write(pipe, json.dumps(found).encode() + b"\n")
-            if found["why"] and task.is_ended_by_failure:
-                return
+            pipe.send(self.run_item(item, following))
 
-    def run_item(self, item: pytest.Item, following: pytest.Item | None) -> dict[str, Any]:
-        self.reports.clear()
+    def run_item(self, item: pytest.Item, following: pytest.Item | None) -> Record:
+        self.failures.clear()
         self.took = 0.0
         HITS[:] = bytes(len(HITS))
-        start, why, seconds = (time.process_time(), time.perf_counter()), "", [0.0, 0.0]
+        start = time.process_time(), time.perf_counter()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except BaseException as error:  # a test that ends pytest
-            why = repr(error)
+            self.failures.insert(0, repr(error))
         seconds = [round(time.process_time() - start[0], 4), round(time.perf_counter() - start[1] - self.took, 4)]
-        for report in self.reports:
-            if report.failed:
-                crash = getattr(report.longrepr, "reprcrash", None)
-                why = why or str(crash.message if crash else report.longrepr)[:300] or "failed"
-        found = {"test": item.nodeid, "why": why, "seconds": seconds}
+        found = {"test": item.nodeid, "why": next(iter(self.failures), ""), "seconds": seconds}
         if self.is_covering:
-            hits = np.frombuffer(HITS, np.uint8).copy()
-            names = getattr(item, "_fixtureinfo", None)
+            hits, names = np.frombuffer(HITS, np.uint8).copy(), getattr(item, "_fixtureinfo", None)
             for definitions in names.name2fixturedefs.values() if names else ():
                 for own, took in filter(None, (self.shared.get(id(one)) for one in definitions)):
                     hits |= np.frombuffer(own, np.uint8)
                     seconds[1] = round(seconds[1] + took, 4)
-            found["hits"] = packed(hits.tobytes())
+            found["hits"] = base64.b85encode(zlib.compress(np.packbits(hits).tobytes())).decode()
         return found
 
-    def write(self, found: dict[str, Any]) -> None:
-        self.out.write(json.dumps(found) + "\n")
-        self.out.flush()
+    def mine(self, jobs: list[Any]) -> list[Any]:
+        """The part of jobs that this one of several processes does."""
+        return jobs[self.options["part"] :: self.options["processes"]]
 
-    # cover
+    def write(self, found: Record) -> None:
+        with Path(self.options["out"]).open("ab", buffering=0) as out:
+            out.write(json.dumps(found).encode() + b"\n")
 
-    def coverings(self) -> Iterator[Job]:
+    def cover(self) -> None:
         done = {one.get("test") for one in read_lines(self.options["out"])}
-        if not done:
-            self.write({"lines": Probes.lines, "sources": checksums()})
+        self.write({"lines": Probes.lines, "sources": checksums()})
         files = defaultdict(list)
         for test in self.items:
-            if test not in done:
-                files[test.partition("::")[0]].append(test)
-        longest_first = sorted(files.values(), key=len, reverse=True)
-        for number, tests in enumerate(longest_first):
-            note(f"{number} of {len(files)}: {tests[0]}")
-            yield self.covering(tests)
+            files[test.partition("::")[0]].append(test)
+        for tests in self.mine(sorted(files.values(), key=len, reverse=True)):
+            rest = [test for test in tests if test not in done]
+            while rest:
+                found = self.ended(rest)
+                for one in found:
+                    note(f"left out: {one['test']}: {one['why']}" if one["why"] else one["test"])
+                    self.write(one)
+                rest = rest[len(found) :]
 
-    def covering(self, tests: list[str]) -> Job:
-        while tests:
-            ended = yield Task(tests)
-            for one in ended:
-                if one["why"]:
-                    note(f"left out: {one['test']}: {one['why']}")
-                self.write(one)
-            tests = tests[len(ended) :]
-
-    # run
-
-    def judgements(self) -> Iterator[Job]:
-        head, *tests = read_lines(self.options["cover"])
-        if head["sources"] != checksums():
+    def run(self) -> None:
+        lines = read_lines(self.options["cover"])
+        heads = [one for one in lines if "lines" in one]
+        if any(one["sources"] != checksums() or one != heads[0] for one in heads):
             raise click.ClickException("dkrr is not the one that was covered: run cover again")
-        self.lines = head["lines"]
-        tests = [one for one in tests if not one["why"] and one["test"] in self.items]
-        self.bits = np.stack([unpacked(one["hits"]) for one in tests])
-        self.names = [one["test"] for one in tests]
-        self.seconds = {one["test"]: (one["seconds"][0], one["seconds"][1]) for one in tests}
-        counts = np.unpackbits(self.bits, axis=1).sum(1) + 1.0
-        self.costs = [(one["seconds"][1] + 0.003) * count for one, count in zip(tests, counts, strict=True)]
-        note(f"{len(tests)} of {len(self.items)} tests are used")
+        self.lines = heads[0]["lines"]
+        used = [one for one in lines if one.get("test") in self.items and not one["why"]]
+        packed = [np.frombuffer(zlib.decompress(base64.b85decode(one["hits"])), np.uint8) for one in used]
+        self.bits, self.seconds = np.stack(packed), {one["test"]: tuple(one["seconds"]) for one in used}
+        self.tests = pd.DataFrame({"test": list(self.seconds)})
+        self.tests["function"] = self.tests.test.str.partition("[")[0]
+        blocks = np.bitwise_count(self.bits).sum(axis=1)
+        self.tests["cost"] = (np.array([wall for _, wall in self.seconds.values()]) + 0.003) * (blocks + 1)
+        note(f"{len(used)} of {len(self.items)} tests are used")
         mutants = json.loads(Path(self.options["mutants"]).read_text())
-        order = list(range(len(mutants)))
-        random.Random(0).shuffle(order)  # whatever is done first is a sample
+        order = random.Random(0).sample(range(len(mutants)), len(mutants))  # whatever is done first is a sample
         only = {int(one) for one in self.options["only"].split(",") if one}
         results = {one["mutant"]: one for one in read_lines(self.options["out"])}
-        for number in [one for one in order if not only or one in only][: self.options["limit"]]:
+        for number in self.mine([one for one in order if not only or one in only][: self.options["limit"]]):
             known = results.get(number)
             if known is None or (known["left"] and known["seconds"] < self.options["seconds"]):
-                yield self.judged(number, mutants[number], known["ran"] if known and not self.options["matrix"] else 0)
+                start, n_done = time.monotonic(), known["ran"] if known and not self.options["matrix"] else 0
+                record = self.judged(mutants[number], n_done)
+                took = round(time.monotonic() - start, 2)
+                self.write({"mutant": number, **record, "seconds": self.options["seconds"], "took": took})
+                where = f"{number} {mutants[number]['module']}:{mutants[number]['line']} {record['outcome']}"
+                note(f"{where}, {record['ran']} tests, {record['left']} left, {took} s {record['killers'][:1]}")
 
     def chosen(self, mutant: Mutant) -> list[str] | None:
         """Tests that enter the changed block, in order; None if dkrr has not the function."""
-        module = mutant["module"].removesuffix(".py").removesuffix("/__init__")
-        start = function_starts(Path(mutant["module"]).read_text(), mutant) if Path(mutant["module"]).exists() else None
+        path = Path(mutant["module"])
+        start = function_starts(path.read_text(), mutant) if path.exists() else None
         if start is None:
             return None
-        lines = self.lines.get(module, {})
-        probes = {lines.get(str(line + start)) for line in range(mutant["lines"][0], mutant["lines"][1] + 1)} - {None}
-        covers = np.zeros(len(self.names), bool)
-        for one in probes:
-            covers |= (self.bits[:, one >> 3] >> (7 - (one & 7)) & 1).astype(bool)
-        rank: Counter[str] = Counter()
-        ordered = []
-        for cost, test in sorted((self.costs[k], self.names[k]) for k in np.flatnonzero(covers)):
-            rank[test.partition("[")[0]] += 1
-            ordered.append((cost * rank[test.partition("[")[0]], test))
-        return [test for _, test in sorted(ordered)]
+        lines = self.lines.get(mutant["module"].removesuffix(".py").removesuffix("/__init__"), {})
+        covers = np.zeros(len(self.bits), bool)
+        for line in range(mutant["lines"][0], mutant["lines"][1] + 1):
+            if (probe := lines.get(str(line + start))) is not None:
+                covers |= (self.bits[:, probe >> 3] >> (7 - (probe & 7)) & 1).astype(bool)
+        found = self.tests[covers].sort_values(["cost", "test"])
+        found["cost"] *= found.groupby("function").cumcount() + 1
+        return list(found.sort_values(["cost", "test"]).test)
 
-    def judged(self, number: int, mutant: Mutant, n_done: int) -> Job:
-        start, tests, is_matrix = time.monotonic(), self.chosen(mutant), self.options["matrix"]
+    def judged(self, mutant: Mutant, n_done: int) -> Record:
+        """Run the tests of a mutant behind those that are done; the outcome, and the tests that fail."""
+        tests, is_matrix = self.chosen(mutant), self.options["matrix"]
         used = np.cumsum([self.seconds[test][0] for test in tests or ()])
         stop = int(np.searchsorted(used, self.options["seconds"])) + 1
-        rest, left = (tests or [])[n_done:stop], len((tests or [])[stop:])
-        record: dict[str, Any] = {
-            "mutant": number, "outcome": "survived", "killers": [], "why": "", "doubtful": [], "ran": n_done,
-            "left": left, "seconds": self.options["seconds"],
-        }  # fmt: skip
-        while rest and (is_matrix or not record["killers"]):
-            ended = yield Task(rest, mutant, not is_matrix)
-            record["ran"] += len(ended)
-            rest = rest[len(ended) :]
-            failed = [one for one in ended if one["why"]]
-            if not failed:
+        rest, left, ran = (tests or [])[n_done:stop], len((tests or [])[stop:]), n_done
+        killers, why, doubtful = list[str](), "", list[str]()
+        while rest and (is_matrix or not killers):
+            ended = self.ended(rest, mutant, is_ended_by_failure=not is_matrix)
+            ran, rest = ran + len(ended), rest[len(ended) :]
+            if not (failed := {one["test"]: one["why"] for one in ended if one["why"]}):
                 continue
-            clean = yield Task([one["test"] for one in failed])
-            wrong = {one["test"] for one in clean if one["why"]}
-            if not is_matrix and failed[0]["why"] not in NOTICED and not wrong:
-                again = yield Task([failed[0]["test"]], mutant)
-                wrong |= {one["test"] for one in again if not one["why"]}
-            record["doubtful"] += sorted(wrong)
-            for one in failed:
-                if one["test"] not in wrong:
-                    record["killers"].append(one["test"])
-                    record["why"] = record["why"] or one["why"]
-        if record["killers"]:
-            record |= {"outcome": "hung" if record["why"] == "hung" else "killed", "left": left if is_matrix else 0}
-        if tests is None:
-            record["outcome"] = "not applicable"
-        took = time.monotonic() - start
-        self.write(record | {"took": round(took, 2)})
-        short = f"{mutant['module']}:{mutant['line']} {record['outcome']}"
-        note(f"{number} {short}, {record['ran']} tests, {record['left']} left, {took:.1f} s {record['killers'][:1]}")
+            wrong = {one["test"] for one in self.ended(list(failed)) if one["why"]}
+            if not is_matrix and "hung" not in failed.values() and not wrong:
+                wrong = {one["test"] for one in self.ended(list(failed), mutant) if not one["why"]}
+            doubtful += sorted(wrong)
+            found = [test for test in failed if test not in wrong]
+            killers, why = killers + found, why or next((failed[test] for test in found), "")
+        outcome = "hung" if why == "hung" else "killed" if killers else "survived"
+        left = left if is_matrix or not killers else 0
+        outcome = "not applicable" if tests is None else outcome
+        return {"outcome": outcome, "killers": killers, "why": why, "doubtful": doubtful, "ran": ran, "left": left}
 
 
 def note(text: str) -> None:
-    os.write(LOG, f"{time.strftime('%H:%M:%S')} {text}\n".encode())
+    click.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
 def control(what: int, value: int) -> None:
@@ -577,20 +476,24 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
 
 
-def serve(command: str, tests: str, tree: str, options: dict[str, Any], pytest_arguments: str) -> None:
+def serve(command: str, tests: Path, tree: Path, pytest_arguments: str, **options: Any) -> None:
     """Run a command where the suite of one checkout meets the dkrr of another: in copies of both."""
-    left_out = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "output", "_build")
+    ignored = shutil.ignore_patterns(
+        ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "output", "_build", ".library"
+    )
     with tempfile.TemporaryDirectory(prefix="power-copy-") as folder:
         root = Path(folder) / "code"
-        ignored = shutil.ignore_patterns(*left_out)
         shutil.copytree(tests, root, ignore=ignored, ignore_dangling_symlinks=True)
         shutil.rmtree(root / "dkrr")
-        shutil.copytree(Path(tree) / "dkrr", root / "dkrr", ignore=ignored)
+        shutil.copytree(tree / "dkrr", root / "dkrr", ignore=ignored)
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL", "NUMEXPR")}
         scratch = {"POLARS_MAX_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis"}
         environment = os.environ | threads | scratch | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": ""}
-        script = [sys.executable, "-P", __file__, "inside", "--", command, json.dumps(options), pytest_arguments]
-        subprocess.run(script, cwd=root, env=environment, stdin=subprocess.DEVNULL, check=True)
+        script = [sys.executable, "-P", __file__, "inside", "--", command]
+        parts = [json.dumps({**options, "part": part}, default=str) for part in range(options["processes"])]
+        calls = [[*script, part, pytest_arguments] for part in parts]
+        running = [subprocess.Popen(call, cwd=root, env=environment, stdin=subprocess.DEVNULL) for call in calls]
+        sys.exit(max(abs(one.wait()) for one in running))
 
 
 # Commands
@@ -659,7 +562,7 @@ def package(module: str) -> str:
 @click.option("--out", type=NEW, required=True)
 def cover(tree: Path, tests: Path, arguments: str, processes: int, out: Path) -> None:
     """Store which blocks of dkrr each test enters."""
-    serve("cover", str(tests), str(tree), {"out": str(out), "processes": processes}, arguments)
+    serve("cover", tests, tree, arguments, out=out, processes=processes)
 
 
 @main.command()
@@ -676,15 +579,7 @@ def cover(tree: Path, tests: Path, arguments: str, processes: int, out: Path) ->
 @click.option("--only", default="", help="Numbers of mutants, with commas between.")
 def run(tree: Path, tests: Path, arguments: str, **options: Any) -> None:
     """Run the tests against each mutant."""
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    serve("run", str(tests), str(tree), given, arguments)
-
-
-def p_value(only_before: int, only_after: int) -> float:
-    """McNemar's exact test, of two sides."""
-    from scipy.stats import binomtest
-
-    return float(binomtest(only_before, only_before + only_after).pvalue) if only_before + only_after else 1.0
+    serve("run", tests, tree, arguments, **options)
 
 
 @main.command()
@@ -694,35 +589,36 @@ def p_value(only_before: int, only_after: int) -> float:
 @click.option("--write", type=EXISTING, help="Page that takes the table.")
 def compare(before: Path, after: Path, mutants: Path, write: Path | None) -> None:
     """Compare two suites; list the mutants that only one of them notices."""
+    from tests.tools.pages import replaced  # a suite that is measured may have no such module
+
     descriptions = json.loads(mutants.read_text())
-    first, second = ({one["mutant"]: one for one in read_lines(path)} for path in (before, after))
-    pairs = [(number, first[number], second[number]) for number in sorted(first.keys() & second.keys())]
-    pairs = [pair for pair in pairs if "not applicable" not in (pair[1]["outcome"], pair[2]["outcome"])]
-    groups: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
-    for number, *results in pairs:
-        noticed = results[0]["outcome"] in NOTICED, results[1]["outcome"] in NOTICED
-        for name in (f"`{package(descriptions[number]['module'])}`", "all"):
-            groups[name].append(noticed)
+    first, second = (pd.DataFrame(read_lines(path)).drop_duplicates("mutant", keep="last") for path in (before, after))
+    pairs = first.merge(second, on="mutant", suffixes=("_before", "_after")).sort_values("mutant")
+    pairs = pairs[(pairs.outcome_before != "not applicable") & (pairs.outcome_after != "not applicable")]
+    pairs["package"] = [f"`{package(descriptions[number]['module'])}`" for number in pairs.mutant]
+    noticed = {title: pairs[f"outcome_{title}"].isin(NOTICED) for title in ("before", "after")}
+    only = {"before": noticed["before"] & ~noticed["after"], "after": noticed["after"] & ~noticed["before"]}
     rows = ["| package | mutants | noticed before | noticed after | only before | only after | p |", "|---" * 7 + "|"]
-    for name, found in sorted(groups.items(), key=lambda item: (item[0] == "all", item[0])):
-        ones = [sum(one for one, _ in found), sum(one for _, one in found)]
-        only = [found.count((True, False)), found.count((False, True))]
-        shares = [f"{one} ({one / len(found):.0%})" for one in ones]
-        rows.append(f"| {name} | {len(found)} | {' | '.join(shares)} | {only[0]} | {only[1]} | {p_value(*only):.2g} |")
+    for name, found in [*pairs.groupby("package"), ("all", pairs)]:
+        counts = [int(each[found.index].sum()) for each in (*noticed.values(), *only.values())]
+        shares = [f"{count} ({count / len(found):.0%})" for count in counts[:2]]
+        p = binomtest(counts[2], sum(counts[2:])).pvalue if any(counts[2:]) else 1.0  # McNemar's exact test
+        cells = [name, len(found), *shares, *counts[2:], f"{p:.2g}"]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
     table = "\n".join(rows)
     click.echo(table)
-    for title, k in (("before", 1), ("after", 2)):
-        click.echo(f"{title}: {sum(pair[k]['left'] > 0 for pair in pairs)} survivors met a part of their tests only")
-    for title, one, other in (("before", 1, 2), ("after", 2, 1)):
+    for title in only:
+        click.echo(f"{title}: {(pairs[f'left_{title}'] > 0).sum()} survivors met a part of their tests only")
+    for title, other in (("before", "after"), ("after", "before")):
         click.echo(f"\nNoticed {title} only:")
-        for pair in pairs:
-            if pair[one]["outcome"] in NOTICED and pair[other]["outcome"] not in NOTICED:
-                mutant = descriptions[pair[0]]
-                click.echo(f"\n{pair[0]}: {mutant['module']}:{mutant['line']} {mutant['function']}\n{mutant['diff']}")
-                click.echo(f"{pair[one]['killers'][0]}: {pair[one]['why']!r}; the other ran {pair[other]['ran']}")
+        for pair in pairs[only[title]].to_dict("records"):
+            mutant = descriptions[pair["mutant"]]
+            click.echo(
+                f"\n{pair['mutant']}: {mutant['module']}:{mutant['line']} {mutant['function']}\n{mutant['diff']}"
+            )
+            click.echo(f"{pair[f'killers_{title}'][0]}: {pair[f'why_{title}']!r}; the other ran {pair[f'ran_{other}']}")
     if write is not None:
-        start, rest = write.read_text().split(BEGIN, 1)
-        write.write_text(f"{start}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}")
+        write.write_text(replaced(write.read_text(), table, BEGIN, END))
 
 
 @main.command("cover-set")
@@ -742,7 +638,7 @@ def cover_set(matrix: Path, cover: Path) -> None:
         needed.add(best)
         open_mutants -= kills[best]
     files: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in read_lines(cover)[1:]:
+    for one in filter(lambda line: "test" in line, read_lines(cover)):
         parts = {"tests": 1, "kill": one["test"] in kills, "needed": one["test"] in needed, "alone": only[one["test"]]}
         files[one["test"].partition("::")[0]].update({name: int(value) for name, value in parts.items()})
     for name, found in sorted(files.items(), key=lambda item: (item[1]["needed"], item[0])):
