@@ -1,6 +1,5 @@
 """What is published: wheel, sdist, description and citation, the pages of the site, notebook and examples."""
 
-import ast
 import re
 import shlex
 import subprocess
@@ -22,7 +21,6 @@ from dkrr.cli import dkrr as command
 from tests import typed_program
 
 ROOT = Path(__file__).parents[2]
-RECIPES = [path for path in (ROOT / "cluster").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
 @pytest.fixture(scope="module")
@@ -37,51 +35,25 @@ def built(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def wheel(built):
-    (path,) = built.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def test_the_index_takes_both(built):
-    files = sorted(built.iterdir())
-    assert [path.suffix for path in files] == [".whl", ".gz"]
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
-
-
-def test_the_wheel_has_the_package_and_its_data(wheel):
+def test_wheel_and_sdist_hold_what_they_should_and_the_index_takes_both(built):
+    """The wheel: the package and its data, a description whose links lead somewhere; the sdist: what builds it."""
+    sdist, wheel = (next(built.glob(end)) for end in ("*.tar.gz", "*.whl"))
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel], check=True, capture_output=True)
+    with zipfile.ZipFile(wheel) as archive:
+        content = {name: archive.read(name).decode() for name in archive.namelist()}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dkrr").rglob("*.py")}
     data = {"dkrr/py.typed", "dkrr/dkrr.yaml", "dkrr/cli/report.html"}
-    assert {name for name in wheel if not name.startswith("dkrr-")} == modules | data
-    (entries,) = (content.decode() for name, content in wheel.items() if name.endswith("entry_points.txt"))
-    assert "dkrr = dkrr.cli:main" in entries and "[dask_cli]" in entries
-
-
-def test_the_description_stands_alone(wheel):
-    (text,) = (content.decode() for name, content in wheel.items() if name.endswith("METADATA"))
-    metadata = message_from_string(text)
-    description = metadata.get_payload()
-    assert metadata["Version"] == dkrr.__version__
-    assert "kernel logistic regression" in metadata["Summary"]
-    assert "# dkrr" in description and "With scikit-learn, joblib, Dask-ML" in description
-    assert all("://" in link for link in re.findall(r"\]\(([^)]+)\)", description)), "links lead nowhere on an index"
-
-
-def test_the_sdist_has_what_tests_and_builds_it(built):
-    (path,) = built.glob("*.tar.gz")
-    with tarfile.open(path) as archive:
+    assert {name for name in content if not name.startswith("dkrr-")} == modules | data
+    info = wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"
+    assert "dkrr = dkrr.cli:main" in content[f"{info}/entry_points.txt"]
+    metadata = message_from_string(content[f"{info}/METADATA"])
+    assert metadata["Version"] == yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == dkrr.__version__
+    links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+    assert links and all("://" in link for link in links), "links lead nowhere on an index"
+    with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "Makefile", "LICENSE", "CITATION.cff", "tests/conftest.py", "docs/method.md"} <= names
-    assert names >= {path.relative_to(ROOT).as_posix() for path in RECIPES}
+    assert names >= {"pyproject.toml", "Makefile", "LICENSE", "cluster/dask-cli/start.sh", "tests/conftest.py"}
     assert not [name for name in names if name.startswith((".venv", "output", ".git/"))]
-
-
-def test_the_citation_is_of_this_version():
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= set(citation)
-    assert (citation["title"], citation["version"]) == ("dkrr", dkrr.__version__)
-    assert citation["license"] == "BSD-3-Clause"
 
 
 def test_a_typed_program_runs(tmp_path):
@@ -94,24 +66,9 @@ def test_a_typed_program_runs(tmp_path):
     assert min(typed_program.work(X, y, tmp_path / "x.parquet", tmp_path)) > 0.8
 
 
-def test_a_python_that_is_missing_is_an_error():
-    """Nothing would be tested with it."""
-    done = subprocess.run([ROOT / ".ci" / "pythons", "3.99", "tests"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "there is no Python 3.99" in done.stderr
-
-
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "cluster").rglob("*.md"))]
 PAGES_WITH_COMMANDS = [page for page in PAGES if re.search(r"^(\$ )?(dask )?dkrr ", page.read_text(), re.M)]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_has_a_title_and_a_picture(path):
-    text = path.read_text()
-    title, line = (ast.get_docstring(ast.parse(text)) or "\n").splitlines()[:2]
-    assert line == "=" * len(title) > ""
-    assert "plt." in text or "figure" in text
 
 
 def test_the_notebook_runs_and_is_stored_without_outputs(tmp_path):

@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -21,8 +19,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
-from dkrr.store import ChunkedArray, buckets, lock, remote
-from dkrr.store.arrays import create_array, open_array, zarr_store
+from dkrr.store import lock, remote
+from dkrr.store.arrays import create_array, open_array
 from tests.nightly.cluster.recipes import FIT, new_certificates, problem, run, saved, started
 from tests.processes import CLUSTER
 from tests.s3 import variables
@@ -98,18 +96,6 @@ def test_models_rows_and_gram_matrices_are_kept_in_buckets(bucket, whole):
     assert_allclose(model.dual_coef_, np.linalg.solve(K.compute() + np.eye(len(X)), X[:, 0]), rtol=0, atol=1e-10)
 
 
-def test_arrays_in_a_bucket_are_read_by_zarr(bucket):
-    data = np.random.default_rng(0).normal(size=(23, 4))
-    array = ChunkedArray(f"{bucket}/a", (23, 4), (9, 4), "float64", 3, "run/a").create_anew()
-    array.fill(data)
-    assert_array_equal(array.read_rows(2, 19), data[2:19])
-    theirs = zarr.open_array(zarr_store(f"{bucket}/a"), mode="r")
-    assert_array_equal(theirs[...], data)
-    assert np.isnan(theirs.metadata.fill_value)
-    with pytest.raises(ValueError, match="array exists"):
-        create_array(f"{bucket}/a", (2,), "int32")
-
-
 def invoked(*arguments):
     return CliRunner().invoke(command, [str(a) for a in arguments])
 
@@ -140,28 +126,6 @@ def test_a_bucket_that_does_not_exist_is_found_before_the_work(bucket, tmp_path,
     inputs = targets if name != "predict" else ("--model", tmp_path / "m.zarr")
     result = invoked(name, "--x", rows, *inputs, *missing)
     assert result.exit_code == 2 and f"{missing[0]}: cannot write" in result.output, result.output
-
-
-@pytest.mark.parametrize(("limit", "parts"), [(buckets.MAX_PUT_BYTES, 1), (buckets.PART_BYTES, 2)])
-def test_what_is_not_very_large_is_written_by_one_request(bucket, monkeypatch, limit, parts):
-    """A killed writer then leaves no parts; S3 writes their number behind the version of an object that has some."""
-    monkeypatch.setattr(buckets, "MAX_PUT_BYTES", limit)
-    data = random.Random(0).randbytes(buckets.PART_BYTES + 7)
-    remote.put(f"{bucket}/run.zarr", "a", data[:5], memoryview(data)[5:])
-    out = np.zeros(len(data), np.uint8)
-    assert remote.get_into(f"{bucket}/run.zarr", "a", 0, out) == len(data) and out.tobytes() == data
-    version = remote.files(f"{bucket}/run.zarr")[0][2].strip('"')
-    assert version.partition("-")[2] == ("" if parts == 1 else "2")
-
-
-def test_missing_credentials_are_an_error_after_a_bounded_time(bucket, monkeypatch):
-    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.5)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    started_at = time.monotonic()
-    with pytest.raises(StoreError, match="no credentials; expected them in the environment"):
-        remote.get(f"{bucket}-mine/run.zarr", "a")
-    assert time.monotonic() - started_at < 30.0
 
 
 @pytest.mark.guard
