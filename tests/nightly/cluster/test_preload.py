@@ -3,7 +3,6 @@
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -13,7 +12,6 @@ from distributed import Client, LocalCluster
 import dkrr
 from dkrr.cluster.worker_settings import WorkerSettings, problems, refuse_a_pause
 from dkrr.errors import MemoryLimitError
-from dkrr.preload import dask_setup
 from tests.processes import THREAD_VARIABLES, blas_threads
 
 GOOD = WorkerSettings("tcp://10.0.0.1", 1, 4, 8, 2**30, spill=0.0, pause=0.0, terminate=0.95)
@@ -61,11 +59,6 @@ def test_a_worker_that_would_pause_is_refused_before_work_starts():
     refused = r"starts no more tasks above .*memory\.pause is 0\.17.*--preload dkrr\.preload"
     with cluster([]), pytest.raises(MemoryLimitError, match=refused):
         fit()
-
-
-def test_preload_refuses_what_is_not_a_worker():
-    with pytest.raises(TypeError, match="is given to a SimpleNamespace; expected a worker"):
-        dask_setup(SimpleNamespace(worker_address="tcp://10.0.0.1:1"))
 
 
 @pytest.mark.parametrize(

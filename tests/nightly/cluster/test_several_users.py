@@ -123,28 +123,6 @@ def after_first_task(monkeypatch, hooks):
     monkeypatch.setattr(dask_executor.DaskExecutor, "_note", noted)
 
 
-def test_a_fit_is_done_beside_another(users, monkeypatch):
-    ada, bob = users
-    whole = [fit(ada, 1).dual_coef_, fit(bob, 2).dual_coef_]
-    begun, go_on = threading.Event(), threading.Event()
-
-    def pause():
-        begun.set()
-        assert go_on.wait(WAIT)
-
-    after_first_task(monkeypatch, {"ada_0": pause})
-    with ThreadPoolExecutor(1, thread_name_prefix="ada") as pool:
-        first = pool.submit(fit, ada, 1)
-        try:
-            assert begun.wait(WAIT)
-            second = fit(bob, 2)
-        finally:
-            go_on.set()
-        model = first.result(WAIT)
-    assert_array_equal(model.dual_coef_, whole[0])
-    assert_array_equal(second.dual_coef_, whole[1])
-
-
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
 def test_ctrl_c_of_one_does_not_disturb_the_other(users, monkeypatch, solver):
     ada, bob = users

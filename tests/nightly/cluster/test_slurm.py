@@ -85,15 +85,6 @@ def test_sbatch_script_fits_on_its_tasks(allocation, tmp_path):
     assert not stale.parent.exists()
 
 
-def test_sbatch_script_returns_the_status_of_the_fit(allocation, tmp_path):
-    # The command refuses to start: stand-ins take the place of the scheduler, the workers and the wait for them.
-    python = f"case $1 in {CERTIFICATES} ;; *) echo tcp://127.0.0.1:9 ;; esac"
-    stand_ins(tmp_path / "bin", dask="exec sleep 60", python=python)
-    paths = ["--x", "nowhere.npy", "--y", "nowhere.npy"]
-    assert run_job({**allocation, "SLURM_NTASKS": "1"}, tmp_path / "log", *paths) == 2
-    assert "Missing option '--model'" in (tmp_path / "log").read_text()
-
-
 @pytest.mark.parametrize(
     ("given", "limit"),
     [
@@ -116,11 +107,6 @@ def test_sbatch_script_takes_memory_of_cores_or_of_nodes(allocation, tmp_path, g
         assert status == 2 and "--mem-per-cpu=4G or --mem=64G" in log.read_text()
     else:
         assert status == 0 and f"--memory-limit {limit} " in noted.read_text(), log.read_text()
-
-
-def test_sbatch_script_needs_the_repository(allocation, tmp_path):
-    assert run_job({**allocation, "DKRR_CLUSTER": str(tmp_path)}, tmp_path / "log") == 2
-    assert "submit from dkrr's root" in (tmp_path / "log").read_text()
 
 
 def test_without_dask_jobqueue_there_is_help_and_an_error_that_names_it(tmp_path):
