@@ -1,29 +1,25 @@
 """Fits whose processes or workers are killed or asked to end at some moment, and fits whose memory is measured."""
 
-import os
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import dask
 import numpy as np
 import pytest
 from distributed import Client
 from numpy.testing import assert_allclose
 
 from benchmarks.local_client import local_client
-from dkrr import KernelRidge
 from dkrr.cluster import Progress, Task
 from dkrr.cluster.dask_client import Watch, held_when_ready
 from dkrr.cluster.folders import private_folder
-from dkrr.errors import ConvergenceWarning, MemoryLimitError
+from dkrr.errors import MemoryLimitError
 from dkrr.fitting.context import open_context
 from dkrr.kernels import RBF
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import make_plan
 from dkrr.planning.resources import WORKER_BASELINE_BYTES
-from dkrr.solvers import ConjugateGradient
 from tests import programs
 from tests.planning.problems import GIB, MIB, cluster, direct
 from tests.processes import gone
@@ -31,7 +27,6 @@ from tests.programs import ON_WORKERS, fit_here, iteration
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 KERNEL = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01}
-OFTEN = {"dkrr.checkpoint-seconds": 0}
 
 
 # Killed
@@ -50,81 +45,41 @@ KILLED = {
 def test_a_killed_iteration_goes_on_and_keeps_its_history(tmp_path, name):
     """Kills of all other fits, of workers too, at random times: tests/nightly/test_chaos.py."""
     (n, settings), store = KILLED[name], tmp_path / "run.zarr"
-    settings = {**KERNEL, **settings, "config": OFTEN}
+    settings = {**KERNEL, **settings, "config": {"dkrr.checkpoint-seconds": 0}}
     process = programs.start(n, 5, store, **settings)
     programs.wait_for_iteration(process, store, 3 if "classes" in settings else 20)
     programs.kill_everything(process)
     reached = iteration(store)
-    whole, expected = fit_here(n, 5, tmp_path / "whole.zarr", **settings)
+    whole, expected = fit_here(n, 5, None, **settings)
     resumed, facts = fit_here(n, 5, store, **settings)
-    assert (facts["status"], facts["execution"]) == (expected["status"], "serial")
     # A factor that is recomputed from its pivots is the same but for rounding.
-    assert_allclose(resumed, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
-    assert name not in ("conjugate gradient", "softmax") or np.array_equal(resumed, whole)
-    if "classes" in settings:  # what an earlier process found is part of the history, and no step is done twice
-        assert facts["iterations"] == len(facts["history"])
-        assert_allclose(facts["objectives"][:reached], expected["objectives"][:reached], rtol=1e-5)
-        assert not list(store.glob("newton-*"))  # factors belong to their step
-    else:
-        assert 20 <= reached < expected["iterations"]
-        assert [h[0] for h in facts["history"] if not h[2]] == list(range(1, facts["iterations"] + 1))
-        assert facts["tasks"].count("multiply-0") <= facts["iterations"] - reached + 10, "iterations are not repeated"
+    is_exact = name in ("conjugate gradient", "softmax")
+    assert_allclose(resumed, whole, rtol=0, atol=0 if is_exact else 1e-6 * np.abs(whole).max())
+    assert facts["status"] == expected["status"] and facts["iterations"] <= expected["iterations"] + 2
+    assert len([h for h in facts["history"] if not h[2] or "classes" in settings]) == facts["iterations"] > reached
+    assert facts["tasks"].count("multiply-0") <= facts["iterations"] - reached + 10 or "classes" in settings
     again, facts = fit_here(n, 5, store, **settings)
     assert np.array_equal(again, resumed) and facts["tasks"].count("multiply-0") <= 2
 
 
-def test_a_preconditioner_that_grew_is_resumed(tmp_path):
-    X = np.random.default_rng(0).normal(size=(400, 5))
-    settings = {"alpha": 1e-9, "kernel": "rbf", "gamma": 0.1, "tol": 1e-7, "store": str(tmp_path / "run.zarr")}
-    with dask.config.set({"dkrr.checkpoint-seconds": 60}), pytest.warns(ConvergenceWarning, match="after 130"):
-        first = KernelRidge(**settings, solver=ConjugateGradient(max_iter=130)).fit(X, np.sin(X[:, 0])).solve_result_
-    assert any("rank grows" in m for m in first.messages)
-    again = KernelRidge(**settings, solver="cg").fit(X, np.sin(X[:, 0])).solve_result_
-    assert again.status.name == "CONVERGED" and again.rank >= first.rank
-    assert again.messages[: len(first.messages)] == first.messages
-
-
-# Asked to end: no process, no temporary folder and no shared memory stays
-
-
-def started(tmp_path, place):
-    """A run with tiles in its temporary folder."""
-    more = {"workers": 2} if place == "dask" else {}
-    config = {"dkrr.temporary-directory": str(tmp_path)} | (ON_WORKERS["config"] if place == "dask" else {})
-    process = programs.start(4000, 6, None, **KERNEL, solver="cholesky", tile=100, **more, config=config)
-    programs.wait_for_tiles(process, tmp_path, 20)
-    return process
+# Asked to end, or killed: no process, no temporary folder and no shared memory stays
 
 
 @pytest.mark.guard
-@pytest.mark.parametrize(
-    ("place", "number", "whom"),
-    [
-        ("serial", signal.SIGTERM, "process"),
-        ("serial", signal.SIGINT, "process"),
-        ("dask", signal.SIGTERM, "group"),
-        ("dask", signal.SIGHUP, "process"),
-    ],
-)
-def test_a_run_that_is_asked_to_end_leaves_nothing_behind(tmp_path, place, number, whom, capfd):
-    process = started(tmp_path, place)
-    (os.killpg if whom == "group" else os.kill)(process.pid, number)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_run_on_workers_that_is_stopped_leaves_no_process_and_no_folder_for_long(tmp_path, number, capfd):
+    """In the calling process: tests/promises/test_resume.py and tests/nightly/test_chaos.py."""
+    more = {**ON_WORKERS, "config": {**ON_WORKERS["config"], "dkrr.temporary-directory": str(tmp_path)}}
+    process = programs.start(4000, 6, None, **KERNEL, solver="cholesky", tile=100, **more)
+    programs.wait_for_tiles(process, tmp_path, 20)
+    process.send_signal(number)
     assert process.wait(60) == -number
     assert gone(process.pid), "a process is left behind"
-    assert not list(tmp_path.rglob("*"))
-    assert number == signal.SIGINT or "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.guard
-def test_workers_of_a_killed_process_end_and_the_next_run_deletes_its_folder(tmp_path):
-    process = started(tmp_path, "dask")
-    process.kill()
-    process.wait()
-    assert gone(process.pid), "a process is left behind"
-    assert len(list(tmp_path.glob("dkrr-*/run.zarr"))) == 1
-    with private_folder("next", str(tmp_path)) as path:
-        assert [p for p in tmp_path.iterdir() if p.is_dir()] == [Path(path)]
-    assert not list(tmp_path.rglob("*"))
+    if number == signal.SIGKILL:  # the next run deletes the folder
+        assert len(list(tmp_path.glob("dkrr-*/run.zarr"))) == 1
+        with private_folder("next", str(tmp_path)) as path:
+            assert [p for p in tmp_path.iterdir() if p.is_dir()] == [Path(path)]
+    assert not list(tmp_path.rglob("*")) and "Traceback" not in capfd.readouterr().err
 
 
 # Measured
@@ -156,15 +111,6 @@ def test_workers_keep_the_promise_of_the_plan(n, d, settings):
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
     if facts["solver"] == "cholesky" and "classes" not in settings:
         assert facts["written"] <= 1.01 * facts["planned_written"]
-
-
-def test_memory_does_not_grow_with_n():
-    """The tiles of 5,000 rows take 100 MiB, those of 2,600 a third of it."""
-    on_workers = {"workers": 2, "solver": "cholesky", **TIGHT}
-    _, large = fit_here(5000, 8, None, **on_workers)
-    _, small = fit_here(2600, 8, None, tile=large["tile"], **on_workers)
-    assert small["execution"] == large["execution"] == "dask" and small["tile"] == large["tile"]
-    assert max(large["peaks"].values()) < max(small["peaks"].values()) + 30 * 2**20
 
 
 MEASURED = [

@@ -84,34 +84,6 @@ def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_the_new(tmp_path
     assert not others, "the last one was not killed"
 
 
-OWNER = """
-import sys
-from dkrr.store.lock import owned
-from dkrr.errors import BusyStoreError
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    with owned(sys.argv[1]):
-        print("owned", flush=True)
-        sys.stdin.readline()
-except BusyStoreError:
-    print("refused", flush=True)
-"""
-
-
-def test_of_many_processes_that_begin_at_once_one_owns_the_store(tmp_path):
-    command, pipe = [sys.executable, "-c", OWNER, str(tmp_path / "run.zarr")], subprocess.PIPE
-    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) for _ in range(3)]
-    try:
-        assert [p.stdout.readline() for p in processes] == ["ready\n"] * 3
-        for p in processes:
-            p.stdin.write("\n")
-        assert sorted(p.stdout.readline() for p in processes) == ["owned\n", "refused\n", "refused\n"]
-    finally:
-        for p in processes:
-            p.communicate("\n")
-
-
 FORKED = """
 import os, sys
 from dkrr.store.lock import LOCK_NAME, owned

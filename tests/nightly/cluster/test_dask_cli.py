@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import urllib.request
 from contextlib import suppress
@@ -20,7 +19,7 @@ from distributed.security import Security
 import dkrr
 from dkrr.cluster.dask_client import connect
 from dkrr.cluster.local_workers import new_credentials
-from dkrr.errors import ClusterError, InputError
+from dkrr.errors import InputError
 from tests.nightly.cluster.recipes import (
     FIT,
     SETTINGS,
@@ -33,8 +32,8 @@ from tests.nightly.cluster.recipes import (
     started,
     until,
 )
-from tests.processes import CLUSTER, blas_threads, environment, free_port, gone, session, wait_for_text
-from tests.programs import tiles, wait_for_tiles
+from tests.processes import CLUSTER, blas_threads, free_port, gone, session, wait_for_text
+from tests.programs import kill_everything, tiles, wait_for_tiles
 
 N_WORKERS, TILE, SIDE = 4, 128, 14
 TILED = {**SETTINGS, "tile": TILE, "solver": "cholesky"}
@@ -62,21 +61,14 @@ def client(running, certificates):
 
 
 def worker_settings(dask_worker):
-    memory = dask_worker.memory_manager
-    return {
-        "threads": dask_worker.state.nthreads,
-        "blas": blas_threads(),
-        "preloaded": "dkrr.preload" in sys.modules,
-        "trim": os.environ["MALLOC_TRIM_THRESHOLD_"],
-        "limit": memory.memory_limit,
-        "fractions": (memory.memory_target_fraction, memory.memory_spill_fraction, memory.memory_pause_fraction),
-    }
+    """What tests/nightly/cluster/test_preload.py does not see: that start.sh asks for it."""
+    trim, memory = os.environ["MALLOC_TRIM_THRESHOLD_"], dask_worker.memory_manager
+    return "dkrr.preload" in sys.modules, dask_worker.state.nthreads, blas_threads(), trim, memory.memory_limit
 
 
 def test_workers_have_the_settings_that_matter_and_listen_on_this_machine_only(client, running):
     # The trimming is Dask's own default: the allocator gives back what tiles have used.
-    expected = {"threads": 1, "blas": 1, "preloaded": True, "trim": "65536", "limit": 600 * 2**20}
-    assert list(client.run(worker_settings).values()) == [{**expected, "fractions": (False,) * 3}] * N_WORKERS
+    assert list(client.run(worker_settings).values()) == [(True, 1, 1, "65536", 600 * 2**20)] * N_WORKERS
     listening = running.listening()
     assert len(listening) >= 1 + 2 * N_WORKERS  # the scheduler, the nannies and the workers
     assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
@@ -90,27 +82,6 @@ def test_command_runs_and_its_status_comes_back(tmp_path):
     ) as process:
         assert process.wait(60) == 7, log.read_text()
         assert gone(process.pid), "a process is left behind"
-
-
-WITHOUT_DKRR = "import sys; sys.modules['dkrr'] = None; from distributed.cli.dask_scheduler import main; main()"
-
-
-def test_a_scheduler_without_dkrr(tmp_path):
-    port = free_port()
-    options = ["--host", "127.0.0.1", "--port", port, "--dashboard-address", "127.0.0.1:0"]
-    worker = ["--nthreads", 1, "--memory-limit", "1GiB", "--no-dashboard", "--preload", "dkrr.preload"]
-    log, address = tmp_path / "log", f"tcp://127.0.0.1:{port}"
-    with session([sys.executable, "-c", WITHOUT_DKRR, *options], log) as process:
-        wait_for_text("Scheduler at", log, process)
-        with (
-            session(["dask", "worker", address, *worker], tmp_path / "worker"),
-            Client(address) as client,
-            dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}),
-        ):
-            client.wait_for_workers(1, timeout=60)
-            for solver in ("cholesky", "cg"):
-                with pytest.raises(ClusterError, match="install dkrr where the scheduler runs"):
-                    dkrr.KernelRidge(kernel="rbf", solver=solver, tile=128).fit(np.eye(300), np.eye(300)[0])
 
 
 @pytest.mark.parametrize(
@@ -152,38 +123,33 @@ def test_who_has_no_certificate_is_refused(running):
             raise AssertionError("it answers")
 
 
-@pytest.fixture
-def whole(tmp_path):
-    """Coefficients of a fit in this process, that nothing interrupts."""
-    model = dkrr.KernelRidge(**TILED, store=str(tmp_path / "whole.zarr")).fit(*problem(TILE * SIDE))
-    assert model.plan_.execution == "serial"
-    return model.dual_coef_
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Coefficients of a fit in this process, before it has a client, that nothing interrupts."""
+    store = tmp_path_factory.mktemp("whole") / "run.zarr"
+    return dkrr.KernelRidge(**TILED, store=str(store)).fit(*problem(TILE * SIDE)).dual_coef_
 
 
 def test_a_fit_is_killed_and_resumed(whole, client, running, certificates, tmp_path):
     """By the command line with a worker killed first, then everything of it; resumed here, to the same bits."""
     X, y, paths = saved(tmp_path, TILE * SIDE)
     store, chunks = tmp_path / "run.zarr", SIDE * (SIDE + 1) // 2
-    more = ["--model", "m.zarr", "--store", store, "--tile", TILE, "--solver", "cholesky"]
+    more = ["--model", tmp_path / "m.zarr", "--store", store, "--tile", TILE, "--solver", "cholesky"]
     words = ["dkrr", "fit", "--scheduler", running.address, *paths, *FIT, *more]
     command = f"source {certificates}/environment.sh && exec {' '.join(map(str, words))}"
-    process = subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=environment(), start_new_session=True)
-    try:
+    with session(["bash", "-c", command], tmp_path / "log") as process:
         wait_for_tiles(process, store, chunks // 4)
         os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
         wait_for_tiles(process, store, chunks // 2)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_everything(process)
     before = len(tiles(store))
     assert before < chunks
     client.wait_for_workers(N_WORKERS, timeout=30)
     model = dkrr.KernelRidge(**TILED, store=str(store)).fit(X, y)
-    assert model.plan_.execution == "dask"
-    workers = {str(pid) for pid in client.run(os.getpid).values()}  # no task ran in this process
-    assert {task.worker for task in model.solve_result_.record.tasks} <= workers
-    computed = [t.key for t in model.solve_result_.record.tasks if t.key.startswith("L-")]
-    assert len(computed) <= chunks - before + N_WORKERS, "one task of each worker may be redone"
+    records, workers = model.solve_result_.record.tasks, {str(pid) for pid in client.run(os.getpid).values()}
+    assert {task.worker for task in records} <= workers, "no task ran in this process"
+    redone = sum(task.key.startswith("L-") for task in records) - (chunks - before)
+    assert redone <= N_WORKERS, "one task of each worker may be redone"
     np.testing.assert_array_equal(model.dual_coef_, whole)
 
 

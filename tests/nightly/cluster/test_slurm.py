@@ -29,7 +29,6 @@ for ((i = 0; i < n; i++)); do "$@" & done
 wait
 wait
 """
-CERTIFICATES = '*certificates.py) mkdir "$2" && touch "$2/environment.sh"'
 
 
 def stand_ins(folder, **scripts):
@@ -91,41 +90,37 @@ def test_sbatch_script_fits_on_its_tasks(allocation, tmp_path):
         ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_PER_TASK": "3"}, "2700MiB"),
         ({"SLURM_MEM_PER_NODE": "6000", "SLURM_TASKS_PER_NODE": "4"}, "1350MiB"),
         ({"SLURM_MEM_PER_NODE": "8000", "SLURM_TASKS_PER_NODE": "3,10(x2),2"}, "720MiB"),
-        ({}, None),
         ({"SLURM_MEM_PER_NODE": "0", "SLURM_TASKS_PER_NODE": "4"}, None),  # --mem=0: the whole node
     ],
 )
-def test_sbatch_script_takes_memory_of_cores_or_of_nodes(allocation, tmp_path, given, limit):
+def test_sbatch_script_takes_memory_of_cores_or_of_nodes_and_returns_the_status_of_dkrr(
+    allocation, tmp_path, given, limit
+):
     # Stand-ins: that of srun notes the options of the workers, and the wait for them ends then.
     noted, log = tmp_path / "workers", tmp_path / "log"
-    srun = f'echo "$@" > {noted}.new && mv {noted}.new {noted}'
-    python = f"case $1 in {CERTIFICATES} ;; *) while [ ! -s {noted} ]; do sleep 0.01; done ;; esac"
-    stand_ins(tmp_path / "bin", dask="exit 0", dkrr="exit 0", srun=srun, python=python)
+    python = 'case $1 in *certificates.py) mkdir "$2" && touch "$2/environment.sh" ;; '
+    scripts = {"srun": f'echo "$@" > {noted}.new && mv {noted}.new {noted}', "dask": "exit 0", "dkrr": "exit 7"}
+    scripts["python"] = f"{python} *) while [ ! -s {noted} ]; do sleep 0.01; done ;; esac"
+    stand_ins(tmp_path / "bin", **scripts)
     del allocation["SLURM_MEM_PER_CPU"]
     status = run_job({**allocation, **given}, log)
     if limit is None:
         assert status == 2 and "--mem-per-cpu=4G or --mem=64G" in log.read_text()
     else:
-        assert status == 0 and f"--memory-limit {limit} " in noted.read_text(), log.read_text()
+        assert status == 7 and f"--memory-limit {limit} " in noted.read_text(), log.read_text()
 
 
-def test_without_dask_jobqueue_there_is_help_and_an_error_that_names_it(tmp_path):
-    (tmp_path / "dask_jobqueue.py").write_text("raise ImportError('hidden by a test')")
-    done = run(sys.executable, SCRIPT, "--help", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "--walltime" in done.stdout and "--shared" in done.stdout
-    done = run(sys.executable, SCRIPT, "--x", "X", "--y", "y", "--shared", tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1
-    assert "pip install 'dkrr[slurm]'" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_job_script(tmp_path):
+def test_job_script_and_without_dask_jobqueue_an_error_that_names_it(tmp_path):
     pytest.importorskip("dask_jobqueue")
-    options = ["--cores", "3", "--memory", "6GiB", "--interface", "lo", "--job-script"]
-    done = run(sys.executable, SCRIPT, "--x", "X", "--y", "y", "--shared", tmp_path, *options)
+    given = [sys.executable, SCRIPT, "--x", "X", "--y", "y", "--shared", tmp_path]
+    done = run(*given, "--cores", "3", "--memory", "6GiB", "--interface", "lo", "--job-script")
     assert done.returncode == 0, done.stderr
     for part in ("--nthreads 1", "--nworkers 3", "--memory-limit 2.00GiB", "--preload dkrr.preload"):
         assert part in done.stdout
+    (tmp_path / "dask_jobqueue.py").write_text("raise ImportError('hidden by a test')")
+    done = run(*given, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip install 'dkrr[slurm]'" in done.stderr and "Traceback" not in done.stderr
 
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "sinfo")
@@ -168,8 +163,7 @@ def slurm_conf(tmp_path_factory):
     """Configuration with which Slurm's commands reach a controller with one node; skips the test where none can run."""
     folder = tmp_path_factory.mktemp("slurm")
     path = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
-    programs = {name: shutil.which(name, path=path) for name in PROGRAMS}
-    if missing := [name for name, found in programs.items() if found is None]:
+    if missing := [name for name in PROGRAMS if shutil.which(name, path=path) is None]:
         pytest.skip(f"not installed: {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client)")
     if os.getuid() != 0:
         pytest.skip("slurmd starts jobs as root only")
@@ -179,12 +173,9 @@ def slurm_conf(tmp_path_factory):
     values = {"host": host, "user": getpass.getuser(), "folder": folder, "cores": os.cpu_count(), "memory": MEBIBYTES}
     (folder / "plugstack.conf").touch()
     (folder / "slurm.conf").write_text(CONFIGURATION.format(ports=(free_port(), free_port()), **values))
-    variables = {"SLURM_CONF": str(folder / "slurm.conf")}
-    logs = [folder / "controller.log", folder / "node.log"]
-    with (
-        session([programs["slurmctld"], "-D"], logs[0], **variables) as controller,
-        session([programs["slurmd"], "-D"], logs[1], **variables) as node,
-    ):
+    variables, logs = {"SLURM_CONF": str(folder / "slurm.conf")}, [folder / "controller", folder / "node"]
+    daemons = [[shutil.which(name, path=path), "-D"] for name in PROGRAMS[:2]]
+    with session(daemons[0], logs[0], **variables) as controller, session(daemons[1], logs[1], **variables) as node:
         deadline = time.monotonic() + 60
         while run("sinfo", "--noheader", "--format=%T", seconds=30, **variables).stdout.strip() != "idle":
             if controller.poll() is not None or node.poll() is not None or time.monotonic() > deadline:
