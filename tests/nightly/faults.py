@@ -196,41 +196,7 @@ def limits(folder):
         yield [*one, is_answer(name, at, expected[name])]
 
 
-def permissions(folder):
-    """Another user's folders and files, and no home directory (calibrate keeps its profile there by default)."""
-    closed, others = folder / "closed", folder / "others"
-    np.save(folder / "secret.npy", X)
-    for at in (closed, others):
-        at.mkdir()
-        save(at)
-        OPERATIONS["ridge"](at)
-    (folder / "secret.npy").chmod(0o600)
-    (others / "model.zarr" / "dual_coef" / "c.0.0").chmod(0o600)
-    closed.chmod(0o700)
-    folder.chmod(0o755)
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
-    os.environ["HOME"] = "/nonexistent"
-    os.environ.pop("XDG_CACHE_HOME", None)
-    plain = dkrr.KernelRidge(kernel="rbf")
-    calls = {
-        "X": lambda: plain.fit(str(folder / "secret.npy"), Y),
-        "X in a closed folder": lambda: plain.fit(str(closed / "x.npy"), Y),
-        "y": lambda: plain.fit(X, str(folder / "secret.npy")),
-        "model in a closed folder": lambda: dkrr.load(closed / "model.zarr"),
-        "part of a model": lambda: dkrr.load(others / "model.zarr"),
-        "fit without a home directory": lambda: plain.fit(X, Y),
-    }
-    calls |= {f"{at.name} {name}": partial(OPERATIONS[name], at) for name in OPERATIONS for at in (closed, others)}
-    for each in calls.items():
-        yield [*attempted(*each), True]
-    for where in (None, "/nonexistent/folder", str(closed / "more"), str(others)):
-        with dask.config.set({"dkrr.profile-directory": where}):
-            yield [*attempted(f"calibrate with profiles in {where}", dkrr.calibrate), True]
-
-
-CASES = (full_disk, vanished, deleted, read_only, limits, permissions)
+CASES = (full_disk, vanished, deleted, read_only, limits)
 
 
 def main(root):

@@ -244,8 +244,6 @@ class Server:
     def __init__(self, command: str, options: dict[str, Any]) -> None:
         self.options, self.is_covering = options, command == "cover"
         self.failures: list[str] = []
-        self.shared: dict[int, tuple[bytes, float]] = {}
-        self.took = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -271,21 +269,6 @@ class Server:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             self.failures.append(str(crash.message if crash else report.longrepr)[:300] or "failed")
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
-        """What a shared fixture enters counts for each test that uses it."""
-        if not self.is_covering or fixturedef.scope == "function":
-            return (yield)
-        outer, start = bytes(HITS), time.perf_counter()
-        HITS[:] = bytes(len(HITS))
-        try:
-            return (yield)
-        finally:
-            took = time.perf_counter() - start
-            self.took += took
-            self.shared[id(fixturedef)] = bytes(HITS), took
-            HITS[:] = np.maximum(np.frombuffer(outer, np.uint8), np.frombuffer(HITS, np.uint8)).tobytes()
 
     def ended(
         self, tests: list[str], mutant: Mutant | None = None, *, is_ended_by_failure: bool = False
@@ -350,22 +333,17 @@ class Server:
 
     def run_item(self, item: pytest.Item, following: pytest.Item | None) -> Record:
         self.failures.clear()
-        self.took = 0.0
         HITS[:] = bytes(len(HITS))
         start = time.process_time(), time.perf_counter()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except BaseException as error:  # a test that ends pytest
             self.failures.insert(0, repr(error))
-        seconds = [round(time.process_time() - start[0], 4), round(time.perf_counter() - start[1] - self.took, 4)]
+        seconds = [round(time.process_time() - start[0], 4), round(time.perf_counter() - start[1], 4)]
         found = {"test": item.nodeid, "why": next(iter(self.failures), ""), "seconds": seconds}
         if self.is_covering:
-            hits, names = np.frombuffer(HITS, np.uint8).copy(), getattr(item, "_fixtureinfo", None)
-            for definitions in names.name2fixturedefs.values() if names else ():
-                for own, took in filter(None, (self.shared.get(id(one)) for one in definitions)):
-                    hits |= np.frombuffer(own, np.uint8)
-                    seconds[1] = round(seconds[1] + took, 4)
-            found["hits"] = base64.b85encode(zlib.compress(np.packbits(hits).tobytes())).decode()
+            hits = np.packbits(np.frombuffer(HITS, np.uint8)).tobytes()
+            found["hits"] = base64.b85encode(zlib.compress(hits)).decode()
         return found
 
     def mine(self, jobs: list[Any]) -> list[Any]:
@@ -379,17 +357,10 @@ class Server:
     def cover(self) -> None:
         done = {one.get("test") for one in read_lines(self.options["out"])}
         self.write({"lines": Probes.lines, "sources": checksums()})
-        files = defaultdict(list)
-        for test in self.items:
-            files[test.partition("::")[0]].append(test)
-        for tests in self.mine(sorted(files.values(), key=len, reverse=True)):
-            rest = [test for test in tests if test not in done]
-            while rest:
-                found = self.ended(rest)
-                for one in found:
-                    note(f"left out: {one['test']}: {one['why']}" if one["why"] else one["test"])
-                    self.write(one)
-                rest = rest[len(found) :]
+        for test in self.mine([test for test in self.items if test not in done]):
+            (found,) = self.ended([test])  # each in a process of its own, which sets up the fixtures that it shares
+            note(f"left out: {test}: {found['why']}" if found["why"] else test)
+            self.write(found)
 
     def run(self) -> None:
         lines = read_lines(self.options["cover"])
