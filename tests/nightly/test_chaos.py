@@ -2,17 +2,14 @@
 
 import json
 from dataclasses import asdict, replace
-from itertools import islice
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import StoreError
 from tests.nightly.chaos import __main__ as command
 from tests.nightly.chaos import damage
-from tests.nightly.chaos.fits import FITS
-from tests.nightly.chaos.kills import TARGETS, episodes
 from tests.nightly.chaos.outcomes import Observation, Outcome, of_error
 from tests.nightly.chaos.processes import Child
 
@@ -65,11 +62,6 @@ def test_damage_is_done_and_can_be_repeated(tmp_path, operation):
     assert found[0] == found[1] and operation in found[0][0]
 
 
-def test_where_nothing_can_be_changed_nothing_is_done(tmp_path):
-    scene = damage.Scene(made(tmp_path / "store", 0), [], [])
-    assert damage.damage(scene, np.random.default_rng(0), "file of an older version") is None
-
-
 def test_a_model_that_predicts_otherwise_is_noticed():
     saved = damage.saved("RBF", 0)
     assert damage.loaded_outcome(saved, saved.path)[0] == Outcome.HARMLESS
@@ -78,17 +70,10 @@ def test_a_model_that_predicts_otherwise_is_noticed():
     assert damage.loaded_outcome(replace(saved, predictions=changed), saved.path)[0] == Outcome.WRONG
 
 
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [
-        (StoreError("the store /x/run is damaged; delete it"), Outcome.DETECTED),
-        (InputError("alpha is too small"), Outcome.MISLED),
-        (StoreError("/x/run: 'NoneType' object has no attribute 'shape'"), Outcome.RAW),
-        (KeyError("/x/run"), Outcome.RAW),
-    ],
-)
-def test_errors_are_judged_by_their_words(error, outcome):
-    assert of_error(error, "/x/run")[0] == outcome
+def test_errors_are_judged_by_their_words():
+    told, other, raw = (StoreError(text) for text in ("/x/run is damaged", "alpha is bad", "/x/run: 'NoneType' object"))
+    found = [of_error(error, "/x/run")[0] for error in (told, other, raw, KeyError("/x/run"))]
+    assert found == [Outcome.DETECTED, Outcome.MISLED, Outcome.RAW, Outcome.RAW]
 
 
 def test_a_child_survives_what_happens_in_it_and_respects_permissions(tmp_path):
@@ -107,12 +92,6 @@ def test_a_child_survives_what_happens_in_it_and_respects_permissions(tmp_path):
     assert "Segmentation fault" in found[1]["detail"] and "TypeError" in found[2]["detail"]
     assert "exit status -6" in found[3]["detail"] and "in main" in found[3]["detail"]
     assert "PermissionError" in found[4]["detail"]
-
-
-def test_every_process_and_way_to_solve_is_killed():
-    found = {(one.place, one.target, one.signal, one.name) for one in islice(episodes(15), 600)}
-    pairs = {(place, target, signal) for place, t in TARGETS.items() for target, each in t.items() for signal in each}
-    assert {case[:3] for case in found} == pairs and len(found) > 0.7 * len(pairs) * len(FITS)
 
 
 def test_the_page_counts_what_was_recorded(tmp_path):

@@ -1,9 +1,9 @@
-"""Seconds and cases of the tests by folder, and the slowest tests, from one idle run.
+"""Seconds and cases of the tests by folder, from one idle run; pytest --durations names the slowest tests.
 
 ::
 
     python -m pytest --numprocesses 2 --dist worksteal --junitxml output/tests.xml
-    python -m tests.tools.seconds output/tests.xml [--slowest 20] [--write tests/README.md]
+    python -m tests.tools.seconds output/tests.xml [--write tests/README.md]
 """
 
 from collections import Counter, defaultdict
@@ -33,24 +33,14 @@ def table(path: Path) -> str:
     return "\n".join(["| folder | cases | seconds |", "|---|---:|---:|", *rows, total])
 
 
-def slowest(path: Path, count: int) -> list[str]:
-    """Names of the slowest tests with their seconds."""
-    found = [
-        (float(c.get("time", 0)), c.get("classname"), c.get("name")) for c in ElementTree.parse(path).iter("testcase")
-    ]
-    return [f"{seconds:7.2f} {classname}::{name}" for seconds, classname, name in sorted(found, reverse=True)[:count]]
-
-
 @click.command()
 @click.argument("report", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--slowest", "count", default=20, show_default=True, help="How many of the slowest tests to list.")
 @click.option(
     "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page to put the table into."
 )
-def main(report: Path, count: int, write: Path | None) -> None:
+def main(report: Path, write: Path | None) -> None:
     """Tabulate a JUnit report of pytest."""
     click.echo(table(report))
-    click.echo("\n".join(slowest(report, count)), err=True)
     if write is not None:
         write.write_text(replaced(write.read_text(), table(report), BEGIN, END))
 

@@ -85,14 +85,14 @@ class Campaign:
         """Whether a promise was broken."""
         return any(line["outcome"] not in GOOD for line in self.lines)
 
-    def run(self, calls: Iterable[Call], *, is_confined: bool = True, finish: str | None = None) -> bool:
+    def run(self, calls: Iterable[Call], *, is_confined: bool = True) -> bool:
         """Carry out trials until none is left or the time is over, print the table, and return whether one failed."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         folder, seconds = Path(tempfile.mkdtemp(prefix="chaos-", dir=self.folder)), SECONDS[self.part]
         children = [Child(folder / f"child-{k}", seconds, is_confined=is_confined) for k in range(self.processes)]
         try:
-            share_out(calls, children, self._note, self._is_over, finish)
+            share_out(calls, children, self._note, self._is_over)
         finally:
             if self.has_failed:
                 click.echo(f"what the failures left is in {folder}", err=True)
@@ -203,7 +203,7 @@ def kills(places: tuple[str, ...], **given: Any) -> None:
                 what = (one.place, one.target, one.signal, one.name)
                 yield number, ("tests.nightly.chaos.kills:episode", *what, campaign.seed, number)
 
-    sys.exit(campaign.run(calls(), is_confined=False, finish="tests.nightly.chaos.kills:finish"))
+    sys.exit(campaign.run(calls(), is_confined=False))
 
 
 @main.command()

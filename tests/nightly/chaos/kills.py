@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,30 +98,26 @@ def _shuffled(place: str, rng: random.Random) -> Iterator[Episode]:
         yield from found
 
 
-@dataclass
-class Lane:
-    """What this process keeps between episodes."""
-
-    folder: Path
-    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Longest time of a fit that nothing disturbed, by place and name."""
-
-    @cached_property
-    def cluster(self) -> Cluster:
-        """A cluster, which episodes share; not started yet."""
-        return Cluster(self.folder / "cluster")
+@cache
+def _folder() -> Path:
+    """Folder of this process."""
+    return Path(tempfile.mkdtemp(prefix="kills-"))
 
 
 @cache
-def lane() -> Lane:
-    """The one of this process."""
-    return Lane(Path(tempfile.mkdtemp(prefix="kills-")))
+def shared_cluster() -> Cluster:
+    """A cluster, which the episodes of this process share; not started yet. It ends with this process."""
+    return Cluster(_folder() / "cluster")
+
+
+UNDISTURBED: dict[tuple[str, str], float] = {}
+"""Longest time of a fit that nothing disturbed, by place and name."""
 
 
 @cache
 def reference(name: str) -> tuple[Fitted, int]:
     """Result of the uninterrupted fit, in the calling process with a store, and the number of its files."""
-    with tempfile.TemporaryDirectory(dir=lane().folder) as folder:
+    with tempfile.TemporaryDirectory(dir=_folder()) as folder:
         fit = FitProcess(Path(folder, "fit"), name, Path(folder, "run"), "here")
         if fit.wait(FIT_SECONDS) != 0:
             raise RuntimeError(f"the undisturbed fit failed: {fit.words()}")
@@ -131,7 +127,7 @@ def reference(name: str) -> tuple[Fitted, int]:
 def episode(place: str, target: str, signal_name: str, name: str, seed: int, number: int) -> dict[str, Any]:
     """Carry out an episode, and judge it."""
     one = Episode(place, target, signal_name, name)
-    folder = lane().folder / f"episode-{number}"
+    folder = _folder() / f"episode-{number}"
     folder.mkdir()
     trial = _Trial(one, folder, random.Random(f"{seed}-{number}"))
     try:
@@ -145,12 +141,6 @@ def episode(place: str, target: str, signal_name: str, name: str, seed: int, num
     else:
         what += f"; {folder}"
     return {"row": one.row, "group": name, "outcome": outcome, "count": trial.n_kills, "what": what, "detail": detail}
-
-
-def finish() -> dict[str, Any]:
-    """Stop what the process keeps."""
-    lane().cluster.stop()
-    return {}
 
 
 def _count(store: Path | None) -> int:
@@ -225,8 +215,8 @@ class _Trial:
     def _start(self) -> FitProcess:
         address = None
         if self.one.fit_place == "cluster":
-            lane().cluster.ensure()
-            address = lane().cluster.address
+            shared_cluster().ensure()
+            address = shared_cluster().address
         self.before = _chunks(self.store)
         self.killed_threads = self.killed_threads if self.before else 0
         folder = self.folder / f"fit-{len(self.fits)}"
@@ -236,7 +226,7 @@ class _Trial:
     def _moment(self, fit: FitProcess) -> bool:
         """Wait for a random moment: a number of files in the store, or a time; False if the fit ended before."""
         (undisturbed, most_files), place = reference(self.one.name), self.one.fit_place
-        expected = lane().seconds.get((self.one.place, self.one.name), FIRST_SECONDS[place])
+        expected = UNDISTURBED.get((self.one.place, self.one.name), FIRST_SECONDS[place])
         expected = undisturbed.seconds if place == "here" else expected
         by_files = self.store is not None and self.rng.random() < 0.5
         n_files, seconds = self.rng.randint(0, most_files), self.rng.uniform(0.0, expected)
@@ -257,7 +247,7 @@ class _Trial:
 
     def _kill(self, fit: FitProcess) -> bool:
         """Send the signal; False if there is no such process now."""
-        target, cluster, is_own = self.one.target, lane().cluster, self.one.fit_place == "own workers"
+        target, cluster, is_own = self.one.target, shared_cluster(), self.one.fit_place == "own workers"
         workers = fit.workers() if is_own else cluster.workers() if self.one.fit_place == "cluster" else []
         # A task for each worker may be computed again where all lose their work, or their client.
         self.killed_threads += 1 if target in ("process", *MANY) else len(workers)
@@ -291,7 +281,7 @@ class _Trial:
         if status == 0:
             if not is_disturbed or not self.n_kills:
                 key = (self.one.place, self.one.name)
-                lane().seconds[key] = max(lane().seconds.get(key, 0.0), fit.answer().seconds)
+                UNDISTURBED[key] = max(UNDISTURBED.get(key, 0.0), fit.answer().seconds)
             return None
         if status == 3:
             outcome, text = fit.answer()

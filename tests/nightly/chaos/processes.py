@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
-import itertools
 import json
 import os
 import pickle
@@ -92,15 +91,21 @@ class Child:
     """
 
     def __init__(self, folder: Path, seconds: float, *, is_confined: bool = True) -> None:
-        self._folder, self._seconds, self._is_confined = folder, seconds, is_confined
-        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-m", "tests.nightly.chaos.processes"]
+        self._folder, self._seconds, self._command = folder, seconds, confined(command) if is_confined else command
+        self._process: Any = None
+        folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        """End the process and all that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(BrokenPipeError), self._process:
+                self._process.wait()
 
     def ask(self, function: str, *arguments: Any) -> dict[str, Any]:
         """Return what a function returned; an outcome CRASH or HANG with the last words if it did not.
@@ -110,12 +115,15 @@ class Child:
         function : str
             ``module:name``; it takes and returns values of JSON, a dictionary.
         """
-        process, is_new = self._running()
-        assert process.stdin is not None and process.stdout is not None
+        is_new, is_late = self._process is None or self._process.poll() is not None, threading.Event()
+        if is_new:
+            self.__exit__()
+            variables, pipes = ENVIRONMENT | {"TMPDIR": str(self._folder)}, dict.fromkeys(("stdin", "stdout"), -1)
+            self._process = started(self._command, self._folder / "messages", variables, **pipes)
+        process = self._process
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps([function, arguments]).encode() + b"\n")
             process.stdin.flush()
-        is_late = threading.Event()
 
         def give_up() -> None:
             is_late.set()
@@ -128,39 +136,11 @@ class Child:
         if line:
             found: dict[str, Any] = json.loads(line)
             return found
-        self._end()
+        self.__exit__()
         lines = (self._folder / "messages").read_text(errors="replace").splitlines()
         last = "\n".join(line for line in lines if not line.startswith("Extension modules"))[-MAX_WORDS:]
         outcome = Outcome.HANG if is_late.is_set() else Outcome.CRASH
         return {"outcome": outcome, "detail": f"exit status {process.returncode}\n{last}"}
-
-    def _running(self) -> tuple[subprocess.Popen[bytes], bool]:
-        """The process, and whether it was started now."""
-        if self._process is not None and self._process.poll() is None:
-            return self._process, False
-        self._end()
-        command = [sys.executable, "-m", "tests.nightly.chaos.processes"]
-        self._process = started(
-            confined(command) if self._is_confined else command,
-            self._folder / "messages",
-            ENVIRONMENT | {"TMPDIR": str(self._folder)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        return self._process, True
-
-    def _end(self) -> None:
-        """End the process and all that it started."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
 
 
 def share_out(
@@ -168,7 +148,6 @@ def share_out(
     children: Iterable[Child],
     done: Callable[[int, dict[str, Any]], None],
     is_over: Callable[[], bool],
-    finish: str | None = None,
 ) -> None:
     """Let children carry out calls of `Child.ask` until none is left or it is over.
 
@@ -181,8 +160,6 @@ def share_out(
         Called with the number of a trial and its answer, by one thread at a time.
     is_over : callable
         Whether no other trial is to be started.
-    finish : str, optional
-        Function that each child calls at the end.
     """
     lock, rest = threading.Lock(), iter(calls)
 
@@ -191,19 +168,16 @@ def share_out(
             while True:
                 with lock:
                     if is_over() or (one := next(rest, None)) is None:
-                        break
+                        return
                 answer = child.ask(*one[1])
                 with lock:
                     done(one[0], answer)
-            if finish is not None:
-                child.ask(finish)
 
     # After Ctrl-C they end with this process, and the children with them.
     threads = [threading.Thread(target=work, args=(child,), daemon=True) for child in children]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for step in (threading.Thread.start, threading.Thread.join):
+        for thread in threads:
+            step(thread)
 
 
 # Fits ---------------------------------------------------------------------------------------------------------------
@@ -227,10 +201,9 @@ class FitProcess:
     def __init__(self, folder: Path, name: str, store: Path | None, place: str, address: str | None = None) -> None:
         self.folder = folder
         (folder / "tmp").mkdir(parents=True)
-        arguments = {"name": name, "place": place, "address": address, "folder": str(folder)}
-        arguments["store"] = None if store is None else str(store)
+        arguments = {"name": name, "place": place, "address": address, "folder": folder, "store": store}
         self.started = time.monotonic()
-        command = [sys.executable, "-c", FIT, json.dumps(arguments)]
+        command = [sys.executable, "-c", FIT, json.dumps(arguments, default=str)]
         self.process = started(command, folder / "log", {"TMPDIR": str(folder / "tmp")})
         self.pid, self.poll = self.process.pid, self.process.poll
 
@@ -272,9 +245,8 @@ class FitProcess:
         """Workers that dkrr started."""
         with contextlib.suppress(psutil.Error):
             children = [child for server in self.scheduler() for child in server.children(recursive=True)]
-            lines = [" ".join(child.cmdline()) for child in children]
-            are_workers = ["multiprocessing" in line and "resource_tracker" not in line for line in lines]
-            return list(itertools.compress(children, are_workers))
+            lines = {child: " ".join(child.cmdline()) for child in children}
+            return [c for c, line in lines.items() if "multiprocessing" in line and "resource_tracker" not in line]
         return []
 
 
@@ -323,13 +295,8 @@ class Cluster:
         """Start a nanny, and do not wait for its worker."""
         self._number += 1
         options = "--nanny --nthreads 1 --nworkers 1 --memory-limit 1GiB --death-timeout 60 --preload dkrr.preload"
-        place = [
-            "--preload",
-            "tests.nightly.chaos.processes",
-            "--local-directory",
-            f"{self.folder}/worker-{self._number}",
-        ]
-        self.nannies.append(self._start("worker", *options.split(), *place))
+        options += f" --preload tests.nightly.chaos.processes --local-directory {self.folder}/worker-{self._number}"
+        self.nannies.append(self._start("worker", *options.split()))
 
     def _start(self, what: str, *options: str) -> subprocess.Popen[bytes]:
         settings = {
@@ -360,7 +327,7 @@ class Cluster:
 
     def stop(self) -> None:
         """Kill all its processes."""
-        for process in [*self.nannies, *([] if self._scheduler is None else [self._scheduler])]:
+        for process in filter(None, [*self.nannies, self._scheduler]):
             for member in of_session(process.pid):
                 with contextlib.suppress(psutil.Error):
                     member.kill()

@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dkrr
-from dkrr.cluster.worker_settings import WorkerSettings, problems, refuse_a_pause
+from dkrr.cluster.worker_settings import WorkerSettings, problems
 from dkrr.errors import MemoryLimitError
 from tests.processes import THREAD_VARIABLES, blas_threads
 
@@ -74,11 +74,3 @@ def test_a_worker_that_would_pause_is_refused_before_work_starts():
 def test_bad_settings_are_named_with_a_remedy(settings, remedy):
     found = problems({"a:1": replace(GOOD, **settings), "b:1": GOOD}, 2**29, 2**31)
     assert len(found) == bool(remedy) and all(remedy in text for text in found), found
-
-
-@pytest.mark.parametrize("name", ["pause", "terminate"])
-def test_a_fraction_below_the_plan_is_refused(name):
-    low = replace(GOOD, **{name: 0.4})
-    refuse_a_pause({"a:1": low, "b:1": GOOD}, int(0.4 * 2**30))
-    with pytest.raises(MemoryLimitError, match=f"worker a:1 .*memory.{name} is 0.4, of 1 GiB"):
-        refuse_a_pause({"a:1": low, "b:1": GOOD}, int(0.4 * 2**30) + 1)

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import dask
@@ -16,7 +16,6 @@ from numpy.testing import assert_array_equal
 import dkrr
 from dkrr.cluster import dask_executor
 from dkrr.errors import MemoryLimitError
-from dkrr.fitting import run
 from tests.runtime.clients import all_released
 
 MIB = 2**20
@@ -94,20 +93,6 @@ def test_plans_count_the_memory_that_workers_hold(users):
     assert before + 0.8 * BALLAST < now < before + 1.5 * BALLAST
     assert beside.peak_bytes <= USABLE
     assert plan(bob, tile=4096, solver="cholesky").peak_bytes <= USABLE
-
-
-def test_a_fit_without_room_is_refused_before_it_starts(users, monkeypatch):
-    """The memory was free when the plan was made."""
-    (ada, bob), planned, begun = users, run.plan_of, ExitStack()
-
-    def meanwhile(request):
-        found = planned(request)
-        begun.enter_context(taken(ada))
-        return found
-
-    monkeypatch.setattr(run, "plan_of", meanwhile)
-    with begun, pytest.raises(MemoryLimitError, match="before its first task.*or wait until other work"):
-        fit(bob, 1, n=9000, solver="cg", tile=None)
 
 
 def after_first_task(monkeypatch, hooks):
