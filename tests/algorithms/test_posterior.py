@@ -17,9 +17,8 @@ from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.features import Nystroem, whitened
 from dkrr.kernels import RBF, BagOfWords, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, RPCholesky
-from tests.naive_folds import leave_one_out, naive_predictions
-from tests.nightly.accuracy import posteriors
-from tests.nightly.accuracy.posterior_trials import posterior
+from tests.naive_folds import exact_errors, leave_one_out, naive_predictions
+from tests.nightly.accuracy.posteriors import posterior
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")

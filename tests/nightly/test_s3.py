@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import dask.array as da
 import numpy as np
@@ -19,12 +17,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
-from dkrr.store import lock, remote
+from dkrr.store import remote
 from dkrr.store.arrays import create_array, open_array
 from tests.nightly.cluster.recipes import FIT, new_certificates, problem, run, saved, started
 from tests.processes import CLUSTER
 from tests.s3 import variables
-from tests.store.test_locks import OTHER
 
 TILE, SIDE = 64, 6
 SETTINGS = {"alpha": 1e-2, "kernel": "rbf", "gamma": 0.1, "tile": TILE, "solver": "cholesky"}
@@ -115,25 +112,6 @@ def test_the_command_line_takes_buckets(bucket, tmp_path):
         assert result.exit_code == 0 and printed in result.stdout, result.output
     assert json.loads(invoked("verify", model, "--json").stdout)["is_whole"]
     assert_allclose(open_array(f"{bucket}/p.zarr")[:], fitted().predict(X), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["fit", "select", "predict"])
-def test_a_bucket_that_does_not_exist_is_found_before_the_work(bucket, tmp_path, monkeypatch, name):
-    for where in ("fitting.run._carried_out", "estimators.kernel_ridge_cv.select", "prediction.predict_in_memory"):
-        monkeypatch.setattr(f"dkrr.{where}", None)
-    *_, (_, rows, *targets) = saved(tmp_path, TILE * SIDE)
-    missing = ("--model", f"{bucket}-missing/m.zarr") if name != "predict" else ("--out", f"{bucket}-missing/p.zarr")
-    inputs = targets if name != "predict" else ("--model", tmp_path / "m.zarr")
-    result = invoked(name, "--x", rows, *inputs, *missing)
-    assert result.exit_code == 2 and f"{missing[0]}: cannot write" in result.output, result.output
-
-
-@pytest.mark.guard
-def test_of_processes_that_find_a_bucket_free_at_once_one_owns_it(bucket, monkeypatch):
-    monkeypatch.setattr(remote, "version", lambda url, key: None)  # all have looked before any writes
-    owners = [replace(OTHER, token=str(k) * 32) for k in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda each: lock._ObjectLock(bucket).take(each), owners)).count(None) == 1
 
 
 CLIENT = """

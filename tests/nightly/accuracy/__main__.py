@@ -26,7 +26,7 @@ It is **surprising**, and listed but not counted, if it is a success whose predi
 largest |f|, or probabilities by more than 1e-6; or if it warned of anything but its accuracy; or if an ordinary problem
 was refused. A problem that is close to singular can have such predictions and a residual at the level of rounding.
 
-Every class of `search_trials` is searched `--searches` times, and every class of `posterior_trials` is fitted and asked
+Every class of `searches` is searched `--searches` times, and every class of `posteriors` is fitted and asked
 for its errors `--posteriors` times; each kind has a table of its own. Allowed are 1e-6, of residuals and
 intervals of the median size, and 100 times the error of float64 refits.
 
@@ -51,7 +51,7 @@ from typing import Any
 import click
 import threadpoolctl
 
-from tests.nightly.accuracy import fits, posterior_trials, posteriors, search_trials, searches, trials
+from tests.nightly.accuracy import fits, posteriors, searches, trials
 from tests.nightly.accuracy.trials import Outcome, label
 from tests.tools.pages import replaced
 
@@ -107,8 +107,8 @@ KINDS = {
     "searches": Kind(
         "searches",
         "searches",
-        search_trials.CLASSES,
-        lambda name, k: searches.run(search_trials.search(name, k)),
+        searches.CLASSES,
+        lambda name, k: searches.run(searches.search(name, k)),
         {
             "largest error of a score, direct": "direct",
             "by conjugate gradient": "by conjugate gradient",
@@ -119,8 +119,8 @@ KINDS = {
     "posteriors": Kind(
         "posteriors",
         "fits",
-        posterior_trials.CLASSES,
-        lambda name, k: posteriors.run(posterior_trials.posterior(name, k)),
+        posteriors.CLASSES,
+        lambda name, k: posteriors.run(posteriors.posterior(name, k)),
         {
             "largest error of a standard deviation": "std",
             "of a likelihood": "likelihood",

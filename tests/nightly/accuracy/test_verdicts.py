@@ -14,8 +14,8 @@ from dkrr.kernels import RBF, Polynomial
 from dkrr.solvers import Status
 from tests.nightly.accuracy import __main__ as campaign
 from tests.nightly.accuracy import fits, posteriors, searches
-from tests.nightly.accuracy.posterior_trials import posterior
-from tests.nightly.accuracy.search_trials import Search
+from tests.nightly.accuracy.posteriors import posterior
+from tests.nightly.accuracy.searches import Search
 from tests.nightly.accuracy.trials import ask, trial
 
 rng = np.random.default_rng(3)
