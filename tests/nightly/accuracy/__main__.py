@@ -72,14 +72,9 @@ class Kind:
     """Title of the column of numbers that float64 does not determine."""
 
     @property
-    def begin(self) -> str:
-        """Line of the page before the table."""
-        return f"<!-- table of {self.of}: begin -->"
-
-    @property
-    def end(self) -> str:
-        """Line of the page after the table."""
-        return f"<!-- table of {self.of}: end -->"
+    def markers(self) -> tuple[str, str]:
+        """Lines of the page around the table."""
+        return f"<!-- table of {self.of}: begin -->", f"<!-- table of {self.of}: end -->"
 
     def table(self, outcomes: Mapping[str, list[Outcome]]) -> str:
         """Return the table in Markdown, with a line for each class."""
@@ -133,21 +128,18 @@ KINDS = {
 """By the option that gives the number of trials of each class."""
 
 
+CLASSES = [name for kind in KINDS.values() for name in kind.classes]
+PAGE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
 @click.command()
 @click.option("--fits", default=60, show_default=True, help="Fits of each class.")
 @click.option("--searches", default=32, show_default=True, help="Searches of each class.")
 @click.option("--posteriors", default=16, show_default=True, help="Posteriors of each class.")
 @click.option("--first", default=0, show_default=True, help="Number of the first trial of each class.")
-@click.option(
-    "--only",
-    multiple=True,
-    type=click.Choice([name for kind in KINDS.values() for name in kind.classes]),
-    help="These classes alone.",
-)
+@click.option("--only", multiple=True, type=click.Choice(CLASSES), help="These classes alone.")
 @click.option("--trial", "names", multiple=True, metavar="CLASS:NUMBER", help="These trials alone.")
-@click.option(
-    "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page that takes the tables."
-)
+@click.option("--write", type=PAGE, help="Page that takes the tables.")
 def main(first: int, only: tuple[str, ...], names: tuple[str, ...], write: Path | None, **counts: int) -> None:
     """Solve small problems at the edges of float64 and compare them with 60 to 180 digits."""
     named = [(of_class, int(number)) for of_class, number in (name.split(":") for name in names)]
@@ -160,8 +152,9 @@ def main(first: int, only: tuple[str, ...], names: tuple[str, ...], write: Path 
             for of_class, number in [pair for pair in named if pair[0] in kind.classes] if named else drawn:
                 outcome = kind.run(of_class, number)
                 outcomes.setdefault(of_class, []).append(outcome)
-                said = [f"dishonest: {outcome}: {text}" for text in outcome.dishonest]
-                said += [f"surprising: {outcome}: {text}" for text in outcome.surprising]
+                said = [
+                    f"{of}: {outcome}: {text}" for of in ("dishonest", "surprising") for text in getattr(outcome, of)
+                ]
                 for line in [*said, *[str(outcome)] * bool(names)]:
                     click.echo(line, err=True)
                 is_dishonest |= bool(outcome.dishonest)
@@ -171,10 +164,9 @@ def main(first: int, only: tuple[str, ...], names: tuple[str, ...], write: Path 
     if write is not None:
         page = write.read_text()
         for kind, block in blocks:
-            page = replaced(page, block, kind.begin, kind.end)
+            page = replaced(page, block, *kind.markers)
         write.write_text(page)
-    if is_dishonest:
-        sys.exit(1)
+    sys.exit(is_dishonest)
 
 
 if __name__ == "__main__":

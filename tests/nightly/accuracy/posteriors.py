@@ -418,9 +418,7 @@ def _of_rows(found: Array, expected: Any, around: list[Array]) -> Verdict:
         """Relative to the larger of the right number and the median; infinite for what is not a number."""
         pairs = [(float(values[p]), expected[p]) for p in places]
         off = [abs(arb(value) - right) / max(abs(right).mid(), middle) for value, right in pairs]
-        return np.array(
-            [_float(v) if math.isfinite(value) else math.inf for v, (value, _) in zip(off, pairs, strict=True)]
-        )
+        return np.array([_float(v) if math.isfinite(f) else math.inf for v, (f, _) in zip(off, pairs, strict=True)])
 
     allowed = TOL + FACTOR * np.max([errors(values) for values in around], axis=0)
     off = errors(found)

@@ -68,14 +68,9 @@ def _search(one: Trial, rng: np.random.Generator) -> Search:
     """Search of a regression: a splitter, λ, and settings."""
     n, cv = len(one.y), int(rng.integers(6))
     n = min(n, MAX_LOO_ROWS) if cv == 0 else n
-    splitters = [
-        "loo",
-        KFold(int(rng.integers(2, 6))),
-        KFold(4, shuffle=True, random_state=int(rng.integers(99))),
-        ShuffleSplit(3, test_size=0.3, random_state=int(rng.integers(99))),
-        GroupKFold(3),
-        TimeSeriesSplit(3),
-    ]
+    folds, seeds = KFold(int(rng.integers(2, 6))), [int(rng.integers(99)) for _ in range(2)]
+    splitters = ["loo", folds, KFold(4, shuffle=True, random_state=seeds[0])]
+    splitters += [ShuffleSplit(3, test_size=0.3, random_state=seeds[1]), GroupKFold(3), TimeSeriesSplit(3)]
     alphas = 10 ** rng.uniform(-4, 1, int(rng.integers(2, 6)))
     settings: dict[str, Any] = {
         "form": ["auto", "dual", "primal"][int(rng.integers(3))],
@@ -88,9 +83,8 @@ def _search(one: Trial, rng: np.random.Generator) -> Search:
     kernel = one.kernel if not isinstance(one.kernel, RBF) or rng.random() < 0.5 else Linear()
     groups = rng.integers(0, 7, n).astype(float)
     groups[:7] = np.arange(7)
-    return Search(
-        one.name, one.X[:n], one.y[:n], alphas, kernel, one.fit_intercept, weights, splitters[cv], groups, settings
-    )
+    of_trial = one.name, one.X[:n], one.y[:n], alphas, kernel, one.fit_intercept, weights
+    return Search(*of_trial, splitters[cv], groups, settings)
 
 
 def search(of_class: str, number: int) -> Search:
@@ -365,9 +359,9 @@ def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...], others: t
         Warnings of other kinds.
     """
     plan = made.selection_plan_
-    is_iterative = one.settings["solver"] == "cg" if plan is None else plan.method == "sweep" or (
-        (plan.method == "refits" and "gradient" in str(plan.plan.solver)) or plan.plan.solver == "cg"
-    )  # fmt: skip
+    solver = one.settings["solver"] if plan is None else str(plan.plan.solver)
+    by_refits = plan is not None and plan.method == "refits" and "gradient" in solver
+    is_iterative = solver == "cg" or by_refits or (plan is not None and plan.method == "sweep")
     form = "dual" if plan is None else plan.plan.form
     how = f"{'fits' if plan is None else plan.method} {form}{' cg' if is_iterative else ''}"
     ended = "warned" if messages else "scored"
@@ -402,10 +396,8 @@ def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...], others: t
             elif np.isfinite(value):
                 off = _ratio(arb(float(value)) - e, e)
                 if not s.is_nan() and not abs(arb(float(value)) - e) <= s and abs(e) < arb(1e308):
-                    is_off[a] = True
-                    if not is_warned[a]:
-                        dishonest.append(f"the score of {where} is {value:.6g}, and {_text(e)} is right: off by "
-                                         f"{off:.1e}, allowed {allowed:.1e}")  # fmt: skip
+                    is_off[a], right_is = True, f"{_text(e)} is right: off by {off:.1e}, allowed {allowed:.1e}"
+                    dishonest += [f"the score of {where} is {value:.6g}, and {right_is}"] * (not is_warned[a])
                 elif allowed <= limit and abs(e) > arb(10) ** -290 and not is_warned[a]:
                     largest = max(largest, off)
         regret, wrong = _choice(made, right, is_warned & (is_off | (results["residual"] > 2 * made.cv_tol)), limit)
@@ -430,10 +422,8 @@ def _choice(
         best = max(known, key=lambda a: means[a].mid())
         gap, room = means[best] - means[chosen], slack[best] + slack[chosen]
         if gap > room:
-            wrong.append(
-                f"λ={made.alphas[chosen]:.2g} is chosen with {_text(means[chosen])}, where λ={made.alphas[best]:.2g} "
-                f"has {_text(means[best])}"
-            )
+            better = f"λ={made.alphas[best]:.2g} has {_text(means[best])}"
+            wrong.append(f"λ={made.alphas[chosen]:.2g} is chosen with {_text(means[chosen])}, where {better}")
         elif _ratio(room, means[best]) <= limit:
             regret = max(regret, _ratio(gap, means[best]))
     return regret, wrong

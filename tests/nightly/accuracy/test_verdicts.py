@@ -150,13 +150,13 @@ class TestPosteriors:
 
 def test_each_kind_has_its_table_between_its_markers(tmp_path):
     page, kinds = tmp_path / "page.md", campaign.KINDS.values()
-    page.write_text("\n".join(f"{kind.begin}\nold\n{kind.end}" for kind in kinds))
+    page.write_text("\n".join("\nold\n".join(kind.markers) for kind in kinds))
     options = "--fits 1 --searches 2 --posteriors 1 --first 3 --only ordinary --only search-ordinary"
     arguments = [*f"{options} --only posterior-ordinary --write".split(), str(page)]
     result = CliRunner().invoke(campaign.main, arguments, catch_exceptions=False)
     written = page.read_text()
     assert result.exit_code == 0 and "old" not in written and "| Standard normal rows, λ 1e-4 … 10 | 2 |" in written
     for kind in kinds:
-        assert kind.counted in written.split(kind.begin)[1].split(kind.end)[0]
+        assert kind.counted in written.split(kind.markers[0])[1].split(kind.markers[1])[0]
     result = CliRunner().invoke(campaign.main, ["--trial", "search-ordinary:3"], catch_exceptions=False)
     assert "search-ordinary:3" in result.stderr and "| searches |" in result.stdout

@@ -146,23 +146,14 @@ def ordinary(rng: np.random.Generator, name: str, logistic: float = 0.4) -> Tria
         y = (signal + 0.7 * rng.standard_normal(n) > 0).astype(float)
         y[:2] = 0, 1
     else:
-        y = np.column_stack([signal + 0.1 * rng.standard_normal(n), rng.standard_normal(n)])[
-            :, : int(rng.integers(1, 3))
-        ]
+        y = np.column_stack([signal + 0.1 * rng.standard_normal(n), rng.standard_normal(n)])
+        y = y[:, : int(rng.integers(1, 3))]
     kernel = [Linear(), Polynomial(int(rng.integers(2, 4))), RBF(0.4), Laplacian(0.3), Cosine()][int(rng.integers(5))]
     solvers: list[dict[str, Any]] = [{"solver": name, **at} for name in ("cholesky", "cg") for at in ({}, {"tile": 16})]
-    return Trial(
-        name,
-        is_logistic,
-        X[:n],
-        X[n:],
-        y,
-        float(10 ** rng.uniform(-4, 1)),
-        kernel,
-        bool(rng.random() < 0.5),
-        rng.uniform(0.2, 3.0, n) if rng.random() < 0.3 else None,
-        {"form": "primal" if rng.random() < 0.4 else "dual", **solvers[int(rng.integers(4))]},
-    )
+    alpha, fit_intercept = float(10 ** rng.uniform(-4, 1)), bool(rng.random() < 0.5)
+    weights = rng.uniform(0.2, 3.0, n) if rng.random() < 0.3 else None
+    settings = {"form": "primal" if rng.random() < 0.4 else "dual", **solvers[int(rng.integers(4))]}
+    return Trial(name, is_logistic, X[:n], X[n:], y, alpha, kernel, fit_intercept, weights, settings)
 
 
 def _ordinary(one: Trial, _: np.random.Generator) -> Trial:
@@ -239,9 +230,8 @@ def _offset(one: Trial, rng: np.random.Generator) -> Trial:
 def _float32(one: Trial, rng: np.random.Generator) -> Trial:
     """Rows in float32, at times large or small."""
     scale = 10 ** rng.choice([0.0, 0.0, rng.uniform(-20, 20)])
-    return replace(
-        _rows(one, lambda X: (X * scale).astype(np.float32)), alpha=float(10 ** rng.uniform(-8, 0) * scale**2)
-    )
+    alpha = float(10 ** rng.uniform(-8, 0) * scale**2)
+    return replace(_rows(one, lambda X: (X * scale).astype(np.float32)), alpha=alpha)
 
 
 def _integers(one: Trial, rng: np.random.Generator) -> Trial:
