@@ -87,8 +87,8 @@ class Campaign:
 
     def run(self, calls: Iterable[Call], *, is_confined: bool = True) -> bool:
         """Carry out trials until none is left or the time is over, print the table, and return whether one failed."""
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        for place in filter(None, (self.folder, self.file and self.file.parent)):
+            place.mkdir(parents=True, exist_ok=True)
         folder, seconds = Path(tempfile.mkdtemp(prefix="chaos-", dir=self.folder)), SECONDS[self.part]
         children = [Child(folder / f"child-{k}", seconds, is_confined=is_confined) for k in range(self.processes)]
         try:
@@ -110,9 +110,8 @@ class Campaign:
 
     def _note(self, number: int, answer: Line) -> None:
         """Show and record the answer of a trial."""
-        found: Line = {"row": "?"} | answer | {"part": self.part, "seed": self.seed, "number": number}
-        one = Observation(**found)
-        before = self.total
+        before, found = self.total, {"part": self.part, "seed": self.seed, "number": number}
+        one = Observation(**{"row": "?"} | answer | found)
         self.lines.append(asdict(one))
         self._append(asdict(one))
         if one.is_failure:
@@ -124,42 +123,37 @@ class Campaign:
 
     def _append(self, line: Line) -> None:
         if self.file is not None:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a") as out:
                 out.write(json.dumps(line) + "\n")
 
     def _about(self) -> Line:
         """When and where it ran."""
         command = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
-        seconds = round(time.monotonic() - self.start)
         described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        return {
-            "campaign": self.part,
-            "seed": self.seed,
-            "started": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds"),
-            "seconds": seconds,
-            "commit": described.stdout.strip(),
-            "versions": {"python": platform.python_version()}
-            | {name: version(name) for name in ("dkrr", "numpy", "zarr", "distributed")},
-        }
+        seconds = round(time.monotonic() - self.start)
+        began = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
+        versions = {"python": platform.python_version()}
+        versions |= {name: version(name) for name in ("dkrr", "numpy", "zarr", "distributed")}
+        about = {"campaign": self.part, "seed": self.seed, "started": began, "seconds": seconds}
+        return {**about, "commit": described.stdout.strip(), "versions": versions}
+
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+POSITIVE = click.IntRange(min=1)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all parts have."""
-    file, folder = (
-        click.Path(dir_okay=is_folder, file_okay=not is_folder, path_type=Path) for is_folder in (False, True)
-    )
-    positive, n_cores = click.IntRange(min=1), len(psutil.Process().cpu_affinity())
+    n_cores, drawn = len(psutil.Process().cpu_affinity()), partial(secrets.randbelow, 2**31)
     for option in (
-        click.option("--trials", type=positive, help="Trials, or kills."),
-        click.option(
-            "--seed", type=int, default=partial(secrets.randbelow, 2**31), help="Default: drawn, and recorded."
-        ),
+        click.option("--trials", type=POSITIVE, help="Trials, or kills."),
+        click.option("--seed", type=int, default=drawn, help="Default: drawn, and recorded."),
         click.option("--number", "numbers", type=int, multiple=True, help="Repeat this trial of a seed only."),
-        click.option("--json", "file", type=file, help="Observations, one a line."),
+        click.option("--json", "file", type=FILE, help="Observations, one a line."),
         click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True, help="Stop then."),
-        click.option("--processes", type=positive, default=n_cores, help="Trials at once."),
-        click.option("--folder", type=folder, help="For temporary files."),
+        click.option("--processes", type=POSITIVE, default=n_cores, help="Trials at once."),
+        click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="For temporary files."),
     ):
         command = option(command)
     return command
@@ -180,10 +174,10 @@ def damage(target: tuple[str, ...], only: tuple[str, ...], places: tuple[str, ..
     failures = []
     for part in target or ("models", "runs"):
         campaign = Campaign(part, **given)
-        chosen = (list(only), list(places or ("here", "cluster")))
+        call = ("tests.nightly.chaos.damage:trial", part, campaign.seed)
+        chosen = only, places or ("here", "cluster")
         drawn = campaign.numbers or range(campaign.trials or 1000)
-        calls = ((n, ("tests.nightly.chaos.damage:trial", part, campaign.seed, n, *chosen)) for n in drawn)
-        failures.append(campaign.run(calls))
+        failures.append(campaign.run((number, (*call, number, *chosen)) for number in drawn))
     sys.exit(any(failures))
 
 
@@ -219,11 +213,9 @@ def inputs(**given: Any) -> None:
 
 
 @main.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="File for the counts.")
-@click.option(
-    "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page that takes the tables."
-)
+@click.argument("files", nargs=-1, required=True, type=EXISTING)
+@click.option("--keep", type=FILE, help="File for the counts.")
+@click.option("--write", type=EXISTING, help="Page that takes the tables.")
 def page(files: tuple[Path, ...], keep: Path | None, write: Path | None) -> None:
     """Count recorded trials, and render the counts."""
     lines = tallied(json.loads(line) for file in files for line in file.read_text().splitlines())
@@ -280,14 +272,12 @@ def tallied(lines: Iterable[Line]) -> list[Line]:
     for line in lines:
         if "campaign" in line:
             others.append(line)
-        elif line["outcome"] not in GOOD:
-            # Tracebacks and folders are of the machine.
-            what = "; ".join(part for part in line["what"].split("; ") if not part.startswith("/"))
-            others.append({**line, "what": what, "detail": ""})
-        else:
+        elif line["outcome"] in GOOD:
             counts[tuple(str({**line, "row": _shown(line["row"])}[name]) for name in SHOWN)] += line["count"]
-    kept = [dict(zip(SHOWN, key, strict=True)) | {"count": n} for key, n in sorted(counts.items()) if n]
-    return [*kept, *others]
+        else:  # tracebacks and folders are of the machine
+            what = [part for part in line["what"].split("; ") if not part.startswith("/")]
+            others.append({**line, "what": "; ".join(what), "detail": ""})
+    return [*({**dict(zip(SHOWN, key, strict=True)), "count": n} for key, n in sorted(counts.items()) if n), *others]
 
 
 def rendered(lines: Sequence[Line]) -> str:

@@ -107,10 +107,9 @@ def change_character(characters: bytes, content: bytes, rng: Random) -> bytes:
 
 def swap_files(scene: Scene, file: Path, rng: Random) -> None:
     """Two files trade places, mostly two of the same size."""
-    other = _another(scene, file, rng)
-    mine, others = file.read_bytes(), other.read_bytes()
+    other, mine = _another(scene, file, rng), file.read_bytes()
+    file.write_bytes(other.read_bytes())
     other.write_bytes(mine)
-    file.write_bytes(others)
 
 
 def _another(scene: Scene, file: Path, rng: Random) -> Path:
@@ -145,11 +144,6 @@ def empty_folder(scene: Scene, file: Path, rng: Random) -> None:
     folder.mkdir()
 
 
-def folder_for_file(_: Scene, file: Path, rng: Random) -> None:
-    file.unlink()
-    file.mkdir()
-
-
 def _one_above(scene: Scene, file: Path, rng: Random) -> Path:
     """A folder that holds the file, the store's own too."""
     return _one([p for p in file.parents if p == scene.folder or scene.folder in p.parents], rng)
@@ -179,7 +173,7 @@ FILES: dict[str, Callable[[Scene, Path, Random], Any]] = {
     "folder deleted": lambda scene, file, rng: shutil.rmtree(_one_above(scene, file, rng)),
     "file not readable": lambda scene, file, rng: file.chmod(0),
     "folder closed": lambda scene, file, rng: _one_above(scene, file, rng).chmod(0o500 * int(rng.integers(2))),
-    "folder in place of a file": folder_for_file,
+    "folder in place of a file": lambda scene, file, rng: (file.unlink(), file.mkdir()),
 }
 """f(scene, file, rng): changes something, if it can."""
 OPERATIONS = (*CONTENTS, *FILES)
@@ -251,8 +245,7 @@ def trial(part: str, seed: int, number: int, only: list[str], places: list[str])
         shutil.copytree(scene.folder, path)
         done = damage(replace(scene, folder=path), rng, operation)
         if done is None:
-            outcome = Outcome.HARMLESS
-            return {**found, "outcome": outcome, "what": "nothing", "count": 0}
+            return {**found, "outcome": (outcome := Outcome.HARMLESS), "what": "nothing", "count": 0}
         if path.exists() and operation not in ("folder closed", "file not readable"):
             shutil.copytree(path, as_damaged)
         outcome, detail = judged(path)
@@ -381,6 +374,7 @@ def loaded_outcome(original: Saved, path: Path) -> tuple[Outcome, str]:
 
 # Runs ---------------------------------------------------------------------------------------------------------------
 
+NUMBER = re.compile(r"[\d.]+(e[+-]\d+)?")
 N_SNAPSHOTS = 6
 """States of one run that are kept, besides the finished one."""
 ON_WORKERS = 5
@@ -452,9 +446,8 @@ def _run(name: str, other: str, operation: str, places: list[str], rng: Random) 
 
 def resumed_outcome(name: str, place: str, store: Path) -> tuple[Outcome, str]:
     """Outcome of resuming a run whose store was damaged: the undisturbed result, or an error."""
-    expected = reference(name)
+    expected, before = reference(name), dict[str, int]()
     with ExitStack() as stack:
-        before: dict[str, int] = {}
         if place == "cluster":
             _client().wait_for_workers(N_WORKERS, timeout=60)  # one that has died is started again
             stack.enter_context(_client().as_current())
@@ -464,15 +457,10 @@ def resumed_outcome(name: str, place: str, store: Path) -> tuple[Outcome, str]:
         except Exception as error:
             outcome, detail = of_error(error, str(store))
         else:
-            usual = {_without_numbers(text) for text in expected.said}
-            news = [text for text in found.said if _without_numbers(text) not in usual]
-            outcome, detail = (Outcome.REPAIRED if news else Outcome.HARMLESS), words(news)
-            if not same(name, found, expected):
-                outcome = Outcome.WRONG
+            usual, news = ({NUMBER.sub("0", text): text for text in one.said} for one in (expected, found))
+            detail = words(text for key, text in news.items() if key not in usual)
+            outcome = Outcome.REPAIRED if detail else Outcome.HARMLESS
+            outcome = outcome if same(name, found, expected) else Outcome.WRONG
         if before and before != _client().run(os.getpid):
             return Outcome.CRASH, f"a worker died; {detail}"
     return outcome, detail
-
-
-def _without_numbers(text: str) -> str:
-    return re.sub(r"[\d.]+(e[+-]\d+)?", "0", text)

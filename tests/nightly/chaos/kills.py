@@ -178,11 +178,6 @@ class _Trial:
         """Store of the run: without one nothing is looked at there."""
         return None if self.one.place.endswith("no store") else self.folder / "run"
 
-    @property
-    def number(self) -> int:
-        """The signal."""
-        return signal.Signals[self.one.signal]
-
     def run(self) -> tuple[Outcome, str]:
         """Kill and resume until there is a result."""
         while True:
@@ -215,8 +210,7 @@ class _Trial:
     def _start(self) -> FitProcess:
         address = None
         if self.one.fit_place == "cluster":
-            shared_cluster().ensure()
-            address = shared_cluster().address
+            address = shared_cluster().ensure()
         self.before = _chunks(self.store)
         self.killed_threads = self.killed_threads if self.before else 0
         folder = self.folder / f"fit-{len(self.fits)}"
@@ -252,7 +246,7 @@ class _Trial:
         # A task for each worker may be computed again where all lose their work, or their client.
         self.killed_threads += 1 if target in ("process", *MANY) else len(workers)
         if target == "process group":
-            fit.kill_all(self.number)
+            fit.kill_all(signal.Signals[self.one.signal])
             return True
         nannies = [psutil.Process(nanny.pid) for nanny in cluster.nannies if nanny.poll() is None]
         choices = {
@@ -265,7 +259,7 @@ class _Trial:
             time.sleep(0.05)
             return False
         try:
-            self.rng.choice(choices).send_signal(self.number)
+            self.rng.choice(choices).send_signal(signal.Signals[self.one.signal])
         except psutil.Error:
             return False
         if target == "nanny":
@@ -289,7 +283,7 @@ class _Trial:
                 return (outcome if outcome == Outcome.RAW else Outcome.MISLED if was_hit else Outcome.LOST), text
             self.errors.append(text)
             return None
-        if was_hit and status in (-self.number, 128 + self.number):
+        if was_hit and abs(status) % 128 == signal.Signals[self.one.signal]:
             return None
         crashes = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL)
         return (Outcome.CRASH if status in crashes else Outcome.RAW), f"status {status}\n{fit.words()}"

@@ -267,13 +267,8 @@ class Cluster:
         self.nannies: list[subprocess.Popen[bytes]] = []
         (folder / "workers").mkdir(parents=True)
 
-    @property
-    def address(self) -> str:
-        """Address of the scheduler."""
-        return str(json.loads((self.folder / "scheduler.json").read_text())["address"])
-
-    def ensure(self) -> None:
-        """Start what is missing, and wait until all workers have started."""
+    def ensure(self) -> str:
+        """Start what is missing, wait until all workers have started, and return the address of the scheduler."""
         deadline, file = time.monotonic() + CLUSTER_SECONDS, self.folder / "scheduler.json"
         if self._scheduler is None or self._scheduler.poll() is not None:
             self.stop()
@@ -286,6 +281,7 @@ class Cluster:
             if file.exists() and len(self.nannies) < N_WORKERS:
                 self.add_nanny()
             time.sleep(0.02)
+        return str(json.loads(file.read_text())["address"])
 
     def forget_dead_nannies(self) -> None:
         """Keep the nannies that run."""
