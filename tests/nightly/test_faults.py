@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -64,10 +64,9 @@ def test_a_disk_that_is_full_from_any_write_on(found):
     assert len(errors) > 70 and all("No space left on device. Free some space" in message for message in errors)
 
 
-@pytest.mark.parametrize("case", ["vanished", "deleted"])
-def test_a_disk_or_a_store_that_vanishes(found, case):
-    check(found[case], "StoreError", "UnreachableStoreError", "BusyStoreError", "DamagedChunkError")
-    assert sum(kind != "" for _, kind, _, _ in found[case]) > 10
+def test_a_disk_or_a_store_that_vanishes(found):
+    check(found["vanished"], "StoreError", "UnreachableStoreError", "BusyStoreError", "DamagedChunkError")
+    assert sum(kind != "" for _, kind, _, _ in found["vanished"]) > 20
 
 
 def test_a_file_system_for_reading_only(found):
@@ -205,12 +204,8 @@ def vanished(folder):
     at, away = folder / "here", folder / "away"
     for name in ("ridge", "copied", "gram", "save"):
         yield from at_every_write(folder, name, 5, lambda: at.rename(away), lambda: away.exists() and away.rename(at))
-
-
-def deleted(folder):
-    """All of a run is deleted while it writes."""
-    for name in ("ridge", "gram"):
-        yield from at_every_write(folder, name, 5, lambda: shutil.rmtree(folder / "here" / "run.zarr"))
+    for name in ("ridge", "gram"):  # all of a run is deleted
+        yield from at_every_write(folder, name, 5, lambda: shutil.rmtree(at / "run.zarr"))
 
 
 def read_only(folder):
@@ -231,39 +226,32 @@ def read_only(folder):
 
 
 def limits(folder):
-    """Few open files (all may be in use already but for some), and small files only."""
-    expected = in_folders(folder)
-    of_files, of_size = resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_FSIZE)
-    tried = []
+    """Few open files (all may be in use already but for one), and small files only."""
+    expected, tried = in_folders(folder), []
 
-    def try_all(title, names):
-        for name in names:
-            at = folder / f"{title} {name}"
-            at.mkdir()
-            tried.append((attempted(at.name, partial(OPERATIONS[name], at)), name, at))
+    def try_all(title, what, value, names=OPERATIONS, are_in_use=False):
+        before = resource.getrlimit(what)
+        resource.setrlimit(what, (value, before[1]))
+        with ExitStack() as stack:
+            with suppress(OSError):
+                while are_in_use:
+                    file = stack.enter_context(Path(os.devnull).open())
+            if are_in_use:
+                file.close()
+            for name in names:
+                at = folder / f"{title} {name}"
+                at.mkdir()
+                tried.append((attempted(at.name, partial(OPERATIONS[name], at)), name, at))
+        resource.setrlimit(what, before)
 
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, of_files[1]))
-    try_all("ulimit -n 64", OPERATIONS)
-    for free in (1, 2, 3):
-        files = []
-        with suppress(OSError):
-            while True:
-                files.append(Path(os.devnull).open())  # noqa: SIM115
-        for file in files[:free]:
-            file.close()
-        try_all(f"{free} files left", ("ridge", "gram", "save"))
-        for file in files:
-            file.close()
-    resource.setrlimit(resource.RLIMIT_NOFILE, of_files)
-    for size in (100, 2000):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, of_size[1]))
-        try_all(f"{size} bytes", OPERATIONS)
-        resource.setrlimit(resource.RLIMIT_FSIZE, of_size)
+    try_all("ulimit -n 64", resource.RLIMIT_NOFILE, 64)
+    try_all("1 files left", resource.RLIMIT_NOFILE, 64, ("ridge", "gram", "save"), True)
+    try_all("2000 bytes", resource.RLIMIT_FSIZE, 2000)
     for one, name, at in tried:
         yield [*one, is_answer(name, at, expected[name])]
 
 
-CASES = (full_disk, vanished, deleted, read_only, limits)
+CASES = (full_disk, vanished, read_only, limits)
 
 
 def main(root):

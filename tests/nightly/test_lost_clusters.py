@@ -2,16 +2,12 @@
 
 import logging
 import re
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from tempfile import mkdtemp
 
 import dask
 import dask.array as da
 import numpy as np
-import psutil
 import pytest
 from distributed import Client, LocalCluster
 
@@ -57,10 +53,6 @@ def without_workers(cluster, client):
 
 def scaled(meter, k, shared):
     return k * shared
-
-
-def sleep(*_):
-    time.sleep(60)
 
 
 TASKS = [Task(f"t{k}", scaled, (k,), place=k) for k in (1, 2, 3)]
@@ -112,64 +104,6 @@ def test_a_fit_on_an_adaptive_cluster_that_has_none_yet(without_workers, cluster
     assert "has workers, after" in caplog.text
     expected = dkrr.KernelRidge(kernel="rbf").fit(rows, rows[:, 0]).predict(rows)
     assert model.predict(rows) == pytest.approx(expected, rel=1e-9)
-
-
-CLUSTER = """
-import sys
-from distributed import LocalCluster
-with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0",
-                  host="127.0.0.1", protocol="tcp://") as cluster:
-    print(cluster.scheduler_address, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_lost_scheduler_is_a_clear_error_for_every_use(tmp_path):
-    """While tasks run, and for every use afterwards."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with (
-        subprocess.Popen([sys.executable, "-c", CLUSTER], **pipes, cwd=tmp_path) as process,
-        ThreadPoolExecutor() as pool,
-    ):
-        address = process.stdout.readline().strip()
-        with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
-            client = Client(address, set_as_default=False)
-        executor, tasks = DaskExecutor(client), [Task(f"s{k}", sleep) for k in range(2)]
-        calls = [(executor.run, Progress()), (executor.map, VECTORS), (executor.total, VECTORS)]
-        running = [pool.submit(call, tasks, given) for call, given in calls]
-        until(lambda: len(client.futures) >= 7)  # all tasks, and their vectors
-        time.sleep(0.3)
-        process.kill()
-        for call in running:
-            with pytest.raises(ClusterError, match=f"scheduler at {address} is lost.*given store.*same store="):
-                call.result(20)
-        for use in USES.values():
-            with pytest.raises(ClusterError, match="is lost"):
-                use(client)
-        with client.as_current(), pytest.raises(DkrrError, match="is lost"):
-            dkrr.KernelRidge().fit(np.eye(3), np.ones(3))
-        executor.forget("run")
-        client.close()
-
-
-def test_a_worker_that_dies_while_it_starts_is_started_again(tmp_path, capfd):
-    with LocalWorkers(2, 10**9, str(tmp_path)) as workers:
-        workers.address()
-        server = psutil.Process(workers._process.pid)
-
-        def starting():
-            return [child for child in server.children() if any("spawn_main" in part for part in child.cmdline())]
-
-        found = []
-        until(lambda: found.extend(starting()) or found, why="no worker starts")
-        first = found[0]
-        first.kill()
-        with workers.client() as client:
-            assert len(client.nthreads()) == 2
-            assert client.submit(int, "7").result() == 7
-        with pytest.raises(psutil.NoSuchProcess):
-            first.cmdline()
-    assert capfd.readouterr() == ("", "")
 
 
 def test_workers_are_started_a_bounded_number_of_times(tmp_path, capfd):

@@ -167,24 +167,20 @@ def function_starts(source: str, mutant: Mutant) -> int | None:
 
 def put_in(mutant: Mutant, functions: Functions) -> int:
     """Give the live functions the code of a mutant; return how many have other code now."""
-    path = str(Path(sys.modules["dkrr"].__file__ or "").parents[1] / mutant["module"])
-    source, found = Path(path).read_text(), dict[Any, Any]()
+    path = Path(sys.modules["dkrr"].__file__ or "").parents[1] / mutant["module"]
+    source = path.read_text()
     if function_starts(source, mutant) is None:
         return 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for text in (source, f"\n{source}\n".replace(f"\n{mutant['before']}\n", f"\n{mutant['after']}\n")[1:-1]):
-            numbers: Counter[str] = Counter()
-            for code in code_objects(compile(text, path, "exec", dont_inherit=True)):
-                if f"{code.co_qualname}.".startswith(f"{mutant['function']}."):
-                    numbers[code.co_qualname] += 1
-                    found.setdefault((code.co_qualname, numbers[code.co_qualname]), []).append(code)
-    count = 0
-    for old, *new in found.values():
-        for function in functions.get((path, old.co_qualname, old.co_firstlineno), ()) if new and new[0] != old else ():
-            if function.__code__.co_freevars == new[0].co_freevars:
-                function.__code__ = new[0]
-                count += 1
+    changed = f"\n{source}\n".replace(f"\n{mutant['before']}\n", f"\n{mutant['after']}\n")[1:-1]
+    with warnings.catch_warnings(action="ignore"):
+        compiled = [compile(text, path, "exec", dont_inherit=True) for text in (source, changed)]
+    count, pairs = 0, zip(*map(code_objects, compiled), strict=False)
+    for old, new in itertools.takewhile(lambda pair: pair[0].co_qualname == pair[1].co_qualname, pairs):
+        if new != old and f"{old.co_qualname}.".startswith(f"{mutant['function']}."):
+            for function in functions.get((str(path), old.co_qualname, old.co_firstlineno), ()):
+                if function.__code__.co_freevars == new.co_freevars:
+                    function.__code__ = new
+                    count += 1
     return count
 
 
@@ -597,25 +593,23 @@ def compare(before: Path, after: Path, mutants: Path, write: Path | None) -> Non
 @click.option("--cover", type=EXISTING, required=True)
 def cover_set(matrix: Path, cover: Path) -> None:
     """Print for each file how many of its tests are needed to notice what the suite notices."""
-    kills: dict[str, set[int]] = defaultdict(set)
     killers = {one["mutant"]: one["killers"] for one in read_lines(matrix)}
-    for number, tests in killers.items():
-        for test in tests:
-            kills[test].add(number)
-    only = Counter(tests[0] for tests in killers.values() if len(tests) == 1)
-    open_mutants, needed = set().union(*kills.values()), set()
+    kills, alone = defaultdict[str, set[int]](set), Counter(tests[0] for tests in killers.values() if len(tests) == 1)
+    for number, test in ((number, test) for number, tests in killers.items() for test in tests):
+        kills[test].add(number)
+    open_mutants, needed = set().union(*kills.values()), list[str]()
     while open_mutants:
-        best = max(sorted(kills), key=lambda test: len(kills[test] & open_mutants))
-        needed.add(best)
-        open_mutants -= kills[best]
-    files: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in filter(lambda line: "test" in line, read_lines(cover)):
-        parts = {"tests": 1, "kill": one["test"] in kills, "needed": one["test"] in needed, "alone": only[one["test"]]}
-        files[one["test"].partition("::")[0]].update({name: int(value) for name, value in parts.items()})
-    for name, found in sorted(files.items(), key=lambda item: (item[1]["needed"], item[0])):
-        click.echo(f"{name}: " + ", ".join(f"{found[part]} {part}" for part in ("tests", "kill", "needed", "alone")))
+        needed.append(max(sorted(kills), key=lambda test: len(kills[test] & open_mutants)))
+        open_mutants -= kills[needed[-1]]
+    frame = pd.DataFrame({"test": [one["test"] for one in read_lines(cover) if "test" in one]})
+    frame["file"] = frame.test.str.partition("::")[0]
+    frame = frame.assign(tests=1, kill=frame.test.isin(kills), needed=frame.test.isin(needed))
+    frame["alone"] = [alone[test] for test in frame.test]
+    found = frame.groupby("file")[["tests", "kill", "needed", "alone"]].sum().sort_values(["needed", "file"])
+    for row in found.itertuples():
+        click.echo(f"{row.Index}: {row.tests} tests, {row.kill} kill, {row.needed} needed, {row.alone} alone")
     for test in sorted(needed):
-        click.echo(f"needed: {test} ({len(kills[test])} mutants, {only[test]} by it alone)")
+        click.echo(f"needed: {test} ({len(kills[test])} mutants, {alone[test]} by it alone)")
 
 
 if __name__ == "__main__":

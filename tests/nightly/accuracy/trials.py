@@ -68,14 +68,10 @@ class Outcome:
     surprising: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        one, found = self.trial, vars(self.trial)
-        alphas = ", ".join(f"{a:.2g}" for a in np.atleast_1d(found.get("alphas", found.get("alpha"))))
-        also = [f"{k}={v}" for k, v in one.settings.items() if v]
-        also += [name for name in ("is_logistic", "cv", "fit_intercept") if found.get(name)]
-        weights = " weights" * (one.sample_weight is not None)
-        what = f"{one.name} {one.kernel!r} {one.y.shape} λ={alphas} {' '.join(also)}{weights}"
+        shown = {k: v for k, v in vars(self.trial).items() if k not in ("X", "X_new", "y", "groups", "sample_weight")}
         errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
-        return f"{what}: {self.ended} by {self.how}, {errors}"
+        weights = " weights" * (self.trial.sample_weight is not None)
+        return f"{shown}{weights} {self.trial.y.shape}: {self.ended} by {self.how}, {errors}"
 
 
 @dataclass(frozen=True)

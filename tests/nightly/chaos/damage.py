@@ -260,94 +260,63 @@ def trial(part: str, seed: int, number: int, only: list[str], places: list[str])
 # Models -------------------------------------------------------------------------------------------------------------
 
 N, N_NEW, D = 90, 11, 4
+_RNG = np.random.default_rng(15)
 _WORDS = ("kernel", "ridge", "matrix", "tile", "store", "worker", "plan", "chunk", "λ", "row", "gram", "error")
+_X, _WIDE = _RNG.standard_normal((N + N_NEW, D)), _RNG.standard_normal((N + N_NEW, 3 * D))
+_SPARSE = sp.csr_array(np.where(np.abs(_WIDE) > 0.8, _WIDE, 0.0))
+_TEXTS = [" ".join(_RNG.choice(_WORDS, size=size)) for size in _RNG.integers(3, 9, N + N_NEW)]
+_TABLE = pd.DataFrame({"text": _TEXTS, "a": _X[:, 0], "b": _X[:, 1]})
+_ridge = partial(dkrr.KernelRidge, 0.1)
+_logistic = partial(dkrr.KernelLogisticRegression, 0.1)
+FROM_STORE = "read from the store"
 
-
-def _dense(rng: Random, n: int) -> Any:
-    return rng.standard_normal((n, D))
-
-
-def _sparse(rng: Random, n: int) -> Any:
-    X = rng.standard_normal((n, 3 * D))
-    return sp.csr_array(np.where(np.abs(X) > 0.8, X, 0.0))
-
-
-def _documents(rng: Random, n: int) -> Any:
-    return [" ".join(rng.choice(_WORDS, size=int(rng.integers(3, 9)))) for _ in range(n)]
-
-
-def _table(rng: Random, n: int) -> Any:
-    return pd.DataFrame({"text": _documents(rng, n), "a": rng.standard_normal(n), "b": rng.standard_normal(n)})
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of model: how it is made, and the rows that it predicts."""
-
-    estimator: Any
-    rows: Callable[[Random, int], Any] = _dense
-    """Random rows, so many."""
-    classes: int = 0
-    """Number of classes; 0: a regression."""
-    in_memory: int = 256 * 2**20
-    """Bytes of training rows up to which the loaded model holds them."""
-
-
-def _ridge(kernel: Any, **settings: Any) -> Any:
-    return dkrr.KernelRidge(0.1, kernel=kernel, **settings)
-
-
-KINDS: dict[str, Kind] = {
-    "RBF": Kind(_ridge("rbf", gamma=0.3, fit_intercept=True)),
-    "linear": Kind(_ridge("linear", fit_intercept=True)),
-    "polynomial": Kind(_ridge("polynomial", degree=2, form="primal")),
-    "sum and product": Kind(_ridge(RBF(0.2) + 2.0 * Matern(nu=0.5) * Linear())),
-    "sparse rows": Kind(_ridge(Polynomial(degree=3), form="dual"), _sparse),
-    "Nyström": Kind(_ridge(Nystroem(RBF(0.3), 20))),
-    "random Fourier": Kind(_ridge(RandomFourier(RBF(0.3), 40))),
-    "documents": Kind(_ridge(BagOfWords()), _documents),
-    "table": Kind(_ridge(Columns(BagOfWords(), ["text"]) + Columns(RBF(0.3), ["a", "b"])), _table),
-    "rows read from the store": Kind(_ridge("laplacian"), in_memory=0),
-    "sparse rows read from the store": Kind(_ridge(Polynomial(degree=3), form="dual"), _sparse, in_memory=0),
-    "logistic": Kind(dkrr.KernelLogisticRegression(0.1, kernel="rbf", gamma=0.3), classes=3),
-    "logistic, primal": Kind(dkrr.KernelLogisticRegression(0.1, kernel="linear"), classes=2),
-    "search": Kind(dkrr.KernelRidgeCV([0.01, 1.0], kernel="rbf", gamma=0.3, cv=3)),
+KINDS: dict[str, tuple[Any, Any]] = {
+    "RBF": (_ridge(kernel="rbf", gamma=0.3, fit_intercept=True), _X),
+    "linear": (_ridge(kernel="linear", fit_intercept=True), _X),
+    "polynomial": (_ridge(kernel="polynomial", degree=2, form="primal"), _X),
+    "sum and product": (_ridge(kernel=RBF(0.2) + 2.0 * Matern(nu=0.5) * Linear()), _X),
+    "sparse rows": (_ridge(kernel=Polynomial(degree=3), form="dual"), _SPARSE),
+    "Nyström": (_ridge(kernel=Nystroem(RBF(0.3), 20)), _X),
+    "random Fourier": (_ridge(kernel=RandomFourier(RBF(0.3), 40)), _X),
+    "documents": (_ridge(kernel=BagOfWords()), _TEXTS),
+    "table": (_ridge(kernel=Columns(BagOfWords(), ["text"]) + Columns(RBF(0.3), ["a", "b"])), _TABLE),
+    f"rows {FROM_STORE}": (_ridge(kernel="laplacian"), _X),
+    f"sparse rows {FROM_STORE}": (_ridge(kernel=Polynomial(degree=3), form="dual"), _SPARSE),
+    "logistic": (_logistic(kernel="rbf", gamma=0.3), _X),
+    "logistic, primal": (_logistic(kernel="linear"), _X),
+    "search": (dkrr.KernelRidgeCV([0.01, 1.0], kernel="rbf", gamma=0.3, cv=3), _X),
 }
+"""Kinds of models: the estimator, and its training rows with N_NEW new ones behind them."""
 
 
 @dataclass(frozen=True)
 class Saved:
     """A model that was saved, and what it predicts."""
 
-    kind: Kind
+    name: str
     path: Path
-    X_new: Any
     predictions: tuple[Any, ...]
 
 
 @cache
 def saved(name: str, version: int) -> Saved:
     """Model of a kind; versions differ in their targets only, so that all their files have the same names."""
-    kind, rng = KINDS[name], np.random.default_rng(15)
-    X, X_new = kind.rows(rng, N), kind.rows(rng, N_NEW)
-    rng = np.random.default_rng([15, version])
-    y = rng.permutation(np.arange(N) % kind.classes) if kind.classes else rng.standard_normal((N, 2))
+    (estimator, rows), rng = KINDS[name], np.random.default_rng([15, version])
+    labels = np.arange(N) % (2 if "primal" in name else 3)
+    y = rng.permutation(labels) if name.startswith("logistic") else rng.standard_normal((N, 2))
     path = _folder() / f"model-{list(KINDS).index(name)}-{version}.zarr"
-    dkrr.save(kind.estimator.fit(X, y), path)
-    return Saved(kind, path, X_new, _predictions(_loaded(kind, path), X_new))
+    dkrr.save(estimator.fit(rows[:N], y), path)
+    return Saved(name, path, _predictions(name, path))
 
 
-def _loaded(kind: Kind, path: Path) -> Any:
-    with mock.patch("dkrr.persistence.IN_MEMORY_BYTES", kind.in_memory):
-        return dkrr.load(path)
-
-
-def _predictions(model: Any, X_new: Any) -> tuple[Any, ...]:
+def _predictions(name: str, path: Path) -> tuple[Any, ...]:
     """All numbers that a model gives."""
+    with mock.patch("dkrr.persistence.IN_MEMORY_BYTES", 0 if FROM_STORE in name else 256 * 2**20):
+        model, X_new = dkrr.load(path), KINDS[name][1][N:]
     found = [model.predict(X_new)]
     if hasattr(model, "predict_proba"):
         found.append(model.predict_proba(X_new))
-    found += [np.asarray(getattr(model, name)) for name in ("dual_coef_", "coef_") if hasattr(model, name)]
+    found += [np.asarray(getattr(model, each)) for each in ("dual_coef_", "coef_") if hasattr(model, each)]
     return tuple(found)
 
 
@@ -362,7 +331,7 @@ def loaded_outcome(original: Saved, path: Path) -> tuple[Outcome, str]:
     try:
         with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always")
-            found = _predictions(_loaded(original.kind, path), original.X_new)
+            found = _predictions(original.name, path)
     except Exception as error:
         return of_error(error, str(path))
     is_same = len(found) == len(original.predictions) and all(

@@ -1,21 +1,21 @@
 """Fits of several users at once on the workers of one cluster; workers that join it, and that leave it with notice."""
 
-import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from numpy.testing import assert_array_equal
 
 import dkrr
 from dkrr.cluster import dask_executor
 from dkrr.errors import MemoryLimitError
+from dkrr.fitting import run
 from tests.runtime.clients import all_released
 
 MIB = 2**20
@@ -95,6 +95,14 @@ def test_plans_count_the_memory_that_workers_hold(users):
     assert plan(bob, tile=4096, solver="cholesky").peak_bytes <= USABLE
 
 
+def test_a_fit_without_room_is_refused_before_it_starts(users, monkeypatch):
+    """The memory was free when the plan was made."""
+    (ada, bob), planned, begun = users, run.plan_of, ExitStack()
+    monkeypatch.setattr(run, "plan_of", lambda request: (planned(request), begun.enter_context(taken(ada)))[0])
+    with begun, pytest.raises(MemoryLimitError, match="before its first task.*or wait until other work"):
+        fit(bob, 1, n=9000, solver="cg", tile=None)
+
+
 def after_first_task(monkeypatch, hooks):
     """Call a function of a thread, by its name, when the first task of a fit in it has ended."""
     note = dask_executor.DaskExecutor._note
@@ -124,23 +132,6 @@ def test_ctrl_c_of_one_does_not_disturb_the_other(users, monkeypatch, solver):
     with ThreadPoolExecutor(1, thread_name_prefix="bob") as pool:
         model = pool.submit(fit, bob, 3, solver=solver).result(WAIT)
     assert_same(model, whole)
-
-
-def test_a_worker_that_joins_gets_tasks(slow_machine, monkeypatch):
-    monkeypatch.setattr(dask_executor, "ASK_SECONDS", 0.0)
-    options = {"threads_per_worker": 1, "memory_limit": 2**30, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(n_workers=1, **options) as cluster, Client(cluster, set_as_default=False) as client:
-        before = {str(pid) for pid in client.run(os.getpid).values()}
-
-        def join():
-            cluster.scale(2)
-            client.wait_for_workers(2, timeout=240)
-
-        after_first_task(monkeypatch, {threading.current_thread().name: join})
-        model = fit(client, 4, n=1500, tile=100)
-        both = {str(pid) for pid in client.run(os.getpid).values()}
-    assert model.plan_.chosen.n_workers == 1
-    assert before < both == {task.worker for task in model.solve_result_.record.tasks}
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])

@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 
-import numpy as np
 import pytest
 
 import dkrr
@@ -185,23 +184,6 @@ def slurm_conf(tmp_path_factory):
         for process in (node, controller):
             stop(process)
             assert gone(process.pid)
-
-
-def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_conf, tmp_path):
-    X, y, _ = saved(tmp_path, 601)
-    for k in (0, 1):
-        np.save(tmp_path / f"y{k}.npy", y + k * X[:, 1] ** 2)
-    (tmp_path / "cluster").symlink_to(CLUSTER)  # the root of the repository, as far as the script knows
-    command = ["sbatch", "--wait", "--array=0-1", "--ntasks=1", "--mem-per-cpu=700M", "--output=%a.log", SBATCH]
-    command += ["--x", "X.npy", "--y", "y%a.npy", "--store", "run%a.zarr", "--model", "m%a.zarr", "--json"]
-    done = run(*command, *FIT, "--tile", 256, cwd=tmp_path, seconds=200, SLURM_CONF=slurm_conf)
-    logs = [(tmp_path / f"{k}.log").read_text() for k in (0, 1)]
-    assert done.returncode == 0, (done.stderr, logs)
-    for k, log in enumerate(logs):
-        plan = result_of(log)["plan"]
-        assert (plan["execution"], plan["limit_bytes"]) == ("dask", 630 * 2**20)
-        assert_predicts_like_sklearn(dkrr.load(tmp_path / f"m{k}.zarr"), X, y + k * X[:, 1] ** 2)
-    assert not list(tmp_path.glob(".dkrr-*")), "certificates are left behind"
 
 
 def test_slurm_runs_workers_in_jobs_of_their_own(slurm_conf, tmp_path):
