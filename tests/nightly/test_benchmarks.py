@@ -11,9 +11,7 @@ from click.testing import CliRunner
 
 import benchmarks.__main__ as table
 from benchmarks import qm9, report
-from benchmarks.simulation import SimulatedCluster, TaskGraph, simulate
 from benchmarks.steps import STEPS
-from dkrr.cluster import Task
 
 
 @pytest.mark.parametrize("step", [s for s in STEPS if "smoke" in s.commands and not s.uses], ids=lambda step: step.name)
@@ -61,12 +59,3 @@ def test_descriptors_of_molecules_are_those_of_naive_loops():
     eigenvalues = sorted(np.linalg.eigvalsh(coulomb), key=abs, reverse=True)
     expected = [*eigenvalues, *[0.0] * 23, *np.bincount(kinds, minlength=5), *sums.values()]
     np.testing.assert_allclose(qm9.describe(np.array([kinds]), positions)[0], expected, rtol=1e-11, atol=1e-12)
-
-
-def test_the_simulated_cluster_waits_as_worked_out_by_hand():
-    chain = [Task("a", len), Task("b", len, depends=("a",)), Task("c", len, depends=("b",))]
-    delayed = SimulatedCluster(4, round_trip_seconds=0.5, scheduler_seconds=0.25)
-    assert simulate(TaskGraph.of(chain), [2.0, 3.0, 5.0], SimulatedCluster.ideal(1)).seconds == 10
-    assert simulate(TaskGraph.of(chain), [2.0, 3.0, 5.0], delayed).seconds == pytest.approx(10 + 2 * 0.5 + 3 * 0.25)
-    alike = TaskGraph.of([Task(str(k), len) for k in range(4)])
-    assert simulate(alike, [0.5] * 4, SimulatedCluster(4, scheduler_seconds=1.0)).starts == (1, 2, 3, 4)

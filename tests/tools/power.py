@@ -374,9 +374,8 @@ class Server:
         note(f"{len(used)} of {len(self.items)} tests are used")
         mutants = json.loads(Path(self.options["mutants"]).read_text())
         order = random.Random(0).sample(range(len(mutants)), len(mutants))  # whatever is done first is a sample
-        only = {int(one) for one in self.options["only"].split(",") if one}
         results = {one["mutant"]: one for one in read_lines(self.options["out"])}
-        for number in self.mine([one for one in order if not only or one in only][: self.options["limit"]]):
+        for number in self.mine(order[: self.options["limit"]]):
             known = results.get(number)
             if known is None or (known["left"] and known["seconds"] < self.options["seconds"]):
                 start, n_done = time.monotonic(), known["ran"] if known and not self.options["matrix"] else 0
@@ -543,7 +542,6 @@ def cover(tree: Path, tests: Path, arguments: str, processes: int, out: Path) ->
 @click.option("--seconds", default=30.0, show_default=True, help="CPU seconds of the tests of a mutant.")
 @click.option("--matrix", is_flag=True, help="Find all tests that fail, not only the first.")
 @click.option("--limit", type=int, help="So many mutants only: a random part.")
-@click.option("--only", default="", help="Numbers of mutants, with commas between.")
 def run(tree: Path, tests: Path, arguments: str, **options: Any) -> None:
     """Run the tests against each mutant."""
     serve("run", tests, tree, arguments, **options)
