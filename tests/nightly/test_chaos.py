@@ -1,7 +1,7 @@
 """Short campaigns of kills and damage, and what the campaigns do to files and processes and notice of it."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from dkrr.errors import StoreError
 from tests.nightly.chaos import __main__ as command
 from tests.nightly.chaos import damage
-from tests.nightly.chaos.outcomes import Observation, Outcome, of_error
+from tests.nightly.chaos.outcomes import Outcome, of_error
 from tests.nightly.chaos.processes import Child
 
 RUNS = ("Cholesky", "CG, normal equations", "Newton, CG", "selection, Cholesky")
@@ -92,20 +92,3 @@ def test_a_child_survives_what_happens_in_it_and_respects_permissions(tmp_path):
     assert "Segmentation fault" in found[1]["detail"] and "TypeError" in found[2]["detail"]
     assert "exit status -6" in found[3]["detail"] and "in main" in found[3]["detail"]
     assert "PermissionError" in found[4]["detail"]
-
-
-def test_the_page_counts_what_was_recorded(tmp_path):
-    outcomes = [Outcome.DETECTED] * 4 + [Outcome.WRONG]
-    lines = [
-        asdict(Observation("models", "truncated", outcome, seed=3, number=k, what="/machine/folder; x/c.0"))
-        for k, outcome in enumerate(outcomes)
-    ]
-    about = {"campaign": "models", "seed": 3, "started": "2026-01-02T03:04:05", "seconds": 60, "commit": "abc"}
-    file, kept, page = tmp_path / "lines.jsonl", tmp_path / "kept.jsonl", tmp_path / "page.md"
-    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**about, "versions": {"dkrr": "1"}}]))
-    page.write_text(f"text\n{command.BEGIN}\n{command.END}\n")
-    for source in (file, kept):
-        done = CliRunner().invoke(command.main, ["page", str(source), "--keep", str(kept), "--write", str(page)])
-        assert done.exit_code == 0, done.output
-        assert "| truncated | 5 | 0 | 0 | 4 | 1 |" in page.read_text() and "Seed 3, 2026-01-02" in page.read_text()
-    assert len(kept.read_text().splitlines()) == 3 and "/machine" not in kept.read_text()

@@ -23,7 +23,6 @@ UNCERTAIN = 1e-2
 """Relative error of α beyond which a direct solver must have warned of it."""
 CAUTION = "may be off by as much as"
 """Words that every message of `dkrr.solvers.result.caution` has."""
-SURPRISING = 1e-6
 
 
 def run(one: Trial) -> Outcome:
@@ -38,9 +37,8 @@ def run(one: Trial) -> Outcome:
 
     answer = ask(fitted)
     if answer.error is not None:
-        refused = answer.refusal if one.name.startswith("ordinary:") else ()
-        return Outcome(one, answer.name, dishonest=answer.raw, surprising=refused)
-    return judge(one, model, *answer.values, list(answer.others))
+        return Outcome(one, answer.name, dishonest=answer.raw)
+    return judge(one, model, *answer.values)
 
 
 def scores(model: Any, X: Any) -> Array:
@@ -49,7 +47,7 @@ def scores(model: Any, X: Any) -> Array:
     return np.asarray(found, np.float64).reshape(X.shape[0], -1)
 
 
-def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: list[str]) -> Outcome:
+def judge(one: Trial, model: Any, found: Array, chances: Array | None) -> Outcome:
     """Compare a fitted model with the exact solution, and what it reports with what is true.
 
     Parameters
@@ -61,8 +59,6 @@ def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: l
         Predictions, or scores, of the training rows and the new ones.
     chances : ndarray of shape (N_NEW,), optional
         Probabilities of the new rows.
-    others : list of str
-        What it warned of besides its accuracy.
     """
     solve = model.solve_result_
     n, is_success = one.X.shape[0], solve.status in SUCCESS
@@ -70,7 +66,7 @@ def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: l
     returned = [model.intercept_, found, solve.residual, *(v for v in (dual, chances) if v is not None)]
     if not all(np.isfinite(v).all() for v in returned):
         wrong = ("not finite, and a success",) if is_success else ()
-        return Outcome(one, solve.status.name, dishonest=wrong, surprising=tuple(others))
+        return Outcome(one, solve.status.name, dishonest=wrong)
     (true, sensitivity), errors = _true_residual(one, model, dual), _errors(one, found, dual, chances)
     slack = min(n * np.finfo(float).eps * max(sensitivity, 1.0), MAX_SLACK)
     dishonest = []
@@ -86,11 +82,9 @@ def judge(one: Trial, model: Any, found: Array, chances: Array | None, others: l
     has_caution = any(CAUTION in message for message in solve.messages)
     if is_direct and not has_caution and not (off := errors.get("α", 0.0)) <= UNCERTAIN:
         dishonest.append(f"α off by {off:.1e} without a caution")
-    if is_success:
-        others += [f"{of} off by {e:.1e}" for of, e in errors.items() if of != "α" and not e <= SURPRISING]
     how = f"{model.plan_.form} {model.plan_.solver}, reported {solve.residual:.1e}, true {true:.1e}"
     shown = errors if is_success else {}
-    return Outcome(one, solve.status.name, how, shown, dishonest=tuple(dishonest), surprising=tuple(others))
+    return Outcome(one, solve.status.name, how, shown, dishonest=tuple(dishonest))
 
 
 def _errors(one: Trial, found: Array, dual: Array | None, chances: Array | None) -> dict[str, float]:

@@ -322,9 +322,8 @@ def judge(one: Trial, form: str, made: KernelRidge, asked: dict[str, Answer]) ->
     plan = ask(lambda: made.uncertainty_plan_).values  # an error where there was no choice
     how = f"{form}{' iterated' if plan is not None and plan.method != 'factor' else ''}"
     dishonest = [f"{what}: {text}" for what, a in asked.items() for text in a.raw]
-    surprising = [f"{what}: {text}" for what, a in asked.items() for text in (*a.refusal, *a.others)]
     ended = "warned" if any(a.own for a in asked.values()) else "answered"
-    if any(a.refusal for a in asked.values()):
+    if any(a.error is not None and not a.raw for a in asked.values()):
         ended = "refused in part"
     question = Question(one)
     try:
@@ -344,7 +343,7 @@ def judge(one: Trial, form: str, made: KernelRidge, asked: dict[str, Answer]) ->
                 dishonest.append(f"{what}{text} off by {error:.1e}, allowed {allowed:.1e}")
             elif error <= allowed and not is_ill and not answer.own:
                 errors[what] = error
-    return Outcome(one, ended, how, errors, n_ill, tuple(dishonest), tuple(surprising))
+    return Outcome(one, ended, how, errors, n_ill, tuple(dishonest))
 
 
 def _float(value: arb) -> float:

@@ -253,9 +253,8 @@ def run(one: Search) -> Outcome:
     groups = one.groups if isinstance(one.cv, GroupKFold) else None
     answer = ask(lambda: made.fit(one.X, one.y.copy(), one.sample_weight, groups=groups))
     if answer.error is not None:
-        refused = answer.refusal if one.name.startswith("search-ordinary:") else ()
-        return Outcome(one, answer.name, dishonest=answer.raw, surprising=refused)
-    return judge(one, made, answer.own, answer.others)
+        return Outcome(one, answer.name, dishonest=answer.raw)
+    return judge(one, made, answer.own)
 
 
 @dataclass(frozen=True)
@@ -266,11 +265,6 @@ class ExactScores:
     """Of shape (n_alphas, n_folds, k)."""
     allowed: Exact
     """Error that each may have."""
-
-    @property
-    def relative_allowed(self) -> Array:
-        """Allowed errors over the scores."""
-        return np.array([_ratio(a, v) for a, v in zip(self.allowed.flat, self.values.flat, strict=True)])
 
 
 def _ratio(error: arb, size: arb) -> float:
@@ -334,7 +328,7 @@ def _scores(errors: Exact, weights: Array, k: int) -> Exact:
     return of_target if k == len(of_target) else np.array([of_target.mean()], object)
 
 
-def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...], others: tuple[str, ...]) -> Outcome:
+def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...]) -> Outcome:
     """Compare a search with exact scores.
 
     Parameters
@@ -344,8 +338,6 @@ def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...], others: t
         Fitted.
     messages : tuple of str
         What it warned of.
-    others : tuple of str
-        Warnings of other kinds.
     """
     plan = made.selection_plan_
     solver = one.settings["solver"] if plan is None else str(plan.plan.solver)
@@ -357,7 +349,7 @@ def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...], others: t
     try:
         right = scores(one, form, made.cv_tol if is_iterative else 0.0)
     except ArithmeticError:
-        return Outcome(one, f"{ended}, beyond all digits", how, surprising=others)
+        return Outcome(one, f"{ended}, beyond all digits", how)
     results = made.cv_results_
     n_alphas, n_values, k = right.values.shape
     expected, slack = (part.mean(axis=1) for part in (right.values, right.allowed))
@@ -391,7 +383,7 @@ def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...], others: t
                     largest = max(largest, off)
         regret, wrong = _choice(made, right, is_warned & (is_off | (results["residual"] > 2 * made.cv_tol)), limit)
     errors = {"by conjugate gradient" if is_iterative else "direct": largest, "regret": regret}
-    return Outcome(one, ended, how, errors, ill, (*dishonest, *wrong), others)
+    return Outcome(one, ended, how, errors, ill, (*dishonest, *wrong))
 
 
 def _choice(

@@ -65,7 +65,6 @@ class Outcome:
     ill_conditioned: int = 0
     """Numbers that float64 does not determine."""
     dishonest: tuple[str, ...] = ()
-    surprising: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         shown = {k: v for k, v in vars(self.trial).items() if k not in ("X", "X_new", "y", "groups", "sample_weight")}
@@ -82,8 +81,6 @@ class Answer:
     error: Exception | None = None
     own: tuple[str, ...] = ()
     """Warnings of its accuracy."""
-    others: tuple[str, ...] = ()
-    """Other warnings."""
 
     @property
     def name(self) -> str:
@@ -91,14 +88,9 @@ class Answer:
         return type(self.error).__name__
 
     @property
-    def refusal(self) -> tuple[str, ...]:
-        """An error of dkrr's own."""
-        return (f"refused: {self.name}: {self.error}",) if isinstance(self.error, DkrrError) else ()
-
-    @property
     def raw(self) -> tuple[str, ...]:
-        """Any other error."""
-        is_raw = self.error is not None and not self.refusal
+        """An error that is not of dkrr."""
+        is_raw = self.error is not None and not isinstance(self.error, DkrrError)
         return (f"an error that is not dkrr's own: {self.name}: {self.error}",) if is_raw else ()
 
 
@@ -110,9 +102,7 @@ def ask(question: Callable[[], Any]) -> Answer:
             values = question()
     except Exception as error:  # what a user would see, whatever it is
         return Answer(error=error)
-    own = tuple(str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning))
-    others = {f"{w.category.__name__}: {w.message}" for w in caught if not issubclass(w.category, ConvergenceWarning)}
-    return Answer(values, None, own, tuple(sorted(others)))
+    return Answer(values, None, tuple(str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)))
 
 
 def trial(of_class: str, number: int) -> Trial:

@@ -86,9 +86,7 @@ def test_command_runs_and_its_status_comes_back(tmp_path):
     ("arguments", "remedy"),
     [
         (["--workers", "none"], "none"),
-        (["--workers"], "--workers"),
         (["--port", "x"], "x"),
-        (["--what"], "--what"),
         (["--hosts", "node1,node2"], "give --host, an address of this machine"),
         (["--hosts", "node1", "--host", "10.0.0.1"], "give --tls"),
     ],
