@@ -20,21 +20,13 @@ from dkrr.cli import dkrr as command
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """Folder with an sdist, and the wheel that is built from it."""
+def test_wheel_and_sdist_hold_what_they_should_and_the_index_takes_both(tmp_path):
+    """The wheel: the package and its data, a description whose links lead somewhere; the sdist: what builds it."""
     for name in ("build", "hatchling", "hatch_fancy_pypi_readme", "twine"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], check=True, capture_output=True
-    )
-    return folder
-
-
-def test_wheel_and_sdist_hold_what_they_should_and_the_index_takes_both(built):
-    """The wheel: the package and its data, a description whose links lead somewhere; the sdist: what builds it."""
-    sdist, wheel = (next(built.glob(end)) for end in ("*.tar.gz", "*.whl"))
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(build, check=True, capture_output=True)
+    sdist, wheel = (next(tmp_path.glob(end)) for end in ("*.tar.gz", "*.whl"))
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel], check=True, capture_output=True)
     with zipfile.ZipFile(wheel) as archive:
         content = {name: archive.read(name).decode() for name in archive.namelist()}

@@ -406,7 +406,7 @@ class Server:
         used = np.cumsum([self.seconds[test][0] for test in tests or ()])
         stop = int(np.searchsorted(used, self.options["seconds"])) + 1
         rest, left, ran = (tests or [])[n_done:stop], len((tests or [])[stop:]), n_done
-        killers, why, doubtful = list[str](), "", list[str]()
+        killers, why = list[str](), ""
         while rest and (is_matrix or not killers):
             ended = self.ended(rest, mutant, is_ended_by_failure=not is_matrix)
             ran, rest = ran + len(ended), rest[len(ended) :]
@@ -415,13 +415,12 @@ class Server:
             wrong = {one["test"] for one in self.ended(list(failed)) if one["why"]}
             if not is_matrix and "hung" not in failed.values() and not wrong:
                 wrong = {one["test"] for one in self.ended(list(failed), mutant) if not one["why"]}
-            doubtful += sorted(wrong)
             found = [test for test in failed if test not in wrong]
             killers, why = killers + found, why or next((failed[test] for test in found), "")
         outcome = "hung" if why == "hung" else "killed" if killers else "survived"
         left = left if is_matrix or not killers else 0
         outcome = "not applicable" if tests is None else outcome
-        return {"outcome": outcome, "killers": killers, "why": why, "doubtful": doubtful, "ran": ran, "left": left}
+        return {"outcome": outcome, "killers": killers, "why": why, "ran": ran, "left": left}
 
 
 def note(text: str) -> None:

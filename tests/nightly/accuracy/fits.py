@@ -37,7 +37,7 @@ def run(one: Trial) -> Outcome:
 
     answer = ask(fitted)
     if answer.error is not None:
-        return Outcome(one, answer.name, dishonest=answer.raw)
+        return Outcome(one, type(answer.error).__name__, dishonest=answer.raw)
     return judge(one, model, *answer.values)
 
 

@@ -15,7 +15,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -161,38 +160,15 @@ class Values:
     """s² of every target."""
 
 
-@dataclass(frozen=True)
 class Question:
-    """One fit, and what is right of it."""
+    """One fit, and what is right of it: rows, new ones behind them, as models of training sets take them."""
 
-    one: Trial
-
-    @cached_property
-    def problem(self) -> Problem:
-        """The rows, new ones behind them, as models of training sets take them."""
-        one = self.one
+    def __init__(self, one: Trial) -> None:
         weights = np.ones(len(one.y)) if one.sample_weight is None else one.sample_weight
-        return Problem(one.all_rows, one.y, one.kernel, weights, one.fit_intercept)
-
-    @property
-    def rows(self) -> Numbers:
-        """All training rows."""
-        return np.arange(len(self.one.y))
-
-    @property
-    def new(self) -> Numbers:
-        """The new ones behind them."""
-        return len(self.one.y) + np.arange(N_NEW)
-
-    @property
-    def folds(self) -> list[Numbers]:
-        """Rows of every fold."""
-        return np.array_split(self.rows, min(FOLDS, len(self.rows)))
-
-    @property
-    def each(self) -> list[Numbers]:
-        """Every row by itself."""
-        return np.array_split(self.rows, len(self.rows))
+        self.one, self.problem = one, Problem(one.all_rows, one.y, one.kernel, weights, one.fit_intercept)
+        self.rows, self.new = np.split(np.arange(len(one.y) + N_NEW), [len(one.y)])
+        self.folds = np.array_split(self.rows, min(FOLDS, len(self.rows)))
+        self.each = np.array_split(self.rows, len(self.rows))
 
     def without(self, parts: list[Numbers], predictions: Callable[[Numbers, Numbers], Any], y: Any) -> tuple[Any, Any]:
         """Errors of the rows by models without each part of them, and those models' predictions of the new rows."""
@@ -299,7 +275,7 @@ def run(one: Trial) -> Outcome:
     made = KernelRidge(one.alpha, kernel=one.kernel, fit_intercept=one.fit_intercept, progress=False, **one.settings)
     fitted = ask(lambda: made.fit(one.X, one.y.copy(), one.sample_weight))
     if fitted.error is not None:
-        return Outcome(one, fitted.name, dishonest=fitted.raw)
+        return Outcome(one, type(fitted.error).__name__, dishonest=fitted.raw)
     return judge(one, made.plan_.form, made, {what: ask(question) for what, question in questions(one, made).items()})
 
 

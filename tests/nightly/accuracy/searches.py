@@ -253,7 +253,7 @@ def run(one: Search) -> Outcome:
     groups = one.groups if isinstance(one.cv, GroupKFold) else None
     answer = ask(lambda: made.fit(one.X, one.y.copy(), one.sample_weight, groups=groups))
     if answer.error is not None:
-        return Outcome(one, answer.name, dishonest=answer.raw)
+        return Outcome(one, type(answer.error).__name__, dishonest=answer.raw)
     return judge(one, made, answer.own)
 
 

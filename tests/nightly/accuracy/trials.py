@@ -83,15 +83,10 @@ class Answer:
     """Warnings of its accuracy."""
 
     @property
-    def name(self) -> str:
-        """Name of the error."""
-        return type(self.error).__name__
-
-    @property
     def raw(self) -> tuple[str, ...]:
         """An error that is not of dkrr."""
         is_raw = self.error is not None and not isinstance(self.error, DkrrError)
-        return (f"an error that is not dkrr's own: {self.name}: {self.error}",) if is_raw else ()
+        return (f"an error that is not dkrr's own: {self.error!r}",) if is_raw else ()
 
 
 def ask(question: Callable[[], Any]) -> Answer:
