@@ -353,7 +353,9 @@ class Server:
     def cover(self) -> None:
         done = {one.get("test") for one in read_lines(self.options["out"])}
         self.write({"lines": Probes.lines, "sources": checksums()})
-        for test in self.mine([test for test in self.items if test not in done]):
+        for test in self.mine([*self.items]):
+            if test in done:
+                continue
             (found,) = self.ended([test])  # each in a process of its own, which sets up the fixtures that it shares
             note(f"left out: {test}: {found['why']}" if found["why"] else test)
             self.write(found)

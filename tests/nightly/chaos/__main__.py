@@ -110,7 +110,7 @@ class Campaign:
 
     def _note(self, number: int, answer: Line) -> None:
         """Show and record the answer of a trial."""
-        before, found = self.total, {"part": self.part, "seed": self.seed, "number": number}
+        before, found = self.total, dict[str, Any](part=self.part, seed=self.seed, number=number)
         one = Observation(**{"row": "?"} | answer | found)
         self.lines.append(asdict(one))
         self._append(asdict(one))

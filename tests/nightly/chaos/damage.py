@@ -173,7 +173,7 @@ FILES: dict[str, Callable[[Scene, Path, Random], Any]] = {
     "folder deleted": lambda scene, file, rng: shutil.rmtree(_one_above(scene, file, rng)),
     "file not readable": lambda scene, file, rng: file.chmod(0),
     "folder closed": lambda scene, file, rng: _one_above(scene, file, rng).chmod(0o500 * int(rng.integers(2))),
-    "folder in place of a file": lambda scene, file, rng: (file.unlink(), file.mkdir()),
+    "folder in place of a file": lambda scene, file, rng: [step() for step in (file.unlink, file.mkdir)],
 }
 """f(scene, file, rng): changes something, if it can."""
 OPERATIONS = (*CONTENTS, *FILES)
