@@ -64,7 +64,7 @@ def test_a_worker_that_would_pause_is_refused_before_work_starts():
 @pytest.mark.parametrize(
     ("settings", "remedy"),
     [
-        ({}, ""),
+        ({"threads": 4}, ""),
         ({"threads": 5}, "5 threads on 4 cores (1 of 2 workers, such as a:1): start workers with --nthreads 4"),
         ({"memory_limit": 0}, "no memory limit, and the plan assumes 2 GiB (1 of 2 workers, such as a:1): start"),
         ({"spill": 0.3}, "spill is 0.3, 307 MiB, below the 512 MiB of the plan"),
