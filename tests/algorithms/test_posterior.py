@@ -17,8 +17,8 @@ from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.features import Nystroem, whitened
 from dkrr.kernels import RBF, BagOfWords, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, RPCholesky
-from tests.naive_folds import exact_errors, leave_one_out, naive_predictions
-from tests.nightly.accuracy.posteriors import posterior
+from tests.naive_folds import leave_one_out, naive_predictions
+from tests.nightly.accuracy import posteriors
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -120,7 +120,8 @@ def test_primal_bounds_are_tight_in_any_units_or_say_so():
 
 
 def test_a_likelihood_whose_scale_is_a_difference_of_nearly_equal_numbers_says_so(iterates):
-    one = posterior("posterior-weights", 5003)  # weights over 10 orders and zeros, with an intercept: 0.13 off
+    # Weights over 10 orders and zeros, with an intercept: 0.13 off.
+    one = posteriors.posterior("posterior-weights", 5003)
     model = KernelRidge(one.alpha, kernel=one.kernel, fit_intercept=True, **one.settings)
     model.fit(one.X, one.y, sample_weight=one.sample_weight)
     with pytest.warns(ConvergenceWarning, match="scale of the process may be off"):
@@ -220,7 +221,7 @@ def test_residuals_and_intervals_are_those_of_models_without_the_row_or_the_fold
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("of_class", ["heavy", "leverage", "weights", "columns", "lambda", "duplicates"])
 def test_answers_that_float64_strains_are_right_in_160_digits_or_come_with_a_warning(of_class, number):
-    assert posteriors.run(posterior(f"posterior-{of_class}", number)).dishonest == ()
+    assert posteriors.run(posteriors.posterior(f"posterior-{of_class}", number)).dishonest == ()
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -11,7 +11,6 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.selection import primal
 from tests.naive_folds import exact_errors, leave_one_out, naive_scores
 from tests.nightly.accuracy import searches
-from tests.nightly.accuracy.search_trials import search
 from tests.pairs import every_pair
 
 ALPHAS = [100.0, 1.0, 1e-3]
@@ -83,7 +82,7 @@ def test_other_scores_take_predictions_in_several_segments(rows, monkeypatch):
 @pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("of_class", ["search-dominated", "search-leverage", "search-weights", "search-offset"])
 def test_scores_that_float64_strains_are_right_in_180_digits_or_left_out(of_class, number):
-    assert searches.run(search(of_class, number)).dishonest == ()
+    assert searches.run(searches.search(of_class, number)).dishonest == ()
 
 
 def with_leverages_of_1(case):
