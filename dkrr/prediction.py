@@ -20,7 +20,8 @@ from dkrr import blas
 from dkrr.data import DaskRows, MemoryRows, Rows
 from dkrr.data.arrays import row_major
 from dkrr.data.rows import check_finite, dense
-from dkrr.data.transformed import PartitionInputs, RowsInputs, TransformedRows, transformed_block
+from dkrr.data.table import FrameRows
+from dkrr.data.transformed import HeldRows, PartitionRows, TransformedRows, transformed_block
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.machine.detection import usable_threads
@@ -195,11 +196,11 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
     """
     widest = max(rows.shape[1], width)
     if isinstance(rows, TransformedRows):
-        if isinstance(rows.inputs, PartitionInputs):
+        if isinstance(rows.inputs, PartitionRows):
             return _by_partitions(rows.inputs, rows.transformer, width, compute)
-        if isinstance(rows.inputs, RowsInputs):
+        if not isinstance(rows.inputs, FrameRows | HeldRows):
             compute = partial(_compute_transformed, transformer=rows.transformer, compute=compute)
-            rows = rows.inputs.rows
+            rows = rows.inputs
     height = max(1, min(LAZY_BLOCK_BYTES // (8 * max(rows.shape[1], widest)), 16384))
     if isinstance(rows, DaskRows):
         # Blocks must have all columns; their rows are divided only if they are too many.
@@ -239,7 +240,7 @@ def _compute_transformed(
 
 
 def _by_partitions(
-    inputs: PartitionInputs, transformer: Any, width: int, compute: Callable[[Rows, int], NDArray[np.float64]]
+    inputs: PartitionRows, transformer: Any, width: int, compute: Callable[[Rows, int], NDArray[np.float64]]
 ) -> Any:
     """Lazy Dask array with a block for each partition of a Dask DataFrame."""
     import dask.array as da  # as above
@@ -249,7 +250,7 @@ def _by_partitions(
             return np.empty((0, width))
         return compute(MemoryRows(transformed_block(transformer, part, first)), first)
 
-    parts = zip(inputs.frame.to_delayed(), inputs.edges, np.diff(inputs.edges).tolist(), strict=False)
+    parts = zip(inputs.frame.to_delayed(), inputs.edges, inputs.lengths, strict=False)
     return da.concatenate(
         [
             da.from_delayed(dask.delayed(of_part)(part, first), (height, width), np.float64)

@@ -1,6 +1,7 @@
 """Rows of data, wherever they are: read in blocks, staged into a store, checked."""
 
 from dkrr.data.arrays import DaskRows, MemoryRows, ZarrRows, is_dask_frame, unframed
+from dkrr.data.columns import Column
 from dkrr.data.open import (
     NO_LABELS,
     as_array,
@@ -25,7 +26,6 @@ from dkrr.data.table_opening import (
     table_at,
     with_columns,
 )
-from dkrr.data.table_source import Column, Source
 
 __all__ = [
     "NO_LABELS",
@@ -34,7 +34,6 @@ __all__ = [
     "DaskRows",
     "MemoryRows",
     "Rows",
-    "Source",
     "SparseRows",
     "Table",
     "ZarrRows",

@@ -1,23 +1,28 @@
-"""Rows of arrays that are read by slices: in this process's memory, in a mapped file, of Zarr, xarray or Dask.
+"""Rows of arrays: in this process's memory, in mapped files, of Zarr, HDF5, Dask, or anything that has slices.
 
-Arrays in mapped files may be larger than memory, since the system can reclaim their pages.
+Arrays in mapped files may be larger than memory, since the system can reclaim their pages. Zarr's array interface reads
+and decodes every chunk that a block of rows touches as a whole: blocks of 14,000 rows from chunks of 50,000 would read
+five times what they need. Where a chunk is one plain file whose bytes are its rows, the requested bytes are read
+straight into the caller's array.
 """
 
 import mmap
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.data.files import SCRATCH_BYTES, ChunkFiles
-from dkrr.data.rows import ALL, ArrayRows, Block, Rows, StoredRows, n_bytes
-from dkrr.errors import InputError
+from dkrr.data.rows import ALL, SCRATCH_BYTES, ArrayRows, Block, Rows, StoredRows, filled, filled_blocks, n_bytes
+from dkrr.errors import InputError, StoreError
 from dkrr.sparse import check_structure
 from dkrr.store.arrays import (
     array_url,
@@ -28,7 +33,8 @@ from dkrr.store.arrays import (
     opened_at,
     place_of,
 )
-from dkrr.store.paths import faults_of
+from dkrr.store.files import read_all
+from dkrr.store.paths import faults_of, local_path
 from dkrr.units import format_bytes
 
 
@@ -37,14 +43,17 @@ class MemoryRows(ArrayRows):
 
     Parameters
     ----------
-    array : ndarray or scipy.sparse CSR array of shape (n, d)
+    array : ndarray of shape (n, d) or (n,), or scipy.sparse CSR array
+    name : str
+        What it is called in error messages.
     """
 
     is_in_memory = True
+    is_lazy = False
 
-    def __init__(self, array: Block) -> None:
-        self.array = array
+    def __init__(self, array: Block, name: str = "X") -> None:
         self.is_sparse = sp.issparse(array)
+        super().__init__(array if self.is_sparse or array.ndim == 2 else array[:, None], name)
 
     @property
     def pointers(self) -> NDArray[Any] | None:
@@ -66,26 +75,31 @@ class MemoryRows(ArrayRows):
         return int(n_bytes(self.array))
 
 
-def memory_rows(array: NDArray[Any], name: str) -> Rows:  # noqa: ARG001
-    """Rows of an ndarray; a vector counts as one column."""
-    return MemoryRows(array if array.ndim == 2 else array[:, None])
-
-
 def csr_rows(X: Any, name: str) -> Rows:
     """Rows of a sparse matrix of any format, checked; the user's matrix stays as it is."""
     check_structure(X, name)
-    rows = sp.csr_array(X if X.ndim == 2 else X.reshape(-1, 1))
+    return MemoryRows(canonical(sp.csr_array(X if X.ndim == 2 else X.reshape(-1, 1))))
+
+
+def canonical(rows: Any) -> Any:
+    """CSR array with sorted indices, each once: the same one, or a copy."""
     if not rows.has_canonical_format:
         rows = rows.copy()
         rows.sum_duplicates()
-    return MemoryRows(rows)
+    return rows
 
 
-class FileRows(ArrayRows):
+class MappedRows(ArrayRows):
     """Rows copied from a mapped file, a block at a time; pages that were read are given back to the system.
 
-    Subclasses have the map, or make it.
+    The map is one that a user has made: other processes get a copy.
+
+    Parameters
+    ----------
+    array : np.memmap of shape (n, d) or (n,)
     """
+
+    is_lazy = False
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         return self._copied((slice(start, stop), columns))
@@ -104,9 +118,12 @@ class FileRows(ArrayRows):
         # Pages of the file in which the rows lie: in the order of Fortran, whole columns at worst.
         return 0 if self.array.flags.c_contiguous else self.n_bytes
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"array": np.array(self.array, subok=False)}
+
 
 @dataclass(frozen=True)
-class NpyRows(FileRows, StoredRows):
+class NpyRows(StoredRows, MappedRows):
     """Rows of a .npy file, which other processes map themselves."""
 
     @cached_property
@@ -115,45 +132,15 @@ class NpyRows(FileRows, StoredRows):
         return np.lib.format.open_memmap(self.url, mode="r")
 
 
-class MappedRows(FileRows):
-    """Rows of a memory map that a user has made; other processes get a copy.
-
-    Parameters
-    ----------
-    array : np.memmap of shape (n, d) or (n,)
-    """
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"array": np.array(self.array, subok=False)}
-
-
 def mapped_rows(array: Any, name: str) -> Rows:
     """Rows of a memory map; of one whose changes are in this process's memory only, they are in memory."""
     is_file = is_mapped(array) and array.mode != "c"
-    return MappedRows(array) if is_file else memory_rows(np.asarray(array), name)
+    return MappedRows(array) if is_file else MemoryRows(np.asarray(array), name)
 
 
 def is_memory_map(value: Any) -> bool:
     """Whether a value is a memory map of NumPy."""
     return isinstance(value, np.memmap)
-
-
-class LabelledRows(ArrayRows):
-    """Rows of an array of xarray in a file, which is read when they are. Workers do not read these.
-
-    Parameters
-    ----------
-    array : xarray.DataArray of shape (n, d) or (n,)
-    """
-
-    is_lazy = True
-
-    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        # A slice is read and kept by its own array only; the values of the whole would stay in memory.
-        return np.asarray(self.array[start:stop].values).reshape(stop - start, self.shape[1])[:, columns]
-
-    def take(self, indices: NDArray[np.intp]) -> Block:
-        return np.asarray(self.array[indices].values).reshape(len(indices), self.shape[1])
 
 
 def is_labelled(value: Any) -> bool:
@@ -234,94 +221,176 @@ def mapped_array(shape: tuple[int, ...], folder: str | None, content: str = "dua
         return np.frombuffer(mapping, np.float64).reshape(shape)
 
 
-class OpenedRows(ArrayRows):
-    """Rows of a Zarr array."""
+class ZarrRows(ArrayRows):
+    """Rows of a Zarr array, which other processes open themselves.
 
-    is_lazy = True
+    Parameters
+    ----------
+    place : str, or store of Zarr and path there
+        Path or URL; of an array in a store without one, the store travels if it is of obstore.
+    array : zarr.Array, optional
+        The array, where it is open.
+    """
+
+    chunks_at_once = 4  # Zarr works on several
+
+    def __init__(self, place: str | tuple[Any, str], array: Any = None) -> None:
+        self.place = place
+        if array is not None:
+            self.array = array
+        self.is_shared = isinstance(place, str) or is_of_object_store(self.array)
+
+    @cached_property
+    def array(self) -> Any:
+        return open_array(self.place) if isinstance(self.place, str) else opened_at(*self.place)
 
     @property
-    def _files(self) -> ChunkFiles | None:
+    def stored_at(self) -> str | None:
+        return self.place if isinstance(self.place, str) else bucket_of_array(self.array)
+
+    @cached_property
+    def _files(self) -> "ChunkFiles | None":
         """Chunks as files, if they can be read without Zarr."""
-        return None
-
-    @property
-    def attributes(self) -> Any:
-        """Attributes of the array."""
-        return self.array.attrs
+        return ChunkFiles.of(self.array, self.place) if isinstance(self.place, str) else None
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        if self._files is not None:
-            return self._files.read(start, stop, columns)
-        if self.array.ndim == 1:
-            return self.array[start:stop][:, None][:, columns]
-        return np.asarray(self.array[start:stop, columns])
+        if self._files is None:
+            return super().read(start, stop, columns)
+        return filled(self._files.read_into, self, start, stop, columns)
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        if self._files is not None:
-            return self._files.blocks(start, stop, height)
-        n, step = self.shape[0], int(self.array.chunks[0])
-        return self._blocks_of_chunks(range(0, n + step, step), start, stop, height)
+        if self._files is None:
+            return super().blocks(start, stop, height)
+        return filled_blocks(self._files.read_into, self, start, stop, height)
 
     def take(self, indices: NDArray[np.intp]) -> Block:
         return np.asarray(self.array.oindex[indices]).reshape(len(indices), self.shape[1])
 
     @property
     def read_overhead_bytes(self) -> int:
-        if self._files is not None:
-            return SCRATCH_BYTES
-        # Chunks that a read touches are held whole, as stored and decoded; Zarr works on several at once.
-        return 4 * int(np.prod(self.array.chunks)) * int(np.dtype(self.dtype).itemsize)
-
-
-@dataclass(frozen=True)
-class ZarrRows(OpenedRows, StoredRows):
-    """Rows of a Zarr array that other processes find by its path or URL."""
-
-    @cached_property
-    def array(self) -> Any:
-        return open_array(self.url)
-
-    @cached_property
-    def _files(self) -> ChunkFiles | None:
-        """Chunks as files, if they can be read without Zarr."""
-        return ChunkFiles.of(self.array, self.url)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether chunks are files of the numbers themselves, of which only the requested rows are read."""
-        return self._files is not None
-
-
-class OpenZarrRows(OpenedRows):
-    """Rows of an open Zarr array, in a store that has no URL: other processes read it if it is of obstore."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.is_shared = is_of_object_store(array)
-
-    @property
-    def stored_at(self) -> str | None:
-        return bucket_of_array(self.array)
+        return super().read_overhead_bytes if self._files is None else SCRATCH_BYTES
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": place_of(self.array), "is_shared": self.is_shared}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({"array": opened_at(*state["place"]), "is_shared": state["is_shared"]})
+        return {"place": self.place, "is_shared": self.is_shared}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OpenZarrRows) and place_of(self.array) == place_of(other.array)
+        return isinstance(other, ZarrRows) and self.place == other.place
 
     def __hash__(self) -> int:
-        return hash(self.array.path)
+        return hash(self.place if isinstance(self.place, str) else self.place[1])
 
 
 def zarr_rows(array: Any, name: str) -> Rows:
     """Rows of an open Zarr array, which are read where it is; one in this process's memory is read at once."""
     if is_in_process(array):
-        return memory_rows(np.asarray(array[:]), name)
-    url = array_url(array)
-    return OpenZarrRows(array) if url is None else ZarrRows(url)
+        return MemoryRows(np.asarray(array[:]), name)
+    return ZarrRows(array_url(array) or place_of(array), array)
+
+
+@dataclass(frozen=True)
+class ChunkFiles:
+    """The chunks of a matrix (or vector) on this machine's disk, of whole rows each."""
+
+    folder: Path
+    metadata: Any
+    """Metadata of the Zarr array, which has the names of the files."""
+    n_columns: int
+    rows_per_chunk: int
+    n_dimensions: int
+    dtype: np.dtype[Any]
+    fill_value: Any
+
+    @classmethod
+    def of(cls, array: Any, url: str) -> Self | None:
+        """Chunk files of a Zarr array; None if chunks are not plain files of whole rows."""
+        path = local_path(url)
+        columns = int(array.shape[1]) if array.ndim == 2 else 1
+        whole_rows = array.ndim == 1 or int(array.chunks[1]) == columns
+        if path is None or not whole_rows or not _is_plain(array):
+            return None
+        return cls(path, array.metadata, columns, int(array.chunks[0]), array.ndim, array.dtype, array.fill_value)
+
+    def read_into(self, out: NDArray[Any], start: int) -> None:
+        """Fill a C-ordered array with the rows from `start` on.
+
+        Raises
+        ------
+        StoreError
+            If a chunk is shorter than it should be.
+        """
+        row_bytes, done = self.n_columns * self.dtype.itemsize, 0
+        while done < len(out):
+            chunk, skip = divmod(start + done, self.rows_per_chunk)
+            target = out[done : done + self.rows_per_chunk - skip]
+            key = self.metadata.encode_chunk_key((chunk, 0)[: self.n_dimensions])
+            try:
+                descriptor = os.open(self.folder / key, os.O_RDONLY)
+            except FileNotFoundError:
+                target[...] = self.fill_value  # as Zarr does
+            else:
+                try:
+                    read_all(descriptor, [target.reshape(-1).view(np.uint8).data], skip * row_bytes)
+                except EOFError:
+                    raise StoreError(
+                        f"the chunk {self.folder / key} ends too early: the array is damaged. Rewrite it"
+                    ) from None
+                finally:
+                    os.close(descriptor)
+            done += len(target)
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether a chunk's bytes are its numbers in C order, in this machine's byte order."""
+    if array.shards is not None or array.compressors or array.filters or not array.dtype.isnative:
+        return False
+    if array.metadata.zarr_format == 2:
+        return bool(array.metadata.order == "C")
+    endian = getattr(array.serializer, "endian", None)
+    plain = type(array.serializer).__name__ == "BytesCodec"
+    # Text since Zarr 3.4, a member of an enumeration before.
+    return plain and (endian is None or getattr(endian, "value", endian) == sys.byteorder)
+
+
+class HdfRows(ArrayRows):
+    """Rows of a data set in an HDF5 file. Workers do not read these: they are staged first.
+
+    Parameters
+    ----------
+    path, key : str
+        The file, which another process opens itself, and the data set.
+    array : h5py.Dataset, optional
+        The data set, where a user has opened it.
+    """
+
+    def __init__(self, path: str, key: str, array: Any = None) -> None:
+        self.path, self.key = path, key
+        if array is not None:
+            self.array = array
+
+    @cached_property
+    def array(self) -> Any:
+        import h5py
+
+        return h5py.File(self.path, "r")[self.key]
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        try:
+            return super().read(start, stop, columns)
+        except (OSError, RuntimeError) as error:  # a chunk is damaged, or compressed by a filter that is missing
+            raise InputError(f"cannot read {self.path}::{self.key}: {error}; expected a whole HDF5 file") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "key": self.key}
+
+
+def is_hdf_array(value: Any) -> bool:
+    """Whether a value is a data set of an HDF5 file, told without importing h5py."""
+    return type(value).__module__.startswith("h5py.") and hasattr(value, "chunks")
+
+
+def hdf_rows(value: Any, name: str) -> Rows:  # noqa: ARG001
+    """Rows of an open data set."""
+    return HdfRows(value.file.filename, value.name, value)
 
 
 class DaskRows(ArrayRows):
@@ -335,7 +404,6 @@ class DaskRows(ArrayRows):
         What it is called in error messages.
     """
 
-    is_lazy = True
     is_computed = True
 
     def __init__(self, array: Any, name: str = "X") -> None:
@@ -346,16 +414,16 @@ class DaskRows(ArrayRows):
             )
         if sp.issparse(array._meta):
             array = array.map_blocks(_checked, name, dtype=array.dtype, meta=array._meta)
-        self.array = array if array.ndim == 2 else array[:, None]
+        super().__init__(array if array.ndim == 2 else array[:, None], name)
+
+    @property
+    def edges(self) -> Sequence[int]:
+        return list(accumulate(self.array.chunks[0], initial=0))
 
     @property
     def read_overhead_bytes(self) -> int:
         # A chunk is computed whole.
         return int(np.prod([max(c) for c in self.array.chunks])) * int(np.dtype(self.dtype).itemsize)
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        edges = np.cumsum([0, *self.array.chunks[0]]).tolist()
-        return self._blocks_of_chunks(edges, start, stop, height)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         return row_major(self.array[start:stop, columns].compute())

@@ -1,34 +1,21 @@
-"""Rows in files: NumPy's (.npy, .npz), data sets of HDF5, and chunk files of an uncompressed Zarr array.
+"""Arrays in files that anyone may have written: NumPy's (.npy, .npz), and data sets of HDF5.
 
 What the headers of NumPy's files claim is compared with the file before memory is taken.
-
-Zarr's array interface reads and decodes every chunk that a block of rows touches as a whole: blocks of 14,000 rows from
-chunks of 50,000 would read five times what they need. Where a chunk is one plain file whose bytes are its rows, the
-requested bytes are read straight into the caller's array.
 """
 
-import os
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from io import BytesIO
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
 import scipy.sparse as sp
-from numpy.typing import NDArray
 
 from dkrr.cluster.process import available_bytes
-from dkrr.data.rows import ALL, ArrayRows, Block, Rows
-from dkrr.errors import InputError, InputTypeError, StoreError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
-from dkrr.store.files import read_all
-from dkrr.store.paths import local_path
 from dkrr.units import format_bytes
 
 MAGIC = b"\x93NUMPY"
@@ -147,100 +134,8 @@ MAX_LOOKED_AT = 10_000
 """Most names of a file that are looked at for a message."""
 
 
-class HdfArray:
-    """A data set of an HDF5 file, of which rows are read; another process opens the file itself.
-
-    Parameters
-    ----------
-    path : str
-        The file.
-    name : str
-        The data set.
-    given : h5py.Dataset, optional
-        The data set, where a user has opened it.
-    """
-
-    def __init__(self, path: str, name: str, given: Any = None) -> None:
-        self._path, self._name, self._given = path, name, given
-        self.shape: tuple[int, ...] = tuple(self._dataset.shape)
-        self.dtype: np.dtype[Any] = self._dataset.dtype
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_path": self._path, "_name": self._name, "_given": None, "shape": self.shape, "dtype": self.dtype}
-
-    @cached_property
-    def _dataset(self) -> Any:
-        if self._given is not None:
-            return self._given
-        import h5py
-
-        return h5py.File(self._path, "r")[self._name]
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def chunks(self) -> tuple[int, ...] | None:
-        """Shape of what is stored together; None if all is."""
-        return self._dataset.chunks  # type: ignore[no-any-return]
-
-    def __getitem__(self, index: Any) -> NDArray[Any]:
-        try:
-            return np.asarray(self._dataset[index])
-        except (OSError, RuntimeError) as error:  # a chunk is damaged, or compressed by a filter that is missing
-            raise InputError(f"cannot read {self._path}::{self._name}: {error}; expected a whole HDF5 file") from error
-
-
-class HdfRows(ArrayRows):
-    """Rows of a data set in an HDF5 file. Workers do not read these: they are staged first.
-
-    Parameters
-    ----------
-    array : HdfArray of shape (n, d) or (n,)
-    """
-
-    is_lazy = True
-
-    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        if self.array.ndim == 1:
-            return self.array[start:stop][:, None][:, columns]
-        return self.array[start:stop, columns]
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        chunks = self.array.chunks
-        if chunks is None:
-            return super().blocks(start, stop, height)
-        return self._blocks_of_chunks(range(0, self.shape[0] + chunks[0], chunks[0]), start, stop, height)
-
-    def take(self, indices: NDArray[np.intp]) -> Block:
-        order, inverse = np.unique(indices, return_inverse=True)  # HDF5 takes rising numbers only
-        return self.array[order].reshape(len(order), self.shape[1])[inverse]
-
-    @property
-    def read_overhead_bytes(self) -> int:
-        chunks = self.array.chunks
-        return 0 if chunks is None else int(np.prod(chunks)) * int(np.dtype(self.dtype).itemsize)
-
-
-def is_hdf_array(value: Any) -> bool:
-    """Whether a value is a data set of an HDF5 file, opened by dkrr or by h5py."""
-    return isinstance(value, HdfArray) or (type(value).__module__.startswith("h5py.") and hasattr(value, "chunks"))
-
-
-def hdf_array(value: Any) -> HdfArray:
-    """Data set as dkrr reads it."""
-    return value if isinstance(value, HdfArray) else HdfArray(value.file.filename, value.name, value)
-
-
-def hdf_rows(value: Any, name: str) -> Rows:
-    """Rows of a data set."""
-    return HdfRows(hdf_array(value), name)
-
-
-def open_hdf(path: str, member: str, name: str) -> HdfArray:
-    """Data set of a file.
+def open_hdf(path: str, member: str, name: str) -> Any:
+    """Data set of a file, open for reading.
 
     Raises
     ------
@@ -261,10 +156,10 @@ def open_hdf(path: str, member: str, name: str) -> HdfArray:
         more = ", ..." if len(known) > MAX_NAMED else ""
         listed = ", ".join(f"{Path(path).name}::{key}" for key in known[:MAX_NAMED]) + more
         raise InputError(f"{name}: {path} has no data set {member!r}; expected one of {listed or 'none, it is empty'}")
-    array = HdfArray(path, found)
-    if array.dtype.kind == "V":
-        raise InputTypeError(f"{name}: {path}::{member} has records ({array.dtype}); expected a matrix of numbers")
-    return array
+    data_set = h5py.File(path, "r")[found]
+    if data_set.dtype.kind == "V":
+        raise InputTypeError(f"{name}: {path}::{member} has records ({data_set.dtype}); expected a matrix of numbers")
+    return data_set
 
 
 def _data_set_at(file: Any, member: str) -> str | None:
@@ -322,95 +217,3 @@ def _data_sets_in(file: Any) -> list[str]:
                 groups.append(item)
                 known.add(item)
     return sorted(found)
-
-
-SCRATCH_BYTES = 2**20
-"""Size of the buffer that rows pass through of which only some columns are read."""
-
-
-@dataclass(frozen=True)
-class ChunkFiles:
-    """The chunks of a matrix (or vector) on this machine's disk, of whole rows each."""
-
-    folder: Path
-    metadata: Any
-    """Metadata of the Zarr array, which has the names of the files."""
-    n_columns: int
-    rows_per_chunk: int
-    n_dimensions: int
-    dtype: np.dtype[Any]
-    fill_value: Any
-
-    @classmethod
-    def of(cls, array: Any, url: str) -> Self | None:
-        """Chunk files of a Zarr array; None if chunks are not plain files of whole rows."""
-        path = local_path(url)
-        columns = int(array.shape[1]) if array.ndim == 2 else 1
-        whole_rows = array.ndim == 1 or int(array.chunks[1]) == columns
-        if path is None or not whole_rows or not _is_plain(array):
-            return None
-        return cls(path, array.metadata, columns, int(array.chunks[0]), array.ndim, array.dtype, array.fill_value)
-
-    def read(self, start: int, stop: int, columns: slice) -> NDArray[Any]:
-        """Rows start ... stop − 1 of some columns.
-
-        Raises
-        ------
-        StoreError
-            If a chunk is shorter than it should be.
-        """
-        left, right, _ = columns.indices(self.n_columns)
-        if (left, right) == (0, self.n_columns):
-            out = np.empty((stop - start, self.n_columns), self.dtype)
-            self._read_into(out, start)
-            return out
-        out = np.empty((stop - start, max(right - left, 0)), self.dtype)
-        height = max(1, SCRATCH_BYTES // (self.n_columns * self.dtype.itemsize))
-        scratch = np.empty((min(height, stop - start), self.n_columns), self.dtype)
-        for top in range(0, stop - start, height):
-            rows = scratch[: min(height, stop - start - top)]
-            self._read_into(rows, start + top)
-            out[top : top + height] = rows[:, left:right]
-        return out
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Rows start ... stop − 1 in blocks of `height`, all in one buffer: fresh memory takes longer than reading."""
-        buffer = np.empty((max(0, min(height, stop - start)), self.n_columns), self.dtype)
-        for k in range(start, stop, height):
-            block = buffer[: min(height, stop - k)]
-            self._read_into(block, k)
-            yield slice(k, k + len(block)), block
-
-    def _read_into(self, out: NDArray[Any], start: int) -> None:
-        """Fill a C-ordered array with the rows from `start` on."""
-        row_bytes, done = self.n_columns * self.dtype.itemsize, 0
-        while done < len(out):
-            chunk, skip = divmod(start + done, self.rows_per_chunk)
-            target = out[done : done + self.rows_per_chunk - skip]
-            key = self.metadata.encode_chunk_key((chunk, 0)[: self.n_dimensions])
-            try:
-                descriptor = os.open(self.folder / key, os.O_RDONLY)
-            except FileNotFoundError:
-                target[...] = self.fill_value  # as Zarr does
-            else:
-                try:
-                    read_all(descriptor, [target.reshape(-1).view(np.uint8).data], skip * row_bytes)
-                except EOFError:
-                    raise StoreError(
-                        f"the chunk {self.folder / key} ends too early: the array is damaged. Rewrite it"
-                    ) from None
-                finally:
-                    os.close(descriptor)
-            done += len(target)
-
-
-def _is_plain(array: Any) -> bool:
-    """Whether a chunk's bytes are its numbers in C order, in this machine's byte order."""
-    if array.shards is not None or array.compressors or array.filters or not array.dtype.isnative:
-        return False
-    if array.metadata.zarr_format == 2:
-        return bool(array.metadata.order == "C")
-    endian = getattr(array.serializer, "endian", None)
-    plain = type(array.serializer).__name__ == "BytesCodec"
-    # Text since Zarr 3.4, a member of an enumeration before.
-    return plain and (endian is None or getattr(endian, "value", endian) == sys.byteorder)

@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Callable
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +13,27 @@ from numpy.typing import NDArray
 from dkrr.config import setting
 from dkrr.data.arrays import (
     DaskRows,
-    LabelledRows,
+    MappedRows,
+    MemoryRows,
     NpyRows,
     csr_rows,
+    hdf_rows,
+    is_hdf_array,
     is_in_file,
     is_mapped,
     is_memory_map,
     mapped_array,
     mapped_rows,
-    memory_rows,
     release_pages,
     unframed,
     unlabelled,
     zarr_rows,
 )
-from dkrr.data.files import (
-    SUFFIXES,
-    HdfArray,
-    check_memory,
-    hdf_array,
-    hdf_rows,
-    is_hdf_array,
-    mapped_npy,
-    npz_array,
-    open_hdf,
-)
-from dkrr.data.rows import Rows
+from dkrr.data.files import SUFFIXES, check_memory, mapped_npy, npz_array, open_hdf
+from dkrr.data.rows import ArrayRows, Rows
 from dkrr.data.stored import stored_gram
-from dkrr.data.table import Table
+from dkrr.data.table import Table, TableRows, table_rows
 from dkrr.data.table_opening import as_table, is_pandas_like, table_at
-from dkrr.data.table_rows import TableTargets, table_rows
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
 from dkrr.store.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 from dkrr.values import CLASSES, is_existing_folder, location
@@ -51,7 +41,7 @@ from dkrr.values import CLASSES, is_existing_folder, location
 HELD_BYTES = 64 * 2**20
 """Targets up to this size are read into memory, whatever holds them."""
 COPIED_BYTES = 16 * 2**20
-"""Targets that are copied at once, unless chunks are larger."""
+"""Targets that are copied at once."""
 
 MAX_NAMED = 8
 """Most arrays of a group that a message names."""
@@ -65,9 +55,9 @@ CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (sp.issparse, csr_rows),
     (is_memory_map, mapped_rows),
     (is_hdf_array, hdf_rows),
-    (is_in_file, LabelledRows),
+    (is_in_file, ArrayRows),  # of xarray: a slice is read and kept by its own array only
 ]
-"""What each container of rows takes, and what makes rows of it and of its name; anything else becomes an ndarray."""
+"""Is it this? Then these are its rows, for X and y alike. Tables go before, and anything else becomes an ndarray."""
 NO_LABELS = "mMV"
 """Kinds of NumPy's durations, dates and records."""
 UNREADABLE = NO_LABELS + "SU"
@@ -172,13 +162,13 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         return X
     table = None if is_pandas_like(X) else as_table(X, name)
     if table is not None:
-        return _checked_table(table, name)
+        return table_rows(table, name)
     refuse_unreadable(X, name)
     refuse_group(X, name)
     X = unlabelled(unframed(X))
     rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(X)), None)
     if rows_of is None:
-        X, rows_of = _asarray(X, name), memory_rows
+        X, rows_of = _asarray(X, name), MemoryRows
     _check_dtype(X.dtype, name)
     if X.ndim not in (1, 2):
         raise InputError(f"{name} has {X.ndim} dimensions, shape {X.shape}; expected a matrix (samples × features)")
@@ -201,14 +191,6 @@ def _one_of(arrays: list[str], form: str) -> str:
         return "of which the group has none"
     more = "" if len(arrays) <= MAX_NAMED else ", ..."
     return "such as " + ", ".join(form.format(array) for array in arrays[:MAX_NAMED]) + more
-
-
-def _checked_table(table: Table, name: str) -> Rows:
-    if not table.names:
-        raise InputError(f"{name} has no columns left; expected at least one besides those that are targets")
-    if table.n_rows == 0:
-        raise InputError(f"{name} is empty: {table.source.label} has no rows, a minimum of 1 is required")
-    return table_rows(table, name)
 
 
 def _open_rows(path: str, name: str) -> Any:
@@ -255,9 +237,7 @@ def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
     InputError
         As `as_rows`.
     """
-    y = _opened(y, name)
-    _check_dtype(y.dtype, name)
-    return np.asarray(_loaded(y, name), np.float64)
+    return _as_targets(_opened(y, name), name, math.inf)
 
 
 def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
@@ -273,42 +253,13 @@ def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
     DiskSpaceError
         If they do not fit on the disk.
     """
-    y = _opened(y, name)
-    if not is_copied(y):
-        return load_array(y, name)
-    _check_dtype(y.dtype, name)
-    targets = mapped_array(tuple(map(int, y.shape)), setting("temporary-directory"), f"targets ({name})")
-    for start, stop in pairwise(_edges(y)):
-        targets[start:stop] = _loaded(y[start:stop], name)
-        release_pages(targets)
-        release_pages(y)
-    return targets
+    return _as_targets(_opened(y, name), name, HELD_BYTES)
 
 
 def is_copied(y: Any) -> bool:
     """Whether targets are copied to a file: they are large, and lazy, stored, or mapped as other numbers."""
-    if isinstance(y, Table):
-        y = TableTargets(y, "y")
-    if not (isinstance(y, TableTargets | HdfArray) or is_dask_array(y) or is_zarr_array(y) or is_mapped(y)) or any(
-        s != s for s in y.shape
-    ):
-        return False
-    is_used = is_mapped(y) and y.dtype == np.float64 and y.flags.c_contiguous
-    return not is_used and 8 * math.prod(y.shape) > HELD_BYTES
-
-
-def _edges(y: Any) -> list[int]:
-    """Rows at which blocks begin that are read at once, whole chunks, and the number of rows."""
-    n = int(y.shape[0])
-    if is_dask_array(y):
-        return [0, *accumulate(y.chunks[0])]
-    if isinstance(y, TableTargets):
-        return list(y.table.edges)
-    height = max(1, COPIED_BYTES * n // max(1, 8 * math.prod(y.shape)))
-    if is_zarr_array(y):
-        chunk = y.shards[0] if y.shards else y.chunks[0]
-        height = max(chunk, height // chunk * chunk)
-    return [*range(0, n, height), n]
+    rows = _streamed(y, "y")
+    return rows is not None and 8 * math.prod(rows.shape) > HELD_BYTES
 
 
 def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
@@ -319,15 +270,16 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
     InputError
         If it is sparse or does not exist.
     """
-    table = as_table(y, name) if isinstance(y, Table | str | Path) else None
-    if table is None:
-        return np.asarray(_loaded(_opened(y, name), name))
-    if len(table.names) != 1:
+    y = _opened(y, name)
+    if not isinstance(y, Table):
+        rows = _streamed(y, name)
+        return np.asarray(y) if rows is None else _loaded(rows, y, name)
+    if len(y.names) != 1:
         raise InputError(
-            f"{name} has the columns {', '.join(table.names[:8])}; expected one with labels: name it, as in {name}="
-            f"'labels.csv::{table.names[0]}'"
+            f"{name} has the columns {', '.join(y.names[:8])}; expected one with labels: name it, as in {name}="
+            f"'labels.csv::{y.names[0]}'"
         )
-    return table.values()
+    return y.values()
 
 
 def as_array(y: Any, name: str = "y") -> NDArray[Any]:
@@ -336,27 +288,60 @@ def as_array(y: Any, name: str = "y") -> NDArray[Any]:
 
 
 def _opened(y: Any, name: str) -> Any:
-    """Array that may be lazy or stored."""
+    """Container of targets or labels: a table, rows, or an array that may be lazy or stored."""
     if isinstance(y, str | Path):
         y = open_path(location(y, name, "the path or URL of an array"), name)
-    if isinstance(y, Table):
-        return TableTargets(y, name)
-    if isinstance(y, TableTargets):
+    if isinstance(y, Table | Rows):
         return y
     refuse_unreadable(y, name, NO_LABELS)
     refuse_group(y, name)
-    y = hdf_array(y) if is_hdf_array(y) else unlabelled(y)
+    y = unlabelled(y)
     if sp.issparse(y):
         raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
-    return y if isinstance(getattr(y, "dtype", None), np.dtype) else _asarray(y, name)
+    return y if is_hdf_array(y) or isinstance(getattr(y, "dtype", None), np.dtype) else _asarray(y, name)
 
 
-def _loaded(y: Any, name: str) -> Any:
-    is_read = isinstance(y, TableTargets | HdfArray) or is_zarr_array(y)
-    if is_read or is_dask_array(y):
-        check_memory(8 * math.prod(y.shape), name)  # the metadata of a file may claim more than it holds
-    if is_dask_array(y):
-        return y.compute()
-    if is_read:
-        return y[:] if isinstance(y, TableTargets) else y[...]
-    return y
+def _streamed(y: Any, name: str) -> Rows | None:
+    """Rows of targets or labels that are not in memory as an array that is used as it is; None if they are."""
+    if isinstance(y, Rows):
+        return y
+    if isinstance(y, Table):
+        return TableRows(y, name)
+    if is_mapped(y):
+        is_used = (y.dtype == np.float64 and y.flags.c_contiguous) or y.ndim not in (1, 2)
+        return None if is_used else MappedRows(y)
+    if is_dask_array(y) and any(size != size for size in y.shape):
+        return None  # of unknown length: it is computed
+    rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(y)), None)
+    if rows_of is not None and len(y.shape) not in (1, 2):
+        raise InputError(f"{name} has {len(y.shape)} dimensions, shape {y.shape}; expected (n,) or (n, n_targets)")
+    return None if rows_of is None else rows_of(y, name)
+
+
+def _as_targets(y: Any, name: str, max_held: float) -> NDArray[np.float64]:
+    rows = _streamed(y, name)
+    _check_dtype(y.dtype if rows is None else rows.dtype, name)
+    if rows is None:
+        return np.asarray(y, np.float64)
+    if 8 * math.prod(rows.shape) <= max_held:
+        return np.asarray(_loaded(rows, y, name), np.float64)
+    targets = mapped_array(_shape_of(rows, y), setting("temporary-directory"), f"targets ({name})")
+    height = max(1, COPIED_BYTES // (8 * rows.shape[1]))
+    for where, block in rows.blocks(0, rows.shape[0], height):
+        targets[where] = block.reshape(targets[where].shape)
+        release_pages(targets)
+    return targets
+
+
+def _loaded(rows: Rows, y: Any, name: str) -> NDArray[Any]:
+    """All rows in memory, in the dimensions of the container that they are of."""
+    if not rows.is_in_memory:
+        check_memory(8 * math.prod(rows.shape), name)  # the metadata of a file may claim more than it holds
+    return np.asarray(rows.read(0, rows.shape[0])).reshape(_shape_of(rows, y))
+
+
+def _shape_of(rows: Rows, y: Any) -> tuple[int, ...]:
+    """Shape of targets: a vector and a single column of a table are (n,)."""
+    y = y.array if isinstance(y, ArrayRows) else y
+    is_vector = rows.shape[1] == 1 if isinstance(rows, TableRows) else getattr(y, "ndim", 2) == 1
+    return rows.shape[:1] if is_vector else rows.shape

@@ -8,7 +8,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -25,6 +25,9 @@ Block = Any
 """A 2-D ndarray or a scipy.sparse CSR array."""
 
 ALL = slice(None)
+
+SCRATCH_BYTES = 2**20
+"""Size of the buffer that rows pass through of which only some columns are read."""
 
 WINDOW_ROWS = 256
 """Consecutive sparse rows whose average is taken: tiles are seldom lower, and a single dense row does not count."""
@@ -69,6 +72,11 @@ class Rows(ABC):
         """Type of the numbers as they are stored."""
 
     @property
+    def edges(self) -> Sequence[int] | None:
+        """First rows of what the container can only read as a whole, such as chunks, and the end; None: of each row."""
+        return None
+
+    @property
     def pointers(self) -> NDArray[Any] | None:
         """Position of the first stored entry of each sparse row, and the number of entries, (n + 1,); None if dense."""
         return None
@@ -89,9 +97,15 @@ class Rows(ABC):
         Blocks have at most `height` rows and end at start + k × height, or before. They are to be read only, and only
         until the next one is asked for.
         """
-        for k in range(start, stop, height):
-            rows = slice(k, min(k + height, stop))
-            yield rows, self.read(rows.start, rows.stop)
+        first, edges = start, self.edges
+        while first < stop:
+            last = first + height
+            if edges is not None:  # as many whole chunks as `height` rows hold, or one
+                k = bisect_right(edges, last) - 1
+                last = edges[k] if edges[k] > first else edges[k + 1]
+            last = min(last, stop)
+            yield from cut(self.read(first, last), first, start, height)
+            first = last
 
     def even_blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
         """`blocks` of `height` rows whatever the container, for sums that are to have the same bits in all of them."""
@@ -101,19 +115,8 @@ class Rows(ABC):
             if not is_end or held:
                 held.append(block.copy())
             if is_end:
-                yield slice(first, where.stop), _joined(held) if held else block
+                yield slice(first, where.stop), joined(held) if held else block
                 held, first = [], where.stop
-
-    def _blocks_of_chunks(
-        self, edges: Sequence[int], start: int, stop: int, height: int
-    ) -> Iterator[tuple[slice, Block]]:
-        """`blocks` cut from whole chunks: as many as `height` rows hold, or one; `edges` are the ends of chunks."""
-        first = start
-        while first < stop:
-            k = bisect_right(edges, first + height) - 1
-            last = min(edges[k] if edges[k] > first else edges[k + 1], stop)
-            yield from cut(self.read(first, last), first, start, height)
-            first = last
 
     def task_edges(self, height: int) -> list[int]:
         """First rows of parts that tasks read one each, of about `height` rows, and the number of rows."""
@@ -136,9 +139,18 @@ class Rows(ABC):
         return self.pointers[rows.start : rows.stop + 1]
 
     def take(self, indices: NDArray[np.intp]) -> Block:
-        """Some rows, by number, as they are stored; nothing else is read where the container can do that."""
-        blocks = [self.read(int(k), int(k) + 1) for k in indices]
-        return _joined(blocks)
+        """Some rows, by number in any order, as they are stored; nothing else is read where that can be."""
+        return taken(self._around(np.unique(indices)), indices)
+
+    def _around(self, wanted: NDArray[np.intp]) -> Iterator[tuple[slice, Block]]:
+        """Blocks that hold all of some rows, numbered in ascending order; what is read as a whole is read once."""
+        done = 0
+        while done < len(wanted):
+            first = int(wanted[done])
+            end = first + 1 if self.edges is None else self.edges[bisect_right(self.edges, first)]
+            done = int(np.searchsorted(wanted, end))
+            last = int(wanted[done - 1]) + 1
+            yield slice(first, last), self.read(first, last)
 
     @property
     def n_bytes(self) -> int:
@@ -184,12 +196,21 @@ class Rows(ABC):
 
 
 class ArrayRows(Rows):
-    """Rows of one array, which has `shape` and `dtype`. A vector counts as one column.
+    """Rows of anything with `shape`, `dtype` and slices. A vector counts as one column.
 
-    Subclasses have the array, or open it.
+    Subclasses differ in how they travel to other processes, or open the array when it is first read.
+
+    Parameters
+    ----------
+    array : array of shape (n, d) or (n,)
+    name : str
+        What it is called in error messages.
     """
 
+    is_lazy = True
     array: Any
+    chunks_at_once = 1
+    """Chunks that are in memory during a read."""
 
     def __init__(self, array: Any, name: str = "X") -> None:  # noqa: ARG002
         self.array = array
@@ -202,6 +223,22 @@ class ArrayRows(Rows):
     @property
     def dtype(self) -> Any:
         return np.dtype(self.array.dtype)
+
+    @property
+    def edges(self) -> Sequence[int] | None:
+        chunks = getattr(self.array, "chunks", None)
+        return range(0, self.shape[0] + chunks[0], chunks[0]) if chunks else None
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        if len(self.array.shape) == 1:
+            return np.asarray(self.array[start:stop])[:, None][:, columns]
+        return np.asarray(self.array[start:stop, columns])
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        # Chunks that a read touches are held whole, as stored and decoded.
+        chunks = getattr(self.array, "chunks", None)
+        return self.chunks_at_once * math.prod(chunks) * int(np.dtype(self.dtype).itemsize) if chunks else 0
 
 
 @dataclass(frozen=True)
@@ -221,8 +258,35 @@ def cut(block: Any, first: int, start: int, height: int) -> Iterator[tuple[slice
     top, last = first, first + block.shape[0]
     while top < last:
         bottom = min(last, top + height - (top - start) % height)
-        yield slice(top, bottom), block[top - first : bottom - first]
+        is_whole = bottom - top == block.shape[0]  # of sparse rows a part is a copy
+        yield slice(top, bottom), block if is_whole else getattr(block, "iloc", block)[top - first : bottom - first]
         top = bottom
+
+
+def filled(
+    fill: Callable[[NDArray[Any], int], None], rows: Rows, start: int, stop: int, columns: slice = ALL
+) -> NDArray[Any]:
+    """Rows start ... stop − 1 of some columns; `fill` writes whole rows, from a number on, into a C-ordered array."""
+    left, right, _ = columns.indices(rows.shape[1])
+    out = np.empty((stop - start, max(right - left, 0)), rows.dtype)
+    if out.shape[1] == rows.shape[1]:
+        fill(out, start)
+        return out
+    height = max(1, SCRATCH_BYTES // (rows.shape[1] * rows.dtype.itemsize))
+    for where, block in filled_blocks(fill, rows, start, stop, height):
+        out[where.start - start : where.stop - start] = block[:, left:right]
+    return out
+
+
+def filled_blocks(
+    fill: Callable[[NDArray[Any], int], None], rows: Rows, start: int, stop: int, height: int
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """The same in blocks of `height` rows, all in one buffer: fresh memory takes longer than reading."""
+    buffer = np.empty((max(0, min(height, stop - start)), rows.shape[1]), rows.dtype)
+    for k in range(start, stop, height):
+        block = buffer[: min(height, stop - k)]
+        fill(block, k)
+        yield slice(k, k + len(block)), block
 
 
 def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | None = None) -> list[int]:
@@ -234,8 +298,27 @@ def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | No
     return cuts
 
 
-def _joined(blocks: list[Block]) -> Block:
-    return sp.csr_array(sp.vstack(blocks, format="csr")) if sp.issparse(blocks[0]) else np.concatenate(blocks)
+def joined(blocks: list[Any]) -> Any:
+    """Consecutive blocks as one: ndarrays, CSR arrays, or frames of pandas."""
+    if sp.issparse(blocks[0]):
+        return sp.csr_array(sp.vstack(blocks, format="csr"))
+    if isinstance(blocks[0], np.ndarray):
+        return np.concatenate(blocks)
+    import pandas as pd
+
+    return pd.concat(blocks, ignore_index=True)
+
+
+def taken(blocks: Iterable[tuple[slice, Block]], indices: NDArray[np.intp]) -> Block:
+    """Rows with some numbers, in any order, of blocks that come in the order of the rows."""
+    order = np.argsort(indices, kind="stable")
+    wanted, found, first = np.asarray(indices)[order], [], 0
+    for where, block in blocks:
+        last = int(np.searchsorted(wanted, where.stop))
+        if last > first:
+            found.append(block[wanted[first:last] - where.start])
+        first = last
+    return joined(found)[np.argsort(order, kind="stable")]
 
 
 def dense(block: Block) -> NDArray[Any]:

@@ -6,7 +6,7 @@ block of it, and is found there again.
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -18,16 +18,24 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.data.arrays import DaskRows, row_major
-from dkrr.data.rows import ALL, ArrayRows, Block, Rows, StoredRows, cuts_by_entries, dense
+from dkrr.data.rows import (
+    ALL,
+    SCRATCH_BYTES,
+    ArrayRows,
+    Block,
+    Rows,
+    StoredRows,
+    cuts_by_entries,
+    dense,
+    filled,
+    filled_blocks,
+)
 from dkrr.errors import DamagedChunkError, InputError, StoreError
 from dkrr.sparse import check_structure
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.store.format import DTYPES, write_group
 from dkrr.store.run import Place
 from dkrr.values import may_keep
-
-SCRATCH_BYTES = 2**20
-"""Size of the buffer that rows pass through of which only some columns are read."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class CheckedRows(ArrayRows):
     array: ChunkedArray
 
     is_shared = True
+    is_lazy = False
 
     @property
     def url(self) -> str:
@@ -49,36 +58,18 @@ class CheckedRows(ArrayRows):
         return (self.array,)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        d = self.shape[1]
-        left, right, _ = columns.indices(d)
-        if (left, right) == (0, d):
-            return self.array.read_rows(start, stop).reshape(stop - start, d)
-        out = np.empty((stop - start, max(right - left, 0)), self.dtype)
-        height = max(1, SCRATCH_BYTES // (d * self.dtype.itemsize))
-        for rows, block in self.blocks(start, stop, height):
-            out[rows.start - start : rows.stop - start] = block[:, left:right]
-        return out
+        return filled(self._read_into, self, start, stop, columns)
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        """See base class; all in one buffer: fresh memory takes longer than reading."""
-        buffer = np.empty((max(0, min(height, stop - start)), *self.array.shape[1:]), self.dtype)
-        for k in range(start, stop, height):
-            block = buffer[: min(height, stop - k)]
-            self.array.read_rows(k, k + len(block), block)
-            yield slice(k, k + len(block)), block.reshape(len(block), self.shape[1])
+        return filled_blocks(self._read_into, self, start, stop, height)
 
-    def take(self, indices: NDArray[np.intp]) -> Block:
-        out = np.empty((len(indices), *self.array.shape[1:]), self.dtype)
-        # In the order of the rows, so that each block that holds several is read once.
-        height, first, last, block = self.array.block_rows or self.array.chunks[0], 0, 0, None
-        for at in np.argsort(indices, kind="stable"):
-            row = int(indices[at])
-            if block is None or not first <= row < last:
-                first = row // height * height
-                last = min(first + height, self.shape[0])
-                block = self.array.read_rows(first, last)
-            out[at] = block[row - first]
-        return out.reshape(len(indices), self.shape[1])
+    def _read_into(self, out: NDArray[Any], start: int) -> None:
+        self.array.read_rows(start, start + len(out), out.reshape(len(out), *self.array.shape[1:]))
+
+    @property
+    def edges(self) -> Sequence[int]:
+        height = self.array.block_rows or self.array.chunks[0]
+        return range(0, self.shape[0] + height, height)
 
     @property
     def read_overhead_bytes(self) -> int:

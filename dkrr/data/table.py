@@ -1,23 +1,30 @@
-"""Tables with named columns: which columns they have, and blocks of consecutive rows."""
+"""Tables with named columns: which columns they have, blocks of consecutive rows, and rows of their numbers."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.data.table_source import BATCH_ROWS, Column, Kind, Source, check_names, selected_names
+from dkrr.data.arrays import MemoryRows
+from dkrr.data.columns import BATCH_ROWS, Column, Kind, check_names, selected_names
+from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError
 from dkrr.values import CLASSES, shown, whole
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+
+    from dkrr.data.arrow import Source
+
+TASK_BYTES = 64 * 2**20
+"""Row groups up to this size are read by one task, for it reads a part of one only behind all before it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,10 +140,10 @@ class Table:
         Table
             With the same columns.
         """
-        from dkrr.data.table_spooled import CompleteSource
+        from dkrr.data.arrow import complete
 
         names = self.names if columns is None else selected_names(columns, self.all_names, label=self.source.label)
-        return replace(self, source=CompleteSource(self.source, names))
+        return replace(self, source=complete(self.source, names))
 
     def blocks(
         self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
@@ -215,27 +222,6 @@ class Table:
             yield start, block
             start += batch.num_rows
 
-    def rows(self, indices: NDArray[np.intp], name: str = "X") -> NDArray[Any]:
-        """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded."""
-        self.check_numeric(name)
-        out = np.empty((len(indices), len(self.names)), self.dtype)
-        order, edges = np.argsort(indices, kind="stable"), self.edges
-        wanted, done = np.asarray(indices)[order], 0
-        while done < len(wanted):
-            part = bisect_right(edges, wanted[done]) - 1
-            stop = int(np.searchsorted(wanted, edges[part + 1]))
-            first, last = int(wanted[done]), int(wanted[stop - 1]) + 1
-            for batch in self._batches(first, last):
-                end = int(np.searchsorted(wanted, first + batch.num_rows))
-                if end > done:
-                    taken = batch.take(wanted[done:end] - first)
-                    block = np.empty((end - done, len(self.names)), self.dtype)
-                    self._fill(block, taken, name)
-                    out[order[done:end]] = block
-                    done = end
-                first += batch.num_rows
-        return out
-
     def values(self) -> NDArray[Any]:
         """Values of one column, of shape (n,), in a type of NumPy: numbers, flags, or text as objects.
 
@@ -247,7 +233,7 @@ class Table:
         return self.source.batches(start, stop, self.names)
 
     def _fill(self, out: NDArray[Any], batch: pyarrow.RecordBatch, name: str) -> None:
-        from dkrr.data.table_arrow import InexactError, MissingError, numbers_of
+        from dkrr.data.arrow import InexactError, MissingError, numbers_of
 
         for j, column in enumerate(self.names):
             try:
@@ -262,7 +248,7 @@ class Table:
 
     def _missing(self, column: str, name: str) -> InputError:
         """Error that says how many values of a column are missing, and where the first one is."""
-        from dkrr.data.table_arrow import is_missing
+        from dkrr.data.arrow import is_missing
 
         count, first, row = 0, 0, 0
         for batch in self.source.batches(0, self.n_rows, [column]):
@@ -296,3 +282,77 @@ def not_numbers(name: str, column: str, kind: str, dtype: str, others: Sequence[
         f"{name} has the column {column!r} of {kind if kind != 'other' else 'other values'} ({dtype}); expected "
         f"numbers: leave it out (columns={shown(rest)}), or {remedies[kind]}"
     )
+
+
+class TableRows(Rows):
+    """Rows of a table, decoded when they are read. Workers do not read these: they are staged first.
+
+    Parameters
+    ----------
+    table : Table
+        All its columns must hold numbers.
+    name : str
+        What it is called in error messages.
+    """
+
+    is_lazy = True
+
+    def __init__(self, table: Table, name: str = "X") -> None:
+        table.check_numeric(name)
+        self.table, self._name = table, name
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        return (self.table.n_rows, len(self.table.names))
+
+    @property
+    def dtype(self) -> Any:
+        return self.table.dtype
+
+    @property
+    def edges(self) -> Sequence[int]:
+        return self.table.edges
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        return replace(self.table, names=self.table.names[columns]).numbers(start, stop, self._name).astype(self.dtype)
+
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        for first, block in self.table.number_blocks(start, stop, self._name):
+            yield from cut(block, first, start, height)
+
+    def task_edges(self, height: int) -> list[int]:
+        most = max(height, TASK_BYTES // (8 * len(self.table.names)))
+        edges = [0]
+        for start, stop in pairwise(self.edges):
+            n_parts = -(-(stop - start) // most)
+            if len(edges) > 1 and stop - edges[-2] <= height:
+                edges[-1] = stop  # several small groups make one part
+            else:
+                edges += [start + (stop - start) * k // n_parts for k in range(1, n_parts + 1)]
+        return edges
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        # A group is in memory as it is stored, and decoded in batches.
+        tallest = max(b - a for a, b in pairwise(self.edges))
+        return int(tallest * len(self.table.names) * np.dtype(self.table.dtype).itemsize)
+
+
+class FrameRows(TableRows):
+    """Rows of a table with columns of any types: blocks are DataFrames of pandas, which a transformer takes."""
+
+    def __init__(self, table: Table) -> None:
+        self.table, self.names = table, table.names
+
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        for first, block in self.table.blocks(height, start, stop):
+            yield slice(first, first + len(block)), block
+
+
+def table_rows(table: Table, name: str) -> Rows:
+    """Rows of numbers of a table: read into memory if they are in memory, else decoded when they are read."""
+    if not table.names:
+        raise InputError(f"{name} has no columns left; expected at least one besides those that are targets")
+    if table.n_rows == 0:
+        raise InputError(f"{name} is empty: {table.source.label} has no rows, a minimum of 1 is required")
+    return MemoryRows(table.numbers(0, table.n_rows, name)) if table.source.is_in_memory else TableRows(table, name)

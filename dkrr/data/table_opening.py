@@ -1,13 +1,13 @@
 """From a path or a container to a `Table`, and from names of its columns to targets and weights."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dkrr.data.arrays import is_dask_frame
+from dkrr.data.columns import matching, split_patterns, suggested
 from dkrr.data.table import Table
-from dkrr.data.table_source import Source, matching, split_patterns, suggested
 from dkrr.errors import InputError, InputTypeError
 from dkrr.values import is_existing_folder, location, shown
 
@@ -84,7 +84,14 @@ def as_table(value: Any, name: str = "path") -> Table | None:
         )
     if isinstance(value, str | Path):
         return table_at(str(value), name)
-    source = _source_of(value)
+    if not hasattr(type(value), "columns") or is_dask_frame(value):
+        return None
+    try:
+        from dkrr.data.arrow import source_of
+    except ImportError as error:
+        package = type(value).__module__.partition(".")[0]
+        raise _without_arrow(f"the {type(value).__name__} of {package}", error) from error
+    source = source_of(value)
     return None if source is None else Table.of(source)
 
 
@@ -116,32 +123,23 @@ def table_at(path: str, name: str = "path") -> Table | None:
     return table.select(columns, name) if columns else table
 
 
-def _opened(file: str) -> Source:
-    if "://" in file:
-        if not file.lower().rstrip("/").endswith(PARQUET):
-            raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
-        return _parquet(file, file)
-    paths = _files(Path(file))
-    for path in paths or ([file] if Path(file).exists() else []):
-        is_existing_folder(path)
+def _opened(file: str) -> Any:
+    if "://" in file and not file.lower().rstrip("/").endswith(PARQUET):
+        raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
+    paths = [file] if "://" in file else _files(Path(file))
+    if "://" not in file:
+        for path in paths or ([file] if Path(file).exists() else []):
+            is_existing_folder(path)
     if not paths:
         raise InputError(f"the path {file} does not exist, or has no files of a table")
-    suffix = paths[0].lower()
-    if suffix.endswith(PARQUET):
-        return _parquet(file if Path(file).exists() else paths, file)
     try:
-        from dkrr.data.table_spooled import ArrowFileSource, CsvSource
+        from dkrr.data.arrow import Source, arrow_source, csv_source
     except ImportError as error:
         raise _without_arrow(file, error) from error
-    return (CsvSource if suffix.endswith(CSV) else ArrowFileSource)(paths, file)
-
-
-def _parquet(path: str | list[str], label: str) -> Source:
-    try:
-        from dkrr.data.table_arrow import ParquetSource
-    except ImportError as error:
-        raise _without_arrow(label, error) from error
-    return ParquetSource(path, label)
+    suffix = paths[0].lower().rstrip("/")
+    if suffix.endswith(PARQUET):
+        return Source(file if "*" not in file else paths, file)
+    return (csv_source if suffix.endswith(CSV) else arrow_source)(paths, file)
 
 
 def _without_arrow(what: str, error: ImportError) -> InputError:
@@ -183,35 +181,6 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir() and os.access(path, os.R_OK | os.X_OK)
     except OSError:  # too long a name
         return False
-
-
-def _source_of(value: Any) -> Source | None:
-    """Source of a frame in memory or a lazy one, told without importing what the value is not from."""
-    package = type(value).__module__.partition(".")[0]
-    if package not in ("pandas", "polars", "pyarrow") or package not in sys.modules:
-        return None
-    kind = type(value).__name__
-    if kind not in ("DataFrame", "LazyFrame", "Table", "RecordBatch"):
-        return None
-    try:
-        import pyarrow
-
-        from dkrr.data.table_arrow import ArrowSource, reading
-    except ImportError as error:
-        raise _without_arrow(f"the {kind} of {package}", error) from error
-    if kind == "LazyFrame":
-        from dkrr.data.table_spooled import LazyFrameSource
-
-        return LazyFrameSource(value)
-    if package == "polars":
-        return ArrowSource(value.to_arrow(), "the frame")
-    if package == "pandas":
-        names = [name for name in value.columns if not isinstance(name, str)]
-        if names:
-            raise InputTypeError(f"the frame has the column {names[0]!r}; expected names of text for all columns")
-        with reading("the frame"):
-            return ArrowSource(pyarrow.Table.from_pandas(value, preserve_index=False), "the frame")
-    return ArrowSource(value if kind == "Table" else pyarrow.Table.from_batches([value]))
 
 
 OWN = "::"

@@ -11,8 +11,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from dkrr.data.arrow import kind_of
 from dkrr.data.table import Table
-from dkrr.data.table_arrow import kind_of
 from dkrr.errors import InputError
 from dkrr.store import remote
 from dkrr.store.paths import local_path

@@ -5,7 +5,6 @@ Values in columns of categories that a fitted encoder does not know are named wi
 """
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -15,12 +14,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.data.arrays import is_dask_frame, partition_lengths
+from dkrr.data.arrays import canonical, is_dask_frame, partition_lengths
 from dkrr.data.open import as_rows
-from dkrr.data.rows import ALL, Block, Rows, cut, first_bad
-from dkrr.data.table import Table
+from dkrr.data.rows import ALL, Block, Rows, cut, first_bad, joined, taken
+from dkrr.data.table import FrameRows, Table
 from dkrr.data.table_opening import opened
-from dkrr.data.table_rows import read_overhead_bytes, task_edges
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.sparse import check_structure
 from dkrr.values import shown
@@ -30,110 +28,54 @@ BLOCK_BYTES = 16 * 2**20
 MAX_BLOCK_ROWS = 16384
 
 
-class Inputs(ABC):
-    """Rows in front of a transformer."""
+class HeldRows(Rows):
+    """Rows of an ndarray, a sparse matrix or a DataFrame in memory, of any types."""
 
-    shape: tuple[int, int]
-    """Rows and columns."""
-    names: list[str] | None = None
-    """Names of the columns; None where they have none."""
-    is_lazy: bool = True
-    """True if what is computed of the rows is lazy too."""
-
-    @abstractmethod
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
-        """Rows start ... stop − 1 in consecutive blocks of at most `height` rows: ndarray, CSR array or DataFrame."""
-
-    def task_edges(self, height: int) -> list[int]:
-        """First rows of parts that tasks read one each, of about `height` rows, and the number of rows."""
-        return [*range(0, self.shape[0], height), self.shape[0]]
-
-    @property
-    def read_overhead_bytes(self) -> int:
-        """Most bytes that a read needs besides its result."""
-        return 0
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of a block of at most BLOCK_BYTES."""
-        return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * max(1, self.shape[1]))))
-
-    def all_blocks(self) -> Iterator[Any]:
-        """All rows, a block at a time."""
-        for _, block in self.blocks(0, self.shape[0], self.block_rows):
-            yield block
-
-
-class MemoryInputs(Inputs):
-    """An ndarray, a sparse matrix or a DataFrame in memory."""
-
-    is_lazy = False
+    dtype = np.dtype(object)
 
     def __init__(self, table: Any) -> None:
         self.table = sp.csr_array(table) if sp.issparse(table) else table
-        self.shape = (int(table.shape[0]), int(table.shape[1]))
-        self.names = [str(name) for name in table.columns] if hasattr(table, "columns") else None
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
-        rows = self.table.iloc if hasattr(self.table, "iloc") else self.table
-        for k in range(start, stop, height):
-            where = slice(k, min(k + height, stop))
-            yield where, rows[where]
-
-
-class TableInputs(Inputs):
-    """A table that is read in blocks: a file, a folder of files, a lazy frame."""
-
-    def __init__(self, table: Table) -> None:
-        self.table, self.names = table, list(table.names)
-        self.shape = (table.n_rows, len(self.names))
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
-        for first, block in self.table.blocks(height, start, stop):
-            yield slice(first, first + len(block)), block
-
-    def task_edges(self, height: int) -> list[int]:
-        return task_edges(self.table, height)
+        self.names = tuple(map(str, table.columns)) if hasattr(table, "columns") else None
 
     @property
-    def read_overhead_bytes(self) -> int:
-        return read_overhead_bytes(self.table)
+    def shape(self) -> tuple[int, int]:
+        return (int(self.table.shape[0]), int(self.table.shape[1]))
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Any:
+        return getattr(self.table, "iloc", self.table)[start:stop, columns]
 
 
-class PartitionInputs(Inputs):
-    """A Dask DataFrame, whose partitions are computed when they are read; their lengths are computed here."""
+class PartitionRows(Rows):
+    """Rows of a Dask DataFrame, whose partitions are computed when they are read; their lengths are computed here."""
+
+    is_lazy = True
+    dtype = np.dtype(object)
 
     def __init__(self, frame: Any) -> None:
-        self.frame = frame
-        self.edges = [0, *accumulate(partition_lengths(frame))]
-        self.names = [str(name) for name in frame.columns]
-        self.shape = (self.edges[-1], len(self.names))
+        self.frame, self.names = frame, tuple(map(str, frame.columns))
+        self.lengths = partition_lengths(frame)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (sum(self.lengths), len(self.frame.columns))
+
+    @property
+    def edges(self) -> list[int]:
+        return list(accumulate(self.lengths, initial=0))
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Any:
+        return joined([block.iloc[:, columns] for _, block in self.blocks(start, stop, max(1, stop - start))])
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
         for k, (first, last) in enumerate(pairwise(self.edges)):
-            if first < stop and start < last:
-                part = self.frame.partitions[k].compute()
-                for top in range(max(first, start), min(last, stop), height):
-                    where = slice(top, min(top + height, last, stop))
-                    yield where, part.iloc[where.start - first : where.stop - first]
+            top, bottom = max(first, start), min(last, stop)
+            if top < bottom:
+                part = self.frame.partitions[k].compute().iloc[top - first : bottom - first]
+                yield from cut(part, top, start, height)
 
 
-class RowsInputs(Inputs):
-    """Rows of numbers that are read in blocks: a Dask or Zarr array, a mapped file."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows, self.shape, self.is_lazy = rows, rows.shape, rows.is_lazy
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
-        yield from self.rows.blocks(start, stop, height)
-
-    @property
-    def read_overhead_bytes(self) -> int:
-        return self.rows.read_overhead_bytes
-
-
-def inputs_of(X: Any) -> Inputs:
-    """Rows in front of a transformer, in any container that an estimator takes.
+def inputs_of(X: Any) -> Rows:
+    """Rows in front of a transformer, in any container that an estimator takes: numbers, or blocks of any types.
 
     Raises
     ------
@@ -142,12 +84,23 @@ def inputs_of(X: Any) -> Inputs:
     """
     X = opened(X)
     if isinstance(X, Table):
-        return MemoryInputs(X.to_pandas()) if X.source.is_in_memory else TableInputs(X)
+        return HeldRows(X.to_pandas()) if X.source.is_in_memory else FrameRows(X)
     if is_dask_frame(X):
-        return PartitionInputs(X)
+        return PartitionRows(X)
     if type(X) is np.ndarray or sp.issparse(X) or isinstance(X, list | tuple) or hasattr(X, "iloc"):
-        return MemoryInputs(as_rectangle(X))
-    return RowsInputs(as_rows(X))
+        return HeldRows(as_rectangle(X))
+    return as_rows(X)
+
+
+def input_blocks(inputs: Rows) -> Iterator[Any]:
+    """All rows in front of a transformer, a block of at most BLOCK_BYTES at a time."""
+    for _, block in inputs.blocks(0, inputs.shape[0], block_rows(inputs.shape[1])):
+        yield block
+
+
+def block_rows(width: int) -> int:
+    """Rows of a block of at most BLOCK_BYTES."""
+    return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * max(1, width))))
 
 
 def as_rectangle(X: Any) -> Any:
@@ -261,10 +214,7 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
 
 def _as_block(found: Any, transformer: Any) -> Block:
     if sp.issparse(found):
-        rows = sp.csr_array(found)
-        if not rows.has_canonical_format:
-            rows = rows.copy()
-            rows.sum_duplicates()
+        rows = canonical(sp.csr_array(found))
         return rows if rows.dtype.name in FLOATS else rows.astype(np.float64)
     names = list(found.columns) if hasattr(found, "columns") else None
     array = np.asarray(found)
@@ -317,9 +267,9 @@ def _name(transformer: Any, column: int, names: list[Any] | None = None) -> Any:
     return str(names[column])
 
 
-def transformed_inputs(transformer: Any, inputs: Inputs) -> Any:
+def transformed_inputs(transformer: Any, inputs: Rows) -> Any:
     """Rows behind a fitted transformer: at once if they are in memory, else whenever they are read."""
-    if isinstance(inputs, MemoryInputs):
+    if isinstance(inputs, HeldRows):
         return transformed_block(transformer, inputs.table)
     return TransformedRows(inputs, transformer)
 
@@ -329,7 +279,7 @@ class TransformedRows(Rows):
 
     Parameters
     ----------
-    inputs : Inputs
+    inputs : Rows
         Rows in front of it.
     transformer : transformer of scikit-learn, fitted
         Where it makes sparse rows, their entries are counted in a pass over all rows, when that is first asked for.
@@ -337,7 +287,7 @@ class TransformedRows(Rows):
 
     is_computed = True
 
-    def __init__(self, inputs: Inputs, transformer: Any) -> None:
+    def __init__(self, inputs: Rows, transformer: Any) -> None:
         self.inputs, self.transformer, self.is_lazy = inputs, transformer, inputs.is_lazy
         head = transformed_block(transformer, next(inputs.blocks(0, 1, 1))[1])
         self._width, self._dtype, self.is_sparse = int(head.shape[1]), head.dtype, sp.issparse(head)
@@ -371,8 +321,8 @@ class TransformedRows(Rows):
     @property
     def block_rows(self) -> int:
         """Rows that are transformed together."""
-        own = self.inputs.block_rows
-        return own if self.is_sparse else max(1, min(own, BLOCK_BYTES // (8 * max(1, self._width))))
+        width = self.inputs.shape[1]
+        return block_rows(width if self.is_sparse else max(width, self._width))
 
     @property
     def n_bytes(self) -> int:
@@ -394,29 +344,16 @@ class TransformedRows(Rows):
             yield from cut(block, where.start, start, height)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        empty = np.empty((0, self._width), self._dtype)
         parts = [block for _, block in self._consecutive(start, stop)]
-        if self.is_sparse:
-            found = sp.csr_array(sp.vstack(parts, format="csr")) if parts else sp.csr_array((0, self._width))
-        else:
-            found = np.concatenate(parts) if parts else np.empty((0, self._width), self._dtype)
+        found = joined(parts or [sp.csr_array(empty) if self.is_sparse else empty])
         return found if columns == ALL else found[:, columns]
 
     def take(self, indices: NDArray[np.intp]) -> Block:
-        order = np.argsort(indices, kind="stable")
-        wanted, found, first = np.asarray(indices)[order], [], 0
-        for where, block in self._blocks_from(0, self.shape[0]):
-            last = int(np.searchsorted(wanted, where.stop))
-            if last > first:
-                found.append(block[wanted[first:last] - where.start])
-            first = last
-        back = np.argsort(order, kind="stable")
-        return sp.csr_array(sp.vstack(found, format="csr"))[back] if self.is_sparse else np.concatenate(found)[back]
-
-    def _inputs_from(self, start: int, stop: int) -> Iterator[tuple[slice, Any]]:
-        return self.inputs.blocks(start, stop, min(self.block_rows, max(1, stop - start)))
+        return taken(self._blocks_from(0, self.shape[0]), indices)
 
     def _blocks_from(self, start: int, stop: int) -> Iterator[tuple[slice, Block]]:
-        for where, block in self._inputs_from(start, stop):
+        for where, block in self.inputs.blocks(start, stop, min(self.block_rows, max(1, stop - start))):
             found = transformed_block(self.transformer, block, where.start)
             if sp.issparse(found) != self.is_sparse:
                 found = sp.csr_array(found) if self.is_sparse else found.toarray()

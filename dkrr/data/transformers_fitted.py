@@ -18,7 +18,9 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
-from dkrr.data.transformed import Inputs, MemoryInputs
+from dkrr.data.rows import Rows, joined
+from dkrr.data.rows import n_bytes as block_bytes
+from dkrr.data.transformed import HeldRows, input_blocks
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns
@@ -42,7 +44,7 @@ def is_fitted(transformer: Any) -> bool:
     return bool(get_tags(transformer).requires_fit)
 
 
-def fitted_transformer(transformer: Any, inputs: Inputs, max_bytes: int) -> Any:
+def fitted_transformer(transformer: Any, inputs: Rows, max_bytes: int) -> Any:
     """Transformer that is fitted to all rows; one that was fitted before as it is.
 
     Rows that are read in blocks are learned from block by block by a transformer with `partial_fit`, and put together
@@ -52,7 +54,7 @@ def fitted_transformer(transformer: Any, inputs: Inputs, max_bytes: int) -> Any:
     ----------
     transformer : transformer of scikit-learn, or ColumnSteps
         Fitted itself, but for ColumnSteps.
-    inputs : Inputs
+    inputs : Rows
     max_bytes : int
         Most memory of rows that are held at once.
 
@@ -65,15 +67,15 @@ def fitted_transformer(transformer: Any, inputs: Inputs, max_bytes: int) -> Any:
         return transformer.fitted_to(inputs, max_bytes)
     if is_fitted(transformer):
         return transformer
-    if isinstance(inputs, MemoryInputs):
+    if isinstance(inputs, HeldRows):
         return _tried(transformer, "fit", inputs.table)
     if not get_tags(transformer).requires_fit:  # it learns only which columns there are
-        return _tried(transformer, "fit", next(iter(inputs.all_blocks())))
+        return _tried(transformer, "fit", next(iter(input_blocks(inputs))))
     if hasattr(transformer, "partial_fit"):
-        return _learned(transformer, inputs.all_blocks())
+        return _learned(transformer, input_blocks(inputs))
     if 2 * 8 * inputs.shape[0] * inputs.shape[1] > max_bytes:
         raise _too_large(transformer, max_bytes)
-    return _tried(transformer, "fit", _together(transformer, inputs.all_blocks(), max_bytes))
+    return _tried(transformer, "fit", _together(transformer, input_blocks(inputs), max_bytes))
 
 
 def _learned(transformer: Any, blocks: Iterable[Any]) -> Any:
@@ -91,7 +93,7 @@ def _learned(transformer: Any, blocks: Iterable[Any]) -> Any:
             if held is not None:
                 _tried(transformer, "partial_fit", held)
             held, last = last, block.copy()  # it may be a view of a larger one
-        _tried(transformer, "partial_fit", last if held is None else _joined([held, last]))
+        _tried(transformer, "partial_fit", last if held is None else joined([held, last]))
     # scikit-learn's scalers do not recover from a block in which a column has no value.
     learned = [value for name, value in vars(transformer).items() if name.endswith("_")]
     if any(getattr(value, "dtype", None) == np.float64 and np.isnan(value).any() for value in learned):
@@ -111,7 +113,7 @@ def _together(transformer: Any, blocks: Iterable[Any], max_bytes: int) -> Any:
         n_bytes += _bytes_of(block)
         if 2 * n_bytes > max_bytes:  # they are put together before they are released
             raise _too_large(transformer, max_bytes)
-    return _joined(found)
+    return joined(found)
 
 
 def _too_large(transformer: Any, max_bytes: int) -> InputError:
@@ -149,7 +151,7 @@ class ColumnSteps(BaseEstimator):  # type: ignore[misc]
         self.impute = impute
         self.takes_unknown = takes_unknown
 
-    def fitted_to(self, inputs: Inputs, max_bytes: int) -> Any:
+    def fitted_to(self, inputs: Rows, max_bytes: int) -> Any:
         """Fitted transformer of scikit-learn, in one pass over the rows for each step.
 
         Raises
@@ -157,11 +159,11 @@ class ColumnSteps(BaseEstimator):  # type: ignore[misc]
         InputError
             As `fitted_transformer`.
         """
-        names = inputs.names or []
-        text, numbers = list(self.one_hot), [name for name in names if name not in self.one_hot]
+        text = list(self.one_hot)
+        numbers = [name for name in inputs.names or () if name not in self.one_hot]
 
         def blocks() -> Iterable[Any]:
-            return (block[numbers] if text else block for block in inputs.all_blocks())
+            return (block[numbers] if text else block for block in input_blocks(inputs))
 
         steps: list[Any] = []
         if self.impute is not None:
@@ -177,51 +179,37 @@ class ColumnSteps(BaseEstimator):  # type: ignore[misc]
         of_numbers: Any = "passthrough" if not steps else frozen[0] if len(steps) == 1 else make_pipeline(*frozen)
         if not text:
             return steps[0] if len(steps) == 1 else _tried(of_numbers, "fit", next(iter(blocks()))[:HEAD_ROWS])
-        head = next(iter(inputs.all_blocks()))[:HEAD_ROWS]
+        head = next(iter(input_blocks(inputs)))[:HEAD_ROWS]
         encoder = FrozenEstimator(self._encoder(inputs, text).fit(head[text]))
         parts = [("one_hot", encoder, text), ("numbers", of_numbers, numbers)]
         return _tried(ColumnTransformer(parts, verbose_feature_names_out=False), "fit", head)
 
-    def _encoder(self, inputs: Inputs, text: list[str]) -> Any:
+    def _encoder(self, inputs: Rows, text: list[str]) -> Any:
         """Encoder with the values of all blocks."""
-        known: list[dict[Any, Any]] = [{} for _ in text]
-        for block in inputs.all_blocks():
-            here = _tried(OneHotEncoder(), "fit", block[text])
-            for values, categories in zip(known, here.categories_, strict=True):
-                values |= {
-                    None if value is None else "NaN" if value != value else (value,): value for value in categories
-                }
-        categories = [_in_order(values) for values in known]
+        known: dict[str, Any] = {}
+        for block in input_blocks(inputs):
+            for name in text:
+                parts = [known[name], block[name]] if name in known else [block[name]]
+                known[name] = joined(parts).drop_duplicates()
+        categories = [_tried(OneHotEncoder(), "fit", known[name].to_frame()).categories_[0] for name in text]
         return OneHotEncoder(categories=categories, handle_unknown="ignore" if self.takes_unknown else "error")
-
-
-def _in_order(values: dict[Any, Any]) -> Any:
-    """Values of a column as an encoder has them: in ascending order, None and NaN last."""
-    missing = [values[key] for key in (None, "NaN") if key in values]
-    found = [*sorted(value for key, value in values.items() if isinstance(key, tuple)), *missing]
-    is_numeric = all(isinstance(value, int | float | np.number) for value in found)
-    return np.array(found, None if is_numeric else object)
 
 
 def _mean_imputer(imputer: Any, blocks: Iterable[Any]) -> Any:
     """Imputer of the means of all blocks, which it learns from one row of them."""
     head: Any = None
-    first = total = count = np.zeros(0)
+    count = means = np.zeros(0)
     for block in blocks:
         try:
             values = np.array(block.toarray() if sp.issparse(block) else block, np.float64)
         except (TypeError, ValueError) as error:
             raise InputError(f"transformer cannot be fitted: {imputer!r}: {error}") from error
         if head is None:
-            head = block[:1]
-            first, total, count = (np.zeros(values.shape[1]) for _ in range(3))
-        is_known = ~np.isnan(values)
-        # Sums of differences from the first value of a column: digits of large values are not lost in long sums.
-        begins = (count == 0) & is_known.any(axis=0)
-        first[begins] = values[is_known.argmax(axis=0), np.arange(values.shape[1])][begins]
-        total += np.where(is_known, values - first, 0.0).sum(axis=0)
-        count += is_known.sum(axis=0)
-    means = np.where(count > 0, first + total / np.maximum(count, 1), np.nan)[None, :]
+            head, count, means = block[:1], np.zeros(values.shape[1]), np.nan_to_num(values[0])
+        count += (~np.isnan(values)).sum(axis=0)
+        # Sums of differences from the mean so far: digits of large values are not lost in long sums.
+        means += np.nansum(values - means, axis=0) / np.maximum(count, 1)
+    means = np.where(count > 0, means, np.nan)[None, :]
     row = type(head)(means, columns=head.columns) if hasattr(head, "columns") else means
     return _tried(imputer, "fit", row)
 
@@ -232,20 +220,10 @@ def _transformed(block: Any, steps: list[Any]) -> Any:
     return block
 
 
-def _joined(blocks: list[Any]) -> Any:
-    if sp.issparse(blocks[0]):
-        return sp.vstack(blocks, format="csr")
-    if isinstance(blocks[0], np.ndarray):
-        return np.concatenate(blocks)
-    import pandas as pd
-
-    return pd.concat(blocks, ignore_index=True)
-
-
 def _bytes_of(block: Any) -> int:
     if hasattr(block, "memory_usage"):
         return int(block.memory_usage(deep=True).sum())
-    return int(block.data.nbytes + block.indices.nbytes) if sp.issparse(block) else int(block.nbytes)
+    return block_bytes(block)
 
 
 def _tried(transformer: Any, method: str, rows: Any) -> Any:

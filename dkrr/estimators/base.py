@@ -29,11 +29,10 @@ from dkrr.data import (
     unframed,
     with_columns,
 )
-from dkrr.data.arrays import is_in_file, unlabelled
-from dkrr.data.files import is_hdf_array
+from dkrr.data.arrays import is_hdf_array, is_in_file, unlabelled
+from dkrr.data.columns import suggested
 from dkrr.data.table import not_numbers
-from dkrr.data.table_source import suggested
-from dkrr.data.transformed import Inputs, MemoryInputs, TransformedRows, inputs_of, transformed_inputs
+from dkrr.data.transformed import HeldRows, TransformedRows, inputs_of, transformed_inputs
 from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
 from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
@@ -200,7 +199,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         self._n_inputs = inputs.shape[1]
         return transformed_inputs(self.transformer_, inputs)
 
-    def _inputs(self, X: Any, *, reset: bool) -> Inputs:
+    def _inputs(self, X: Any, *, reset: bool) -> Rows:
         """Rows in front of the transformer, whose width and names are stored (`reset`) or compared with the fit's."""
         refuse_unreadable(X, kinds="")
         refuse_group(X, "X")
@@ -208,7 +207,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if isinstance(X, Table):
             return inputs_of(self._named(X, reset=reset, is_numeric=False))
         inputs = inputs_of(X)
-        seen = inputs.table if isinstance(inputs, MemoryInputs) else getattr(X, "_meta", None)
+        seen = inputs.table if isinstance(inputs, HeldRows) else getattr(X, "_meta", None)
         if is_dask_array(X) or seen is None:
             seen = np.empty((0, inputs.shape[1]))
         try:

@@ -18,8 +18,7 @@ from dkrr import KernelRidge
 from dkrr.cluster import Meter
 from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, stage, stored, write_rows
 from dkrr.data.arrays import is_mapped
-from dkrr.data.files import SCRATCH_BYTES
-from dkrr.data.rows import WINDOW_ROWS, cuts_by_entries, dense, n_bytes
+from dkrr.data.rows import SCRATCH_BYTES, WINDOW_ROWS, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.segments import Segment

@@ -13,8 +13,8 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.data import as_rows, as_table, load_targets, with_columns
 from dkrr.data.arrays import is_mapped
-from dkrr.data.table_arrow import ParquetSource
-from dkrr.data.table_rows import TableRows
+from dkrr.data.arrow import Source
+from dkrr.data.table import TableRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RBF, BagOfWords, Columns
 
@@ -86,7 +86,7 @@ def test_a_table_has_the_same_columns_and_rows_in_every_kind_of_file(kind, arrow
     tolerance = 1e-6 if "csv" in kind else 0  # text of float32
     assert_allclose(chosen.numbers(0, N), expected, rtol=tolerance)
     assert_allclose(chosen.numbers(13, 78), expected[13:78], rtol=tolerance)
-    assert_allclose(chosen.rows(some), expected[some], rtol=tolerance)
+    assert_allclose(as_rows(chosen).take(some), expected[some], rtol=tolerance)
     first = 0
     for row, block in table.blocks(17):
         assert row == first and len(block) <= 17 and list(block.columns) == list(NAMES)
@@ -207,7 +207,7 @@ def test_incomplete_rows_are_left_out():
 
 
 def test_later_values_decide_on_the_type_of_a_column(tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.data.table_spooled.BLOCK_BYTES", 64)
+    monkeypatch.setattr("dkrr.data.arrow.BLOCK_BYTES", 64)
     lines = ["i,f,t,e,s", *(f"{k},1,{k},,a{k}" for k in range(30)), "1.5,2,late,0.5,b"]
     (tmp_path / "x.csv").write_text("\n".join(lines))
     with pytest.raises(InputError, match="column 'e' .*30 rows, the first is row 0"):
@@ -314,9 +314,9 @@ def test_columns_of_a_file_are_rows_targets_and_weights(path, store, tmp_path):
 
 
 def test_a_store_reads_the_file_once(path, monkeypatch):
-    read, batches = [], ParquetSource.batches
+    read, batches = [], Source.batches
     monkeypatch.setattr(
-        ParquetSource, "batches", lambda self, a, b, names: read.append((a, b, *names)) or batches(self, a, b, names)
+        Source, "batches", lambda self, a, b, names: read.append((a, b, *names)) or batches(self, a, b, names)
     )
     model = KernelRidge(0.1, kernel="rbf", tile=40, form="dual", solver="cholesky").fit(f"{path}::a,b,c", Y)
     assert model.plan_.execution == "serial" and read == [(0, N, "a", "b", "c")]

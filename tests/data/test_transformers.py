@@ -17,7 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
-from dkrr.data.transformed import Inputs, MemoryInputs
+from dkrr.data.rows import Rows
+from dkrr.data.transformed import HeldRows
 from dkrr.data.transformers_fitted import ColumnSteps, fitted_transformer, is_fitted
 from dkrr.errors import InputError
 from dkrr.kernels import BagOfWords
@@ -218,19 +219,19 @@ def test_categories_that_the_fit_did_not_see_are_named_with_column_and_row(name)
 PLENTY = 2**30
 
 
-class Blocks(Inputs):
+class Blocks(Rows):
     """Rows of a table that are read in blocks, and counted."""
 
-    def __init__(self, table, height=13):
-        self._rows = MemoryInputs(table)
-        self.height, self.passes = height, 0
-        self.shape, self.names = self._rows.shape, self._rows.names
+    shape = dtype = read = None
 
-    shape = names = None
+    def __init__(self, table, height=13):
+        held = HeldRows(table)
+        self.shape, self.names, self.read = held.shape, held.names, held.read
+        self.height, self.passes = height, 0
 
     def blocks(self, start, stop, height):
         self.passes += start == 0
-        yield from self._rows.blocks(start, stop, self.height)
+        yield from super().blocks(start, stop, self.height)
 
 
 def assert_alike(found, expected, table, atol=1e-12):

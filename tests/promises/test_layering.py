@@ -31,7 +31,7 @@ GATEWAYS = {
     "preload": ("distributed",),
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
     "kernels": ("sklearn",),
-    "data": ("pandas", "pyarrow", "polars", "h5py", "sklearn", "skops"),
+    "data": ("pandas", "pyarrow", "polars", "narwhals", "h5py", "sklearn", "skops"),
     "estimators": ("sklearn",),
     "persistence": ("sklearn",),
     "cli": ("click", "matplotlib", "jinja2", "markupsafe"),
