@@ -1,7 +1,6 @@
 """Rows of data, wherever they are: read in blocks, staged into a store, checked."""
 
-from dkrr.data.arrays import DaskRows, MemoryRows, ZarrRows, is_dask_frame, unframed
-from dkrr.data.columns import Column
+from dkrr.data.arrays import DaskRows, MemoryRows, is_dask_frame, unframed
 from dkrr.data.open import (
     NO_LABELS,
     as_array,
@@ -20,23 +19,19 @@ from dkrr.data.table_opening import (
     as_table,
     in_memory,
     is_pandas_like,
-    is_table_path,
     open_table,
     opened,
-    table_at,
     with_columns,
 )
 
 __all__ = [
     "NO_LABELS",
     "CheckedRows",
-    "Column",
     "DaskRows",
     "MemoryRows",
     "Rows",
     "SparseRows",
     "Table",
-    "ZarrRows",
     "as_array",
     "as_rows",
     "as_table",
@@ -44,7 +39,6 @@ __all__ = [
     "in_memory",
     "is_dask_frame",
     "is_pandas_like",
-    "is_table_path",
     "load_array",
     "load_labels",
     "load_targets",
@@ -56,7 +50,6 @@ __all__ = [
     "scan",
     "scan_tasks",
     "stage",
-    "table_at",
     "unframed",
     "whole",
     "with_columns",

@@ -144,10 +144,10 @@ class Rows(ABC):
 
     def _around(self, wanted: NDArray[np.intp]) -> Iterator[tuple[slice, Block]]:
         """Blocks that hold all of some rows, numbered in ascending order; what is read as a whole is read once."""
-        done = 0
+        done, edges = 0, self.edges
         while done < len(wanted):
             first = int(wanted[done])
-            end = first + 1 if self.edges is None else self.edges[bisect_right(self.edges, first)]
+            end = first + 1 if edges is None else edges[bisect_right(edges, first)]
             done = int(np.searchsorted(wanted, end))
             last = int(wanted[done - 1]) + 1
             yield slice(first, last), self.read(first, last)
@@ -328,6 +328,8 @@ def dense(block: Block) -> NDArray[Any]:
 
 def n_bytes(block: Block) -> int:
     """Bytes of a block in memory."""
+    if hasattr(block, "memory_usage"):  # of pandas
+        return int(block.memory_usage(deep=True).sum())
     arrays = (block.data, block.indices, block.indptr) if sp.issparse(block) else (block,)
     return sum(array.nbytes for array in arrays)
 
@@ -365,11 +367,7 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     InputError
         At a NaN or an infinity; the message names its row and column.
     """
-    blocks = _blocks(rows)
-    for where, block in rows.blocks(blocks[0], blocks[-1], blocks[1] - blocks[0]):
-        if meter is not None and not rows.is_in_memory:
-            meter.bytes_read += n_bytes(block)
-        check_finite(block, name, where.start, rows.names)
+    _scan(Meter() if meter is None else meter, rows, name, _blocks(rows), digest=False)
 
 
 def combine(digests: Sequence[Sequence[str]]) -> str:

@@ -292,16 +292,12 @@ def described_rows(place: Place, description: Any) -> StoredCopy:
     try:
         kind, shape, dtype = description["kind"], tuple(description["shape"]), description["dtype"]
         number = description["n_entries" if kind == "sparse" else "rows_per_chunk"]
-    except (KeyError, TypeError) as error:
+        sizes = [*shape, 1 if number is None and kind == "dense" else number]
+        is_known = kind in ("dense", "sparse") and dtype in DTYPES and len(shape) == 2
+        if not is_known or any(type(size) is not int or not 0 <= size < 2**62 for size in sizes):
+            raise ValueError
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{place.url} is described as {description!r}, which dkrr does not write") from error
-    numbers = (*shape, 1 if number is None else number)
-    is_layout = kind in ("dense", "sparse") and len(shape) == 2 and dtype in DTYPES
-    if (
-        not is_layout
-        or any(type(k) is not int or not 0 <= k < 2**62 for k in numbers)
-        or (kind == "sparse" and number is None)
-    ):
-        raise StoreError(f"{place.url} is described as {description!r}, which dkrr does not write")
     if kind == "sparse":
         return SparseRows.at(place, shape, number, dtype)
     return CheckedRows(ChunkedArray.of_rows(place.url, shape, dtype, place.identity, number))

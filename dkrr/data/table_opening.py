@@ -1,7 +1,6 @@
 """From a path or a container to a `Table`, and from names of its columns to targets and weights."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,7 @@ def is_table_path(path: str) -> bool:
     folder = Path(file)
     if "://" in file or not _is_folder(folder) or any((folder / zarr).exists() for zarr in ZARR):
         return False
-    return next(_files_in(folder), None) is not None
+    return bool(_files(folder))
 
 
 def table_at(path: str, name: str = "path") -> Table | None:
@@ -124,10 +123,11 @@ def table_at(path: str, name: str = "path") -> Table | None:
 
 
 def _opened(file: str) -> Any:
-    if "://" in file and not file.lower().rstrip("/").endswith(PARQUET):
+    is_url = "://" in file
+    if is_url and not file.lower().rstrip("/").endswith(PARQUET):
         raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
-    paths = [file] if "://" in file else _files(Path(file))
-    if "://" not in file:
+    paths = [file] if is_url else _files(Path(file))
+    if not is_url:
         for path in paths or ([file] if Path(file).exists() else []):
             is_existing_folder(path)
     if not paths:
@@ -138,7 +138,7 @@ def _opened(file: str) -> Any:
         raise _without_arrow(file, error) from error
     suffix = paths[0].lower().rstrip("/")
     if suffix.endswith(PARQUET):
-        return Source(file if "*" not in file else paths, file)
+        return Source(file if is_url or Path(file).exists() else paths, file)
     return (csv_source if suffix.endswith(CSV) else arrow_source)(paths, file)
 
 
@@ -149,31 +149,21 @@ def _without_arrow(what: str, error: ImportError) -> InputError:
 
 
 def _files(path: Path) -> list[str]:
-    """Files of a table at a path, in a folder, or that fit a pattern, in the order of their names."""
+    """Files of a table at a path, or that fit a pattern, in the order of their names.
+
+    Those of a folder are of the format of the first one, or in Parquet in folders that are partitions.
+    """
     if path.is_file():
         return [str(path)]
-    if _is_folder(path):
-        return list(_files_in(path))
-    if "*" in path.name:
-        return [str(file) for file in sorted(path.parent.glob(path.name)) if file.is_file()]
-    return []
-
-
-def _files_in(folder: Path) -> Iterator[str]:
-    """Files of a table in a folder, all of the format of the first one; with Parquet also those of its partitions."""
-    suffix, partitions = None, []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith((".", "_")):  # other programs' own files
-            continue
-        found = next((end for end in FORMATS if path.name.lower().endswith(end)), None)
-        if found is not None and suffix in (None, found):
-            suffix = found
-            yield str(path)
-        elif "=" in path.name and _is_folder(path):
-            partitions.append(path)
-    if suffix is None:
-        for path in partitions:
-            yield from (file for file in _files_in(path) if file.lower().endswith(PARQUET))
+    if not _is_folder(path):
+        found = path.parent.glob(path.name) if "*" in path.name else ()
+        return [str(file) for file in sorted(found) if file.is_file()]
+    inside = [each for each in sorted(path.iterdir()) if not each.name.startswith((".", "_"))]  # other programs' files
+    tables = [(str(each), end) for each in inside for end in FORMATS if each.name.lower().endswith(end)]
+    if tables:
+        return [file for file, end in tables if end == tables[0][1]]
+    partitions = (each for each in inside if "=" in each.name and _is_folder(each))
+    return [file for each in partitions for file in _files(each) if file.lower().endswith(PARQUET)]
 
 
 def _is_folder(path: Path) -> bool:

@@ -134,10 +134,9 @@ def unknown_value(transformer: Any, block: Any, first: int = 0) -> str:
         Number of its first row.
     """
     for name, column, known in _encoded(transformer, block):
-        values = np.asarray(column, dtype=object)
         expected = set(known.tolist())
         missing = None in expected or any(value != value for value in expected)  # NaN, which is not equal to itself
-        for row, value in enumerate(values):
+        for row, value in enumerate(np.asarray(column, dtype=object)):
             if value in expected or ((value is None or value != value) and missing):
                 continue
             listed = ", ".join(map(shown, known[:5].tolist())) + (", ..." if len(known) > 5 else "")
@@ -208,7 +207,14 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
         raise InputError(
             f"{type(transformer).__name__} makes {found.shape[0]} rows of {block.shape[0]}; expected one for each"
         )
-    _check_finite(found, transformer, first)
+    bad = first_bad(found)
+    if bad is not None:
+        what, row, column = bad
+        raise InputError(
+            f"Input X contains {what}: row {first + row} has it in column {_name(transformer, column)!r} behind the "
+            f"transformer; expected finite numbers: put a SimpleImputer into the transformer (--impute), or leave such "
+            f"rows out"
+        )
     return found
 
 
@@ -243,18 +249,6 @@ def _as_numbers(array: NDArray[Any], transformer: Any, names: list[Any] | None) 
                 f"expected numbers: encode it by OneHotEncoder or OrdinalEncoder, or drop it"
             ) from error
     return out
-
-
-def _check_finite(block: Block, transformer: Any, first: int) -> None:
-    bad = first_bad(block)
-    if bad is None:
-        return
-    what, row, column = bad
-    raise InputError(
-        f"Input X contains {what}: row {first + row} has it in column {_name(transformer, column)!r} behind the "
-        f"transformer; expected finite numbers: put a SimpleImputer into the transformer (--impute), or leave such "
-        f"rows out"
-    )
 
 
 def _name(transformer: Any, column: int, names: list[Any] | None = None) -> Any:

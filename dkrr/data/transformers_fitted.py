@@ -110,7 +110,7 @@ def _together(transformer: Any, blocks: Iterable[Any], max_bytes: int) -> Any:
     found, n_bytes = [], 0
     for block in blocks:
         found.append(block.copy())  # it may be a view of a larger one
-        n_bytes += _bytes_of(block)
+        n_bytes += block_bytes(block)
         if 2 * n_bytes > max_bytes:  # they are put together before they are released
             raise _too_large(transformer, max_bytes)
     return joined(found)
@@ -218,12 +218,6 @@ def _transformed(block: Any, steps: list[Any]) -> Any:
     for step in steps:
         block = step.transform(block)
     return block
-
-
-def _bytes_of(block: Any) -> int:
-    if hasattr(block, "memory_usage"):
-        return int(block.memory_usage(deep=True).sum())
-    return block_bytes(block)
 
 
 def _tried(transformer: Any, method: str, rows: Any) -> Any:

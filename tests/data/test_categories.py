@@ -49,6 +49,7 @@ def test_categories_of_named_columns_stand_beside_numbers():
     assert_allclose(kernel.fitted(TABLE)(TABLE), values, rtol=0, atol=1e-14)
     more = (kernel + Columns(RBF(1.0), ["price"])).fitted(TABLE)
     assert_allclose(more(TABLE), values + RBF(1.0)(price.astype(float)), rtol=0, atol=1e-14)
+    assert kernel_from_dict(json.loads(json.dumps(more.to_dict()))) == more
     alone = (Categories(0.1) * 2.0).fitted(CATEGORIES)
     assert_allclose(alone(CATEGORIES), 2.0 * expected(CATEGORIES.to_numpy(object), CATEGORIES.to_numpy(object), 0.1))
 
@@ -82,16 +83,6 @@ def test_unknown_categories_equal_no_other():
     assert_array_equal(kernel(new, ["red", "blue"]), [[0.5, 0.5], [1, 0.5], [0.5, 0.5]])
     assert_array_equal(kernel(new), [[1, 0.5, 0.5], [0.5, 1, 0.5], [0.5, 0.5, 1]])
     assert_array_equal(kernel.diagonal(new), 1.0)
-
-
-def test_categories_of_some_columns_multiply_with_other_kernels():
-    kernel = 2.0 * Columns(Categories(0.1), ["colour", "size"]) * Columns(Categories(), "kind")
-    fitted = (kernel + Columns(RBF(1.0), ["price"])).fitted(TABLE)
-    pair, kind = TABLE[["colour", "size"]].to_numpy(object), TABLE[["kind"]].to_numpy(object)
-    values = 2.0 * expected(pair, pair, 0.1) * expected(kind, kind, 0.0)
-    assert_allclose(fitted(TABLE), values + RBF(1.0)(TABLE[["price"]].to_numpy()), atol=1e-14)
-    assert isinstance(fitted.encode(TABLE), np.ndarray)
-    assert kernel_from_dict(json.loads(json.dumps(fitted.to_dict()))) == fitted
 
 
 @pytest.mark.parametrize("estimator", [dkrr.KernelRidge, dkrr.KernelLogisticRegression])

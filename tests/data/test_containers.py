@@ -18,7 +18,7 @@ from dkrr import KernelRidge
 from dkrr.cluster import Meter
 from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, stage, stored, write_rows
 from dkrr.data.arrays import is_mapped
-from dkrr.data.rows import SCRATCH_BYTES, WINDOW_ROWS, cuts_by_entries, dense, n_bytes
+from dkrr.data.rows import SCRATCH_BYTES, WINDOW_ROWS, dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.segments import Segment
@@ -312,15 +312,6 @@ def test_plans_bound_the_bytes_of_any_rows(counts, data):
             assert [row for where in read for row in range(where.start, where.stop)] == list(range(n))
     most = max(int(pointers[i + k] - pointers[i]) for i in range(n - k + 1))
     assert width * most + 16 * k <= k * problem.bytes_of_part(k)
-
-
-def test_rows_are_cut_by_their_entries():
-    pointers = np.array([0, 0, 3, 4, 4, 20, 21, 22, 22])
-    assert cuts_by_entries(pointers, 4) == [0, 4, 5, 8]
-    assert cuts_by_entries(pointers, 1) == [0, 1, 2, 4, 5, 6, 8]
-    assert cuts_by_entries(pointers, 100) == [0, 8]
-    assert cuts_by_entries(pointers, 100, 3) == [0, 3, 6, 8]
-    assert cuts_by_entries(np.zeros(5, int), 4) == [0, 4]
 
 
 # Copies in a store.

@@ -1,8 +1,6 @@
 """Graphs in all their forms, the rows that they become, and the kernel of their common walks."""
 
 import contextlib
-import subprocess
-import sys
 
 import networkx as nx
 import numpy as np
@@ -99,11 +97,6 @@ def test_labels_of_networkx_are_attributes_of_nodes():
     del graph.nodes["node 1"]["label"]
     with pytest.raises(InputError, match="node 'node 1' has no attribute 'label'"):
         encode_graphs([graph])
-
-
-def test_networkx_is_not_imported():
-    code = "import sys; from dkrr.kernels.graphs import *; encode_graphs([(2, [(0, 1)], None)])\n"
-    subprocess.run([sys.executable, "-c", f"{code}assert 'networkx' not in sys.modules"], check=True)
 
 
 def changed(row, column, value):

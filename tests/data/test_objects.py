@@ -271,12 +271,6 @@ def test_the_base_sees_its_columns_only(base, columns):
     assert_allclose(kernel(sp.csr_array(X), sp.csr_array(Z)), kernel(X, Z), atol=1e-12)
 
 
-def test_sums_and_products_of_columns():
-    kernel = Columns(RBF(0.3), [0, 1]) * Columns(Linear(), [2]) + Scaled(Columns(RBF(1.0), [4, 3]), 0.5)
-    first = RBF(0.3)(X[:, :2], Z[:, :2]) * Linear()(X[:, [2]], Z[:, [2]])
-    assert_allclose(kernel(X, Z), first + 0.5 * RBF(1.0)(X[:, [4, 3]], Z[:, [4, 3]]), atol=1e-14)
-
-
 def test_columns_of_a_table():
     kernel = Columns(CallableKernel(letters), "drink") + Columns(RBF(0.5), ["price", "size"])
     fitted = kernel.fitted(TABLE)

@@ -24,7 +24,7 @@ from dkrr.sparse import check_structure
 from dkrr.store import ChunkedArray
 from dkrr.store.format import read_group
 from tests.inputs import numbers, table
-from tests.stores import edit, place, put
+from tests.stores import place, put
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,6 @@ def test_paths_that_do_not_exist_or_are_damaged_are_named(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=f"cannot read .*{name}"):
             as_rows(f"{tmp_path}/{name}")
-
-
-def test_a_member_that_a_file_lacks_is_refused_with_those_that_it_has(tmp_path):
-    np.savez(tmp_path / "x.npz", X=numbers(), y=numbers()[:, 0])
-    for member in ("", "::", "::z", "::X.npy"):
-        with pytest.raises(InputError, match=r"expected one of X, y: write .*x\.npz::NAME"):
-            as_rows(f"{tmp_path}/x.npz{member}")
-
-
-def test_pickles_in_files_are_not_run(tmp_path):
-    np.save(tmp_path / "x.npy", np.array([[print]]), allow_pickle=True)
-    np.savez(tmp_path / "x.npz", x=np.array([[print]]), allow_pickle=True)
-    for path in ("x.npy", "x.npz::x"):
-        with pytest.raises(InputError, match="[Oo]bject"):
-            as_rows(f"{tmp_path}/{path}")
 
 
 PARTS = [
@@ -130,16 +115,6 @@ def test_finite_numbers_pass_also_if_their_sum_overflows():
     huge = np.array([[1e308, 1e308], [1e308, 1.0]])
     for block in (huge, huge.clip(max=3e38).astype(np.float32), sp.csr_array(huge), np.ones((2, 2), int)):
         check_finite(block, "X")
-
-
-@given(n=st.integers(1, 60), n_tasks=st.integers(1, 12), height=st.integers(1, 9))
-def test_every_row_is_scanned_by_one_task(n, n_tasks, height):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks, "_BLOCK_ROWS", height)
-        tasks = scan_tasks(as_rows(np.zeros((n, 2))), "X", digest=True, n_tasks=n_tasks)
-    assert 1 <= len(tasks) <= n_tasks and len({t.key for t in tasks}) == len(tasks)
-    rows = [r for t in tasks for a, b in itertools.pairwise(t.arguments[2]) for r in range(a, b)]
-    assert rows == list(range(n))
 
 
 def test_blocks_that_are_scanned_stay_small():
@@ -248,12 +223,6 @@ def test_every_entrance_refuses_a_damaged_structure(entrance):
             ENTRANCES[entrance](damaged(what), model)
 
 
-def test_a_damaged_structure_in_a_file_is_refused(tmp_path):
-    sp.save_npz(tmp_path / "x.npz", damaged("csc index"))
-    with pytest.raises(InputError, match="damaged sparse matrix"):
-        as_rows(str(tmp_path / "x.npz"))
-
-
 @pytest.mark.parametrize("meta", [sp.csr_array((0, 0)), np.empty((0, 0))], ids=["said", "not said"])
 def test_damaged_blocks_of_dask_are_refused_when_they_are_computed(meta):
     def lazy(block):
@@ -303,14 +272,6 @@ def test_one_bit_of_a_sparse_model_is_refused_and_of_a_run_copied_again(tmp_path
     found = run_of(tmp_path / "run.zarr")(matrix(), Y)
     assert any("copied again" in text for text in found.solve_result_.messages)
     assert_allclose(found.predict(matrix()), model.predict(matrix()))
-
-
-@pytest.mark.parametrize("name", ["../elsewhere", {"name": "../elsewhere"}, {"name": "rows/../../x"}], ids=str)
-def test_a_run_that_names_a_copy_of_its_rows_elsewhere_is_refused(tmp_path, name):
-    run_of(tmp_path / "run.zarr")(matrix(), Y)
-    edit(tmp_path / "run.zarr", rows=name)
-    with pytest.raises(StoreError, match="copy of X"):
-        run_of(tmp_path / "run.zarr")(matrix(), Y)
 
 
 @pytest.mark.parametrize(("part", "value"), [("indices", 2 * FAR - 1), ("indptr", FAR), ("data", 2.0**30)])

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
+from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.data import as_rows, as_table, load_targets, with_columns
 from dkrr.data.arrays import is_mapped
 from dkrr.data.arrow import Source
@@ -342,14 +342,6 @@ def test_a_column_of_text_is_classes_but_not_targets(path):
     assert model.score(path, "class") == known.score(X, LABELS)
     with pytest.raises(InputTypeError, match="y is the column 'class' of text.*KernelLogisticRegression"):
         KernelRidge().fit(f"{path}::a,b,c", "class")
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "y"), [(KernelRidgeCV, "y", Y), (KernelLogisticRegressionCV, "class", LABELS)], ids=["y", "class"]
-)
-def test_searches_take_columns_of_a_file(path, kind, name, y):
-    search, known = kind([0.1, 1.0], cv=3).fit(f"{path}::a,b,c", name), kind([0.1, 1.0], cv=3).fit(X, y)
-    assert_allclose(search.cv_results_["mean_test_score"], known.cv_results_["mean_test_score"], rtol=1e-6)
 
 
 def test_kernels_of_text_plans_and_gram_matrices_take_a_file(path):

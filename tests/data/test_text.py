@@ -197,19 +197,6 @@ def test_what_is_not_a_list_of_documents_is_refused(X, error, message):
             call(X)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"min_df": 1.5}, r"min_df is 1.5; expected a fraction in \(0, 1\]"),
-        ({"vocabulary": ["one"], "idf": [1.0, 2.0]}, r"idf has shape \(2,\); expected \(1,\)"),
-        ({"vocabulary": ["one"], "idf": [-1.0]}, "idf .* expected"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(settings, message):
-    with pytest.raises(InputError, match=message):
-        BagOfWords(**settings)
-
-
 def test_rows_and_places_pass_as_they_are():
     table = pd.DataFrame({"a": [1.0], "b": [2]})
     for X in (Path("rows.zarr"), da.ones((3, 2)), table, np.eye(2, dtype=int), sp.csr_array(np.eye(2))):
