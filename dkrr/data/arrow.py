@@ -9,7 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate, chain
 from typing import Any
 
@@ -24,13 +24,11 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from dkrr.cluster.folders import PrivateFolder
-from dkrr.data.columns import BATCH_ROWS, Column, Kind, check_names
+from dkrr.data.table import BATCH_ROWS, Column, Kind, check_names
 from dkrr.errors import InputError, InputTypeError
 
 logger = logging.getLogger(__name__)
 
-MAX_EXACT = 2**53
-"""Larger whole numbers are not all represented in float64."""
 GROUP_ROWS = 65536
 """Rows of a row group of a copy."""
 BLOCK_BYTES = 8 * 2**20
@@ -133,6 +131,38 @@ class Source:
                     if first >= stop:
                         return
 
+    @staticmethod
+    def numbers(column: Any) -> NDArray[Any]:
+        """Numbers of a column: float32 and whole numbers as they are, others as float64, what is missing as NaN."""
+        types = pyarrow.types
+        if types.is_boolean(column.type):
+            column = column.cast(pyarrow.uint8())
+        elif types.is_decimal(column.type) or types.is_null(column.type):
+            column = column.cast(pyarrow.float64())
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+
+    def complete(self, names: Sequence[str]) -> "Source":
+        """Copy of the rows in which no value of some columns is missing."""
+        everything = self.batches(0, self.n_rows, [column.name for column in self.columns])
+        first = next(everything, None)
+        if first is None:
+            return self
+
+        def batches() -> Iterator[Any]:
+            for batch in chain([first], everything):
+                is_missing = [pyarrow.compute.is_null(batch.column(name), nan_is_null=True) for name in names]
+                yield batch.filter(pyarrow.compute.invert(reduce(pyarrow.compute.or_, is_missing)))
+
+        found = _written(f"{self.label} without incomplete rows", first.schema, batches())
+        logger.info(
+            "%s: %s of %s rows left out, in which values of %s are missing",
+            self.label,
+            f"{self.n_rows - found.n_rows:,}",
+            f"{self.n_rows:,}",
+            ", ".join(names),
+        )
+        return found
+
 
 def kind_of(dtype: Any) -> Kind:
     """What a type of Arrow holds."""
@@ -146,45 +176,6 @@ def kind_of(dtype: Any) -> Kind:
     if types.is_dictionary(dtype):
         return "category"
     return "date" if types.is_temporal(dtype) else "other"
-
-
-class MissingError(ValueError):
-    """A value is missing."""
-
-
-class InexactError(ValueError):
-    """A whole number is not exact in float64."""
-
-
-def numbers_of(column: Any) -> NDArray[Any]:
-    """Numbers of a column: float32 as they are, others as float64.
-
-    Raises
-    ------
-    MissingError
-        If one is missing.
-    InexactError
-        If a whole number is not exact in float64.
-    """
-    if column.null_count:
-        raise MissingError
-    types = pyarrow.types
-    if types.is_boolean(column.type) or types.is_decimal(column.type):
-        column = pyarrow.compute.cast(column, pyarrow.uint8() if types.is_boolean(column.type) else pyarrow.float64())
-    values = np.asarray(column.to_numpy(zero_copy_only=False))
-    if values.dtype.kind == "f":
-        if np.isnan(values).any():
-            raise MissingError
-    elif values.dtype.itemsize == 8 and values.size:
-        low, high = int(values.min()), int(values.max())
-        if high > MAX_EXACT or low < -MAX_EXACT:
-            raise InexactError(high if high > MAX_EXACT else low)
-    return values
-
-
-def is_missing(column: Any) -> NDArray[np.bool_]:
-    """Which values of a column are missing, or NaN."""
-    return np.asarray(pyarrow.compute.is_null(column, nan_is_null=True).to_numpy(zero_copy_only=False), bool)
 
 
 @contextmanager
@@ -296,29 +287,6 @@ def _opened(file: Any) -> Any:
     except pyarrow.ArrowInvalid:
         file.seek(0)
         return pyarrow.ipc.open_stream(file)
-
-
-def complete(source: Source, names: Sequence[str]) -> Source:
-    """Copy of the rows in which no value of some columns is missing."""
-    everything = source.batches(0, source.n_rows, [column.name for column in source.columns])
-    first = next(everything, None)
-    if first is None:
-        return source
-
-    def batches() -> Iterator[Any]:
-        for batch in chain([first], everything):
-            is_left_out = np.any([is_missing(batch.column(name)) for name in names], axis=0)
-            yield batch.filter(pyarrow.array(~is_left_out))
-
-    found = _written(f"{source.label} without incomplete rows", first.schema, batches())
-    logger.info(
-        "%s: %s of %s rows left out, in which values of %s are missing",
-        source.label,
-        f"{source.n_rows - found.n_rows:,}",
-        f"{source.n_rows:,}",
-        ", ".join(names),
-    )
-    return found
 
 
 def _written(label: str, schema: Any, batches: Iterable[Any]) -> Source:

@@ -310,13 +310,14 @@ def joined(blocks: list[Any]) -> Any:
 
 
 def taken(blocks: Iterable[tuple[slice, Block]], indices: NDArray[np.intp]) -> Block:
-    """Rows with some numbers, in any order, of blocks that come in the order of the rows."""
+    """Rows with some numbers, in any order, of blocks that come in the order of the rows and are not overwritten."""
     order = np.argsort(indices, kind="stable")
     wanted, found, first = np.asarray(indices)[order], [], 0
     for where, block in blocks:
         last = int(np.searchsorted(wanted, where.stop))
         if last > first:
-            found.append(block[wanted[first:last] - where.start])
+            here = wanted[first:last] - where.start
+            found.append(block if np.array_equal(here, range(block.shape[0])) else block[here])
         first = last
     return joined(found)[np.argsort(order, kind="stable")]
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data.arrays import MemoryRows
-from dkrr.data.columns import BATCH_ROWS, Column, Kind, check_names, selected_names
 from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError
 from dkrr.values import CLASSES, shown, whole
@@ -21,10 +23,28 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-    from dkrr.data.arrow import Source
+Kind = Literal["number", "text", "category", "date", "other"]
 
+BATCH_ROWS = 65536
+"""Most rows that are decoded at once."""
+MAX_EXACT = 2**53
+"""Larger whole numbers are not all represented in float64."""
+MAX_NAMES = 12
+"""Most names that a message lists."""
 TASK_BYTES = 64 * 2**20
 """Row groups up to this size are read by one task, for it reads a part of one only behind all before it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, as its container describes it."""
+
+    name: str
+    kind: Kind
+    dtype: str
+    """Type of its values, for messages."""
+    is_float32: bool = False
+    """Whether float32 holds its numbers."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +55,7 @@ class Table:
 
     Parameters
     ----------
-    source : Source
+    source : dkrr.data.arrow.Source
         Container of all columns.
     names : tuple of str
         Columns of this table, in order.
@@ -50,11 +70,11 @@ class Table:
     'text'
     """
 
-    source: Source
+    source: Any
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, source: Source) -> Table:
+    def of(cls, source: Any) -> Table:
         """Table of all columns of a source.
 
         Raises
@@ -140,10 +160,8 @@ class Table:
         Table
             With the same columns.
         """
-        from dkrr.data.arrow import complete
-
         names = self.names if columns is None else selected_names(columns, self.all_names, label=self.source.label)
-        return replace(self, source=complete(self.source, names))
+        return replace(self, source=self.source.complete(names))
 
     def blocks(
         self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
@@ -222,6 +240,10 @@ class Table:
             yield start, block
             start += batch.num_rows
 
+    def rows(self, indices: NDArray[np.intp], name: str = "X") -> NDArray[Any]:
+        """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded."""
+        return TableRows(self, name).take(np.asarray(indices))
+
     def values(self) -> NDArray[Any]:
         """Values of one column, of shape (n,), in a type of NumPy: numbers, flags, or text as objects.
 
@@ -233,26 +255,24 @@ class Table:
         return self.source.batches(start, stop, self.names)
 
     def _fill(self, out: NDArray[Any], batch: pyarrow.RecordBatch, name: str) -> None:
-        from dkrr.data.arrow import InexactError, MissingError, numbers_of
-
         for j, column in enumerate(self.names):
-            try:
-                out[:, j] = numbers_of(batch.column(j))
-            except MissingError:
-                raise self._missing(column, name) from None
-            except InexactError as error:
-                raise InputError(
-                    f"{name} has the whole number {error} in column {column!r}, which float64 does not hold exactly; "
-                    f"expected at most 2**53: subtract an offset, or leave the column out with columns="
-                ) from None
+            values = self.source.numbers(batch.column(j))
+            if values.dtype.kind == "f" and np.isnan(values).any():
+                raise self._missing(column, name)
+            is_long = values.dtype.kind in "iu" and values.dtype.itemsize == 8 and values.size > 0
+            for value in (values.max(), values.min()) if is_long else ():
+                if abs(int(value)) > MAX_EXACT:
+                    raise InputError(
+                        f"{name} has the whole number {value} in column {column!r}, which float64 does not hold "
+                        f"exactly; expected at most 2**53: subtract an offset, or leave the column out with columns="
+                    )
+            out[:, j] = values
 
     def _missing(self, column: str, name: str) -> InputError:
         """Error that says how many values of a column are missing, and where the first one is."""
-        from dkrr.data.arrow import is_missing
-
         count, first, row = 0, 0, 0
         for batch in self.source.batches(0, self.n_rows, [column]):
-            missing = is_missing(batch.column(0))
+            missing = np.isnan(self.source.numbers(batch.column(0)))
             if count == 0 and missing.any():
                 first = row + int(np.argmax(missing))
             count, row = count + int(missing.sum()), row + batch.num_rows
@@ -356,3 +376,65 @@ def table_rows(table: Table, name: str) -> Rows:
     if table.n_rows == 0:
         raise InputError(f"{name} is empty: {table.source.label} has no rows, a minimum of 1 is required")
     return MemoryRows(table.numbers(0, table.n_rows, name)) if table.source.is_in_memory else TableRows(table, name)
+
+
+def check_names(names: Sequence[str], label: str) -> None:
+    """Refuse a table without columns, and one with two columns of one name; raises InputError."""
+    if not names:
+        raise InputError(f"{label} has no columns; expected a table with at least one")
+    counts = Counter(names)
+    twice = next((name for name in names if counts[name] > 1), None)
+    if twice is not None:
+        raise InputError(f"{label} has two columns {twice!r}; expected a name for each: rename one of them")
+
+
+def selected_names(
+    patterns: str | Iterable[str], names: Sequence[str], argument: str = "columns", label: str = "the table"
+) -> tuple[str, ...]:
+    """Names that patterns select: for each pattern in the order of the table, each name once.
+
+    Raises
+    ------
+    InputError
+        If a pattern matches none; the message suggests names that are near to it.
+    """
+    found: dict[str, None] = {}
+    for pattern in split_patterns(patterns, names, argument):
+        matched = matching(pattern, names)
+        if not matched:
+            raise InputError(
+                f"{argument} has {pattern!r}, and {label} has no such column; expected {suggested(pattern, names)}"
+            )
+        found |= dict.fromkeys(matched)
+    return tuple(found)
+
+
+def split_patterns(patterns: str | Iterable[str], names: Sequence[str], argument: str = "columns") -> list[str]:
+    """Patterns one by one; a text may hold several with commas between, unless it is a name as it stands."""
+    expected = "names of columns, or patterns such as 'dep_*'"
+    listed: list[str]
+    if isinstance(patterns, str):
+        listed = [patterns] if patterns in names else [part.strip() for part in patterns.split(",")]
+    else:
+        is_list = isinstance(patterns, Iterable) and getattr(patterns, "ndim", 1) == 1
+        listed = list(patterns) if is_list else []
+        if not is_list or not all(isinstance(part, str) for part in listed):
+            raise InputTypeError(f"{argument} is {shown(patterns)}; expected {expected}")
+    if not listed or not all(listed):
+        raise InputError(f"{argument} is {shown(patterns)}; expected {expected}, at least one and none of them empty")
+    return listed
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """Names that a pattern matches, in order: the one that it is, or else all that fit it."""
+    return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+
+
+def suggested(pattern: str, names: Sequence[str]) -> str:
+    """Names near to one that does not exist, or the first of all of them, for a message."""
+    by_lower = {name.lower(): name for name in names}
+    near = [by_lower[name] for name in get_close_matches(pattern.lower(), list(by_lower), n=3)]
+    if near:
+        return " or ".join(map(repr, near))
+    more = ", ..." if len(names) > MAX_NAMES else ""
+    return "one of " + ", ".join(names[:MAX_NAMES]) + more

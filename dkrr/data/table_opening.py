@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.data.arrays import is_dask_frame
-from dkrr.data.columns import matching, split_patterns, suggested
-from dkrr.data.table import Table
+from dkrr.data.table import Table, matching, split_patterns, suggested
 from dkrr.errors import InputError, InputTypeError
 from dkrr.values import is_existing_folder, location, shown
 

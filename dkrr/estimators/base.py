@@ -30,8 +30,7 @@ from dkrr.data import (
     with_columns,
 )
 from dkrr.data.arrays import is_hdf_array, is_in_file, unlabelled
-from dkrr.data.columns import suggested
-from dkrr.data.table import not_numbers
+from dkrr.data.table import not_numbers, suggested
 from dkrr.data.transformed import HeldRows, TransformedRows, inputs_of, transformed_inputs
 from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
 from dkrr.errors import InputError, InputTypeError, short_traceback

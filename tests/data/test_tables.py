@@ -86,7 +86,7 @@ def test_a_table_has_the_same_columns_and_rows_in_every_kind_of_file(kind, arrow
     tolerance = 1e-6 if "csv" in kind else 0  # text of float32
     assert_allclose(chosen.numbers(0, N), expected, rtol=tolerance)
     assert_allclose(chosen.numbers(13, 78), expected[13:78], rtol=tolerance)
-    assert_allclose(as_rows(chosen).take(some), expected[some], rtol=tolerance)
+    assert_allclose(chosen.rows(some), expected[some], rtol=tolerance)
     first = 0
     for row, block in table.blocks(17):
         assert row == first and len(block) <= 17 and list(block.columns) == list(NAMES)
