@@ -96,12 +96,13 @@ class Table:
     @property
     def n_rows(self) -> int:
         """Number of rows."""
-        return self.source.n_rows
+        return int(self.source.n_rows)
 
     @property
     def edges(self) -> Sequence[int]:
         """First rows of what can only be decoded as a whole (row groups of Parquet), and the number of rows."""
-        return self.source.edges
+        edges: Sequence[int] = self.source.edges
+        return edges
 
     @property
     def all_names(self) -> tuple[str, ...]:
@@ -242,7 +243,7 @@ class Table:
 
     def rows(self, indices: NDArray[np.intp], name: str = "X") -> NDArray[Any]:
         """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded."""
-        return TableRows(self, name).take(np.asarray(indices))
+        return np.asarray(TableRows(self, name).take(np.asarray(indices)))
 
     def values(self) -> NDArray[Any]:
         """Values of one column, of shape (n,), in a type of NumPy: numbers, flags, or text as objects.
@@ -252,7 +253,7 @@ class Table:
         return np.asarray(self.to_pandas()[self.names[0]].to_numpy())
 
     def _batches(self, start: int, stop: int) -> Iterator[pyarrow.RecordBatch]:
-        return self.source.batches(start, stop, self.names)
+        yield from self.source.batches(start, stop, self.names)
 
     def _fill(self, out: NDArray[Any], batch: pyarrow.RecordBatch, name: str) -> None:
         for j, column in enumerate(self.names):

@@ -92,12 +92,6 @@ def test_infinite_labels_and_too_few_classes_are_refused(y, class_weight, weight
         KernelLogisticRegression(class_weight=class_weight).fit(X, y, sample_weight=weights)
 
 
-def test_weights_are_checked_by_score_as_by_fit():
-    model = KernelLogisticRegression().fit(X, CODES)
-    with pytest.raises(InputError, match="sample_weight is -1.0 in row 7"):
-        model.score(X, CODES, sample_weight=np.where(np.arange(N) == 7, -1.0, 1.0))
-
-
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "predict_log_proba", "decision_function"])
 def test_every_method_refuses_other_columns_and_names_a_bad_value(method):
     call = getattr(KernelLogisticRegression(kernel="rbf").fit(X, CODES), method)

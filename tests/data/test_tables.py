@@ -46,13 +46,6 @@ def _parquet(arrow, folder):
     return folder / "x.parquet"
 
 
-def _parquet_folder(arrow, folder):
-    for first in range(0, N, 40):
-        parquet.write_table(arrow.slice(first, 40), folder / f"part-{first:02}.parquet", row_group_size=30)
-    (folder / "_SUCCESS").touch()
-    return folder
-
-
 def _csv_folder(arrow, folder):
     for first in range(0, N, 40):
         csv.write_csv(arrow.slice(first, 40), folder / f"{first:02}.csv")
@@ -67,11 +60,9 @@ def _stream(arrow, folder):
 
 MAKERS = {
     "parquet": _parquet,
-    "parquet folder": _parquet_folder,
     "csv pattern": _csv_folder,
     "arrow stream": _stream,
     "arrow": lambda arrow, folder: arrow,
-    "pandas": lambda arrow, folder: arrow.to_pandas(),
     "polars lazy": lambda arrow, folder: pytest.importorskip("polars").from_arrow(arrow).lazy(),
 }
 
@@ -108,6 +99,7 @@ def test_blocks_end_where_row_groups_do(arrow, tmp_path):
 
 def test_names_of_folders_are_columns(arrow, tmp_path):
     parquet.write_to_dataset(arrow.drop_columns(["day"]), tmp_path / "x", partition_cols=["origin", "hour"])
+    (tmp_path / "x" / "_SUCCESS").touch()
     table = dkrr.open_table(tmp_path / "x", "dep_time,hour,origin")
     assert table.kinds == {"dep_time": "number", "hour": "number", "origin": "text"}
     found, known = table.to_pandas().sort_values("dep_time"), arrow.to_pandas().sort_values("dep_time")
