@@ -17,7 +17,7 @@ from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests.inputs import table
 from tests.oracles import assert_close, naive_gram, naive_kernel_ridge, naive_residual
 from tests.pairs import covering, every_pair
-from tests.runtime.clients import all_released
+from tests.cluster.clients import all_released
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 

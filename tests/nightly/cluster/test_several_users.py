@@ -16,7 +16,7 @@ import dkrr
 from dkrr.cluster import dask_executor
 from dkrr.errors import MemoryLimitError
 from dkrr.fitting import run
-from tests.runtime.clients import all_released
+from tests.cluster.clients import all_released
 
 MIB = 2**20
 SETTINGS = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.1, "tile": 128, "solver": "cholesky"}

@@ -77,7 +77,7 @@ def test_fits_keep_the_promise(solver, traced):
         tracemalloc.stop()
     assert peak < of_the_fit(model)
     assert model.solve_result_.peak_bytes < model.plan_.peak_bytes
-    assert "'tests.runtime.test_functions.differences' was measured on a block of" in str(model.plan_)
+    assert "'tests.cluster.test_functions.differences' was measured on a block of" in str(model.plan_)
     known = KernelRidge(kernel="laplacian", gamma=0.1, solver=solver, tol=1e-4, alpha=1.0).fit(X, y)
     assert of_the_fit(model) > of_the_fit(known)
     assert_allclose(model.predict(X[:50]), known.predict(X[:50]), atol=1e-3)
@@ -99,7 +99,7 @@ def test_a_function_is_measured_once():
 
 
 def test_rows_that_would_have_to_be_computed_or_are_few_are_not_measured_with():
-    said = "'tests.runtime.test_functions.products' has not been measured"
+    said = "'tests.cluster.test_functions.products' has not been measured"
     assert said in str(plan(da.from_array(X, chunks=500), y, kernel=products))
     assert said in str(plan(n=N, d=D, kernel=products))
     few = as_rows(X[: MIN_ROWS - 1])

@@ -22,7 +22,7 @@ from dkrr.machine.quick import measured_plan, on_threads, other_load
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.plan import RATES
 from tests.planning.problems import GIB, MIB, cluster, direct, machine
-from tests.runtime.clients import all_released
+from tests.cluster.clients import all_released
 
 LONG = direct(20_000, 9)
 

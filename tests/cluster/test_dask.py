@@ -35,7 +35,7 @@ from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
 from tests.conftest import WORKER_MEMORY
-from tests.runtime.clients import all_released
+from tests.cluster.clients import all_released
 
 
 @pytest.fixture
