@@ -6,15 +6,16 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import dask
+import filelock
 import pytest
 
 from dkrr.cluster import folders
-from dkrr.cluster.folders import PrivateFolder, delete_abandoned, private_folder
+from dkrr.cluster.folders import PrivateFolder, delete_abandoned, lock_suffix, private_folder
 from dkrr.cluster.process import ENDING, ended_in_order
 from dkrr.errors import StoreError
 
@@ -43,7 +44,7 @@ def test_a_temporary_folder_is_private_and_deleted(tmp_path):
     with private_folder("test", str(tmp_path)) as path:
         Path(path, "data").mkdir()
         assert stat.S_IMODE(Path(path).stat().st_mode) == 0o700
-        assert names(tmp_path) == [Path(path).name, f"{Path(path).name}.lock"]
+        assert names(tmp_path) == [Path(path).name, Path(path).name + lock_suffix()]
         assert path.startswith(f"{tmp_path}/dkrr-test-")
     assert names(tmp_path) == []
     with dask.config.set({"dkrr.temporary-directory": str(tmp_path)}):
@@ -56,13 +57,14 @@ def test_a_temporary_folder_is_private_and_deleted(tmp_path):
 def test_a_living_process_keeps_its_folder_and_a_killed_one_does_not(tmp_path):
     with owner(tmp_path) as process:
         path = process.stdout.readline().strip()
+        process.send_signal(signal.SIGSTOP)  # a laptop that sleeps, a job that is suspended
         with private_folder("other", str(tmp_path)):
             assert Path(path, "data").exists()
         process.kill()
         process.wait()
         assert Path(path, "data").exists(), "SIGKILL leaves it"
         with private_folder("next", str(tmp_path)) as mine:
-            assert names(tmp_path) == [Path(mine).name, f"{Path(mine).name}.lock"]
+            assert names(tmp_path) == [Path(mine).name, Path(mine).name + lock_suffix()]
     assert names(tmp_path) == []
 
 
@@ -73,59 +75,50 @@ def test_an_exit_deletes_it_and_a_fork_does_not(tmp_path):
     assert process.returncode == 0 and names(tmp_path) == []
 
 
-@pytest.mark.parametrize("function", ["folders.locks.flock", "folders._is_at", "pathlib.Path.mkdir"])
-def test_what_a_process_leaves_that_is_killed_while_it_makes_a_folder_is_deleted(tmp_path, function, monkeypatch):
-    with owner(tmp_path, f"{function} = lambda *a, **k: os.kill(os.getpid(), 9)") as process:
+@pytest.mark.parametrize("function", ["os.open", "fcntl.flock", "pathlib.Path.mkdir"])
+def test_what_a_process_leaves_that_is_killed_while_it_makes_a_folder_is_deleted(tmp_path, function):
+    killed = f"import fcntl, filelock; {function} = lambda *a, **k: os.kill(os.getpid(), 9)"
+    with owner(tmp_path, killed) as process:
         assert process.wait(60) == -signal.SIGKILL
-    assert len(names(tmp_path)) == 1
-    monkeypatch.setattr(folders, "UNSIGNED_SECONDS", -1.0)
-    assert len(delete_abandoned(str(tmp_path))) == 1
+    left = names(tmp_path)
+    assert len(delete_abandoned(str(tmp_path))) == sum(name.endswith(".lock") for name in left) == len(left) <= 1
     assert names(tmp_path) == []
 
 
 def test_what_is_not_its_own_is_left(tmp_path):
-    """Links, folders, files of other programs and machines, and lock files that are being made, of dkrr's own names."""
-    for folder in ("target", "dkrr-folder00.lock", "dkrr-abroad00", "dkrr-mine0000"):
-        (tmp_path / folder).mkdir()
+    """Links, folders, pipes, and folders of other programs and machines."""
     kept = tmp_path / "target" / "kept"
+    for folder in ("target", f"dkrr-folder00{lock_suffix()}", "dkrr-abroad00", "dkrr-mine0000"):
+        (tmp_path / folder).mkdir()
     kept.touch()
-    (tmp_path / "dkrr-link0000.lock").symlink_to(kept)
-    (tmp_path / "dkrr-abroad00.lock").write_text("another machine\n")
-    (tmp_path / "dkrr-new00000.lock").touch()
-    os.mkfifo(tmp_path / "dkrr-pipe0000.lock")
+    (tmp_path / f"dkrr-link0000{lock_suffix()}").symlink_to(kept)
+    (tmp_path / "dkrr-abroad00.dkrr-on-another.lock").touch()
+    (tmp_path / "dkrr-mine0000.lock").touch()
+    os.mkfifo(tmp_path / f"dkrr-pipe0000{lock_suffix()}")
     before = names(tmp_path)
     assert delete_abandoned(str(tmp_path)) == []
     assert names(tmp_path) == before
     # A folder that was replaced by a link is not followed.
     (tmp_path / "dkrr-trap0000").symlink_to(kept.parent)
-    (tmp_path / "dkrr-trap0000.lock").write_bytes(folders._signature())
-    delete_abandoned(str(tmp_path))
+    (tmp_path / f"dkrr-trap0000{lock_suffix()}").touch()
+    assert len(delete_abandoned(str(tmp_path))) == 1
     assert kept.exists()
 
 
-def test_a_name_that_is_taken_is_not_used(tmp_path, monkeypatch):
-    """Another user who sees the lock file may make the folder first."""
-    mkdir, taken = Path.mkdir, []
-
-    def first_taken(self, mode):
-        if not taken:
-            taken.append(self)
-            mkdir(self)
-        mkdir(self, mode)
-
-    monkeypatch.setattr(Path, "mkdir", first_taken)
-    folder = PrivateFolder("test", str(tmp_path))
-    assert taken and folder.path != str(taken[0])
-    folder.delete()
-    assert names(tmp_path) == [taken[0].name]
+@pytest.mark.parametrize("name", ["folder", "lock"])
+def test_a_name_that_is_taken_is_not_used(tmp_path, monkeypatch, name):
+    """Another user who sees the lock file may make the folder first; another process may take an abandoned lock."""
+    taken = tmp_path / f"dkrr-test-0000{'' if name == 'folder' else lock_suffix()}"
+    monkeypatch.setattr(folders.secrets, "token_hex", Mock(side_effect=["0000", "1111"]))
+    with filelock.FileLock(taken) if name == "lock" else nullcontext(taken.mkdir()):
+        folder = PrivateFolder("test", str(tmp_path))
+        assert folder.path == f"{tmp_path}/dkrr-test-1111"
+        folder.delete()
+        assert names(tmp_path) == [taken.name]
 
 
-REFUSING = SimpleNamespace(LOCK_EX=2, LOCK_NB=4, flock=Mock(side_effect=OSError(95, "Operation not supported")))
-
-
-@pytest.mark.parametrize("locks", [REFUSING, None])
-def test_where_files_cannot_be_locked_there_is_no_lock(tmp_path, monkeypatch, locks):
-    monkeypatch.setattr(folders, "locks", locks)
+def test_where_files_cannot_be_locked_there_is_no_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(95, "Operation not supported")))
     with private_folder("test", str(tmp_path)) as path:
         assert names(tmp_path) == [Path(path).name]
     assert names(tmp_path) == []
