@@ -1,6 +1,6 @@
 """Tasks, and the executors that run them: in this process, or on a Dask cluster."""
 
-from dkrr.cluster.progress import Progress, Several, Share, Whole, make_progress
+from dkrr.cluster.progress import Progress, Share, Whole, make_progress
 from dkrr.cluster.tasks import Executor, Meter, RunRecord, SerialExecutor, Task, TaskRecord, ThreadExecutor
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "Progress",
     "RunRecord",
     "SerialExecutor",
-    "Several",
     "Share",
     "Task",
     "TaskRecord",

@@ -15,10 +15,10 @@ import threading
 import time
 import uuid
 from asyncio import CancelledError
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError as FutureOfLoopCancelledError
-from contextlib import suppress
-from dataclasses import dataclass
+from concurrent.futures import wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from distributed.protocol.pickle import dumps, loads
 
 from dkrr.cluster import process
 from dkrr.cluster.local_workers import how_it_ended
-from dkrr.cluster.progress import OpenStage, Progress
+from dkrr.cluster.progress import Progress
+from dkrr.cluster.workers import WorkerReport, report
 from dkrr.config import setting
 from dkrr.errors import ClusterError, DkrrError, InputError, StoreError
 from dkrr.store.arrays import zarr_store
@@ -50,6 +51,9 @@ MAX_ATTEMPTS = 4
 
 CANCELLED = (CancelledError, FutureCancelledError, FutureOfLoopCancelledError)
 """What waiting raises if the scheduler cancels what is waited for, or is lost."""
+
+LOST = (*CANCELLED, OSError, RuntimeError, AttributeError)
+"""What a client raises whose scheduler is lost; AttributeError, since it has None in its place."""
 
 KEPT = "What is finished is kept in a given store"
 
@@ -89,43 +93,35 @@ class Watch:
         """End the waiting of another thread, with CancelledError there."""
         self._stopped.set()
 
-    def call(self, method: Callable[..., Any], *arguments: Any, needs: Collection[str] = (), **options: Any) -> Any:
+    def call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Result of a method of the client.
-
-        Parameters
-        ----------
-        method : callable
-        *arguments, **options
-        needs : collection of str, optional
-            Addresses of the workers without which there would be no result.
 
         Raises
         ------
         ClusterError
-            If the scheduler, or a worker that is needed, is lost, or all workers are lost for too long.
+            If the scheduler is lost, or all workers are for too long.
         """
 
         async def awaited() -> Any:
             found = method(*arguments, **options)  # in the client's event loop, where it does not wait
             return await found if inspect.isawaitable(found) else found
 
-        try:
+        with self.noticing_a_lost_scheduler():
             result = asyncio.run_coroutine_threadsafe(awaited(), self.client.loop.asyncio_loop)
             try:
-                while True:
-                    try:
-                        value = result.result(ASK_SECONDS)
-                    except TimeoutError:
-                        if result.done():
-                            raise
-                        self.look(needs)
-                    else:
-                        self._look_again()
-                        return value
+                while not wait([result], ASK_SECONDS).done:
+                    self.look()
+                self._look_again()
+                return result.result()
             finally:
                 result.cancel()
-        except (*CANCELLED, OSError, RuntimeError, AttributeError):
-            # A client that has lost its scheduler has None in its place, and raises AttributeError.
+
+    @contextmanager
+    def noticing_a_lost_scheduler(self) -> Iterator[None]:
+        """Say that the scheduler is lost where Dask raises something else in a block."""
+        try:
+            yield
+        except LOST:
             self.refuse_a_lost_scheduler()
             raise
 
@@ -168,19 +164,13 @@ class Watch:
                 return threads
             self._stopped.wait(0.2)
 
-    def look(self, needs: Collection[str] = ()) -> dict[str, int]:
+    def look(self) -> dict[str, int]:
         """Threads of every worker; raises as `call` does."""
         if self._stopped.is_set():
             raise CancelledError
         self.refuse_a_lost_scheduler(0.0)  # the client would try to connect to it for its whole timeout
-        try:
+        with self.noticing_a_lost_scheduler():
             threads: dict[str, int] = self.client.nthreads()
-        except (*CANCELLED, OSError, RuntimeError, AttributeError):
-            self.refuse_a_lost_scheduler()
-            raise
-        lost = sorted(set(needs) - set(threads))
-        if lost:
-            raise ClusterError(f"the workers {', '.join(lost)} were lost while dkrr waited for them. {self._advice()}")
         if threads:
             self._found_workers()
         else:
@@ -340,16 +330,15 @@ class StageEvents(Progress):
         super().__init__()
         self._client, self._what = client, {"fit": uuid.uuid4().hex, "problem": problem}
 
-    def begin(self, name: str, total: float, done: float) -> None:
-        self._stage = OpenStage(name, total, done)
+    def begin(self, name: str, total: float, done: float) -> None:  # noqa: ARG002
+        self._stage, self._began = name, time.monotonic()
 
     def end(self, *, failed: bool) -> None:
-        event = {**self._what, "stage": self._stage.name, "seconds": self._stage.elapsed, "failed": failed}
+        event = {**self._what, "stage": self._stage, "seconds": time.monotonic() - self._began, "failed": failed}
         self._client.loop.add_callback(self._send, event)
 
     async def _send(self, event: dict[str, Any]) -> None:
-        # The fit has an error of its own for a lost scheduler, whose client has None in its place.
-        with suppress(*CANCELLED, OSError, RuntimeError, AttributeError):
+        with suppress(*LOST):  # the fit has an error of its own for a lost scheduler
             await self._client.scheduler.log_event(topic=TOPIC, msg=event)
 
 
@@ -387,42 +376,24 @@ def check_path_is_shared(client: Client, path: Path, what: str) -> None:
         )
 
 
+async def in_a_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Result of a function that may take long, beside a worker's tasks: its event loop is not blocked."""
+    return await asyncio.to_thread(function, *arguments)
+
+
 def on_every_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run a function on a thread of every worker, all at the same time; results in the order of their addresses."""
-    addresses = _addresses(client)
-    futures = [client.submit(function, *arguments, workers=[address], pure=False) for address in addresses]
-    return list(Watch(client).call(client.gather, futures, needs=addresses))
+    """Run a function in a thread of every worker, all at the same time; results in the order of their addresses."""
+    found = Watch(client).on_all_workers(in_a_thread, function, *arguments)
+    return [found[address] for address in sorted(found)]
 
 
-def _addresses(client: Client) -> list[str]:
-    return sorted(_workers(client))
+def worker_reports(client: Client) -> list[WorkerReport]:
+    """Report of every worker; waits for the first of a cluster that has none yet."""
+    return list(Watch(client, begins=True).on_all_workers(report).values())
 
 
-def _workers(client: Client) -> dict[str, Any]:
-    """Scheduler's reports of all workers, by address; waits for the first of a cluster that has none yet."""
-    watch = Watch(client, begins=True)
-    try:
-        # An adaptive cluster may have started one and stopped it again.
-        while not (found := client.scheduler_info(n_workers=-1)["workers"]):
-            watch.wait_for_workers()
-    except (*CANCELLED, OSError, RuntimeError, AttributeError, KeyError):
-        watch.refuse_a_lost_scheduler()
-        raise
-    return dict(found)
-
-
-@dataclass(frozen=True)
-class Held:
-    """Most that a worker holds before its first task, in bytes."""
-
-    environment: int
-    """Bytes with the libraries that every fit needs."""
-    ready: int
-    """Bytes with those of the fit's kernel and store as well."""
-
-
-def held_when_ready(watch: Watch, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> Held:
-    """Let every worker import what its tasks need, and ask what it holds then.
+def held_when_ready(watch: Watch, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> int:
+    """Let every worker import what its tasks need; the most that one then holds before its first task, in bytes.
 
     Parameters
     ----------
@@ -435,52 +406,15 @@ def held_when_ready(watch: Watch, kernel: Any, urls: Sequence[str], modules: Seq
     modules : sequence of str
         Modules that tasks will need.
     """
-    # As bytes, which the worker turns into a kernel after it has measured itself.
-    held = watch.on_all_workers(_prepare, dumps(kernel), list(urls), list(modules))
-    environments, ready = zip(*held.values(), strict=True)
-    return Held(max(environments), max(ready))
+    # As bytes, which the thread turns into a kernel: that may import for long.
+    held = watch.on_all_workers(in_a_thread, _prepare, dumps(kernel), list(urls), list(modules))
+    return int(max(held.values()))
 
 
-async def _prepare(kernel: bytes, urls: list[str], modules: list[str]) -> tuple[int, int]:
-    return await asyncio.to_thread(_held, kernel, urls, modules)  # the worker's event loop is not blocked
-
-
-def _held(kernel: bytes, urls: list[str], modules: list[str]) -> tuple[int, int]:
+def _prepare(kernel: bytes, urls: list[str], modules: list[str]) -> int:
     for name in modules:
         importlib.import_module(name)
-    this = psutil.Process()
-    environment = this.memory_info().rss
     loads(kernel)
     for url in urls:
         zarr_store(url)
-    return environment, this.memory_info().rss
-
-
-@dataclass(frozen=True)
-class WorkerInfo:
-    """Report of a worker of a running cluster."""
-
-    host: str
-    n_threads: int
-    memory_limit: int
-    """Bytes; 0: no limit."""
-    resident_bytes: int
-    """Memory that its process holds now."""
-
-
-def worker_resources(client: Client) -> list[WorkerInfo]:
-    """Report of every worker; waits for the first of a cluster that has none yet."""
-    workers = _workers(client)
-    # The scheduler knows what a worker held some seconds ago.
-    held = Watch(client).on_all_workers(_resident)
-    return [
-        WorkerInfo(
-            w["host"], w["nthreads"], w["memory_limit"] or 0, held.get(address, int(w["metrics"].get("memory", 0)))
-        )
-        for address, w in workers.items()
-    ]
-
-
-async def _resident() -> int:
-    """Memory of a worker, asked in its event loop: its threads may be busy for long."""
     return int(psutil.Process().memory_info().rss)

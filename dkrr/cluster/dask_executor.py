@@ -9,8 +9,9 @@ those of the window, not of the fit.
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from asyncio import CancelledError
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from dkrr.cluster import resident
-from dkrr.cluster.dask_client import CANCELLED, KEPT, Watch
+from dkrr.cluster.dask_client import CANCELLED, KEPT, LOST, Watch
 from dkrr.cluster.progress import Progress
 from dkrr.cluster.tasks import FAN_IN, ReadyQueue, RunRecord, Task, TaskRecord, execute_on_worker
 from dkrr.errors import ClusterError, DkrrError
@@ -38,6 +39,9 @@ OTHER_ENVIRONMENT = (
     "the Dask scheduler cannot read dkrr's tasks; expected the same packages there as here: install dkrr where the "
     "scheduler runs"
 )
+
+
+ITERATION = "a task of an iteration"
 
 
 class DaskExecutor:
@@ -117,67 +121,39 @@ class DaskExecutor:
                 completed.add(future)
 
         try:
-            submit()
-            while running:
-                future, result = self._watch.next(completed)
-                task = running.pop(future.key)
-                if future.status != "finished":
-                    error = self._readable(future, result, task)
-                    future.release()
-                    raise error
-                record.tasks.append(result)
-                self._note([result])
-                queue.complete(task.key)
-                progress.advance(task.flops)
-                future.release()
+            with self._watch.noticing_a_lost_scheduler():
                 submit()
+                while running:
+                    future, result = self._watch.next(completed)
+                    status, task = future.status, running.pop(future.key)
+                    future.release()
+                    if status != "finished":  # "cancelled" or "lost": the scheduler is lost, or it lost the worker
+                        error = result[1] if isinstance(result, tuple) else CancelledError(status)
+                        raise self._readable(error, f"task {task.key}")
+                    record.tasks.append(result)
+                    self._note([result])
+                    queue.complete(task.key)
+                    progress.advance(task.flops)
+                    submit()
         except (*CANCELLED, CommClosedError) as error:
-            self._watch.refuse_a_lost_scheduler()
             raise self._died("the tasks", 1, ", or the connection to them was lost") from error
-        except (OSError, AttributeError):
-            self._watch.refuse_a_lost_scheduler()
-            raise
         finally:
             if running:
                 self._cancel(list(completed.futures))
-        queue.check_finished()
         record.seconds = time.perf_counter() - start
         return record
 
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
         """See `Executor.map`."""
-        self.wait_until_ready()
         start = time.perf_counter()
-
-        def run() -> list[TaskRecord]:
-            with _released() as held:
-                held += self._submit(tasks, shared)
-                return self._gather(held)
-
-        records = self._again(run)
+        records: list[TaskRecord] = self._pass(tasks, shared)
         self._note(records)
         return RunRecord(time.perf_counter() - start, records)
 
     def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
         """See `Executor.total`; the workers add the values in a tree."""
-        self.wait_until_ready()
         start = time.perf_counter()
-
-        def run() -> _Sum:
-            with _released() as held:
-                futures = self._submit(tasks, shared)
-                held += futures
-                while True:
-                    groups = [futures[k : k + FAN_IN] for k in range(0, len(futures), FAN_IN)]
-                    futures = [
-                        self.client.submit(_add, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False)
-                        for group in groups
-                    ]
-                    held += futures
-                    if len(futures) == 1:
-                        return self._gather(futures)[0]  # type: ignore[no-any-return]
-
-        found: _Sum = self._again(run)
+        found: _Sum = self._pass(tasks, shared, adds=True)[0]
         self._note(found.records)
         return found.value, RunRecord(time.perf_counter() - start, found.records)
 
@@ -190,12 +166,8 @@ class DaskExecutor:
 
     def _cancel(self, futures: list[Any]) -> None:
         # The error that ended the run is the one to report: a lost scheduler has nothing to cancel.
-        with suppress(*CANCELLED, OSError, RuntimeError, AttributeError, ClusterError):
+        with suppress(*LOST, ClusterError):
             self._watch.call(self.client.cancel, futures, force=True)
-
-    def _gather(self, futures: list[Any]) -> list[Any]:
-        found: list[Any] = self._watch.call(self.client.gather, futures, direct=True)
-        return found
 
     def _note(self, records: list[TaskRecord]) -> None:
         self._most_held = max(self._most_held, *(r.peak_bytes for r in records), 0)
@@ -235,45 +207,50 @@ class DaskExecutor:
             address if address in threads or not now else now[k % len(now)] for k, address in enumerate(self._places)
         ]
 
-    def _again(self, run: Callable[[], Any]) -> Any:
-        """Run, and run again where a worker was lost with data that only this process can send again."""
+    def _pass(self, tasks: Sequence[Task], shared: Any, *, adds: bool = False) -> list[Any]:
+        """Results of tasks, or their sum; again where a worker was lost with data that only this process can send."""
+        self.wait_until_ready()
         for attempt in range(MAX_ATTEMPTS):
+            # All are released, also after an error: the client keeps the error of a future, whose frames hold the
+            # futures of the pass, which would stay on the cluster for as long as the client.
+            held: list[Any] = []
             try:
-                return run()
-            except KilledWorker as error:
-                raise self._died("a task of an iteration", error.allowed_failures + 1) from None
-            except RuntimeError as error:
-                if UNREADABLE in str(error):
-                    raise ClusterError(OTHER_ENVIRONMENT) from error
-                raise
+                held += (futures := self._submit(tasks, shared))
+                sums = adds
+                while sums:
+                    groups = [futures[k : k + FAN_IN] for k in range(0, len(futures), FAN_IN)]
+                    futures = [
+                        self.client.submit(_add, group, key=f"dkrr-add-{uuid.uuid4().hex}", pure=False)
+                        for group in groups
+                    ]
+                    held += futures
+                    sums = len(futures) > 1
+                return list(self._watch.call(self.client.gather, futures, direct=True))
+            except (KilledWorker, RuntimeError) as error:
+                raise self._readable(error, ITERATION) from None
             except (*CANCELLED, OSError) as error:  # OSError: no connection to a lost worker
                 self._watch.refuse_a_lost_scheduler()
                 if attempt == MAX_ATTEMPTS - 1:
-                    if isinstance(error, OSError) and not isinstance(error, CommClosedError) and self._has_workers():
+                    if isinstance(error, OSError) and not isinstance(error, CommClosedError) and self._watch.look():
                         raise  # an error of a task, for example of its store
-                    raise self._died("a task of an iteration", MAX_ATTEMPTS) from error
+                    raise self._died(ITERATION, MAX_ATTEMPTS) from error
                 time.sleep(0.5)
                 self._watch.wait_for_workers()
+            finally:
+                for future in held:
+                    future.release()
         raise AssertionError
 
-    def _has_workers(self) -> bool:
-        try:
-            return bool(self.client.nthreads())
-        except OSError:
-            return False
-
-    def _readable(self, future: Any, result: Any, task: Task) -> BaseException:
-        if future.status in ("cancelled", "lost"):  # the scheduler is lost, or it lost the worker
-            self._watch.refuse_a_lost_scheduler()
-            return self._died(f"task {task.key}", 1)
-        error = result[1] if isinstance(result, tuple) else future.exception()
+    def _readable(self, error: BaseException, what: str) -> BaseException:
+        """Error to raise for one that Dask reports."""
         if isinstance(error, KilledWorker):
-            return self._died(f"task {task.key}", error.allowed_failures + 1)
-        if isinstance(error, CANCELLED):
-            return self._died(f"task {task.key}", 1)
+            return self._died(what, error.allowed_failures + 1)
         if isinstance(error, RuntimeError) and UNREADABLE in str(error):
             return ClusterError(OTHER_ENVIRONMENT)
-        return error if isinstance(error, BaseException) else DkrrError(f"task {task.key} was {future.status}")
+        if isinstance(error, CANCELLED):
+            self._watch.refuse_a_lost_scheduler()
+            return self._died(what, 1)
+        return error
 
     def _known_of_memory(self) -> str:
         """Words for the workers' memory from the plan and the records of tasks, in brackets."""
@@ -297,21 +274,6 @@ def dask_key(task: Task, run_id: str) -> str:
     """
     words = re.findall("[a-z]+", str(getattr(task.function, "__name__", "task")).lower())
     return "-".join(["dkrr", *words, run_id, task.key])
-
-
-@contextmanager
-def _released() -> Iterator[list[Any]]:
-    """Futures that are put into this list are released at the end of the block, also after an error.
-
-    The client keeps the error of a future, whose frames hold the futures of the pass: they would stay on the cluster
-    for as long as the client.
-    """
-    held: list[Any] = []
-    try:
-        yield held
-    finally:
-        for future in held:
-            future.release()
 
 
 @dataclass

@@ -30,9 +30,9 @@ from typing import Any, Self
 
 import dask
 
+from dkrr.cluster import workers
 from dkrr.cluster.local_server import MAX_STARTS, NOT_STARTED
 from dkrr.cluster.process import ENDING
-from dkrr.cluster.worker_settings import MONITOR_MILLISECONDS, TICK_MILLISECONDS
 from dkrr.errors import DkrrError
 from dkrr.units import format_bytes
 
@@ -58,17 +58,12 @@ STOP_SECONDS = 20.0
 """Seconds given to the workers to end, before they are killed."""
 
 SETTINGS = {
-    # The plan bounds every task; spilling or pausing would only hide a broken promise. Killing stays on.
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": False,
+    **workers.SETTINGS,
+    # Of the nanny: what exceeds its limit is killed.
     "distributed.worker.memory.terminate": 1.0,
+    "distributed.worker.memory.monitor-interval": "1s",
     "distributed.scheduler.worker-saturation": 2.0,
     "distributed.diagnostics.nvml": False,
-    "distributed.admin.tick.interval": f"{TICK_MILLISECONDS:g}ms",
-    "distributed.admin.system-monitor.interval": f"{MONITOR_MILLISECONDS:g}ms",
-    "distributed.worker.memory.monitor-interval": "1s",
-    "distributed.worker.profile.enabled": False,
     # What HTTP servers would answer until they are closed.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],

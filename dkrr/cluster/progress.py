@@ -1,41 +1,59 @@
 """Progress of long work, weighted by flops: the time of every stage, its displays, and messages through logging.
 
-A display is a live bar on a terminal, one output of a notebook's cell, or lines through Python's logging: a line for
-every tenth of the work, at most one in `LOG_SECONDS[0]` and at least one in `LOG_SECONDS[1]`.
+A display is bars that rich draws, on a terminal or in an output of a notebook's cell, or lines through Python's
+logging: one for every tenth of the work, at most one in `LOG_SECONDS[0]` and at least one in `LOG_SECONDS[1]`.
 
 Every module logs under its own name, below ``dkrr``; the lines of progress are those of ``dkrr.progress``. dkrr sets up
 no logging by itself: a program does, or the command line (`logged_to_stderr`), with a handler on stderr.
 """
 
 import contextvars
-import html
 import logging
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 from dkrr.cost import Stage
 from dkrr.plain_text import one_line, printable, safe_message
 from dkrr.units import format_seconds
 
+LOG_SECONDS = (2.0, 30.0)
+REFRESH_SECONDS = 0.5
+"""Seconds between two updates of a display in a notebook."""
+MAX_BARS = 20
+"""Bars of a display in a notebook; those of the last stages are kept."""
+MAX_PASSED = 0.95
+"""Fraction of a part of a whole that is shown at most before it has ended, however long it takes."""
+
 
 class Progress:
-    """Shows nothing, and measures the time of every stage; the base of the displays below.
+    """Measures the time of every stage, and passes on what is done to displays; the base of those below.
 
     Used as a context manager: ``with progress.stage("factorisation", flops): ... progress.advance(flops)``.
+
+    Parameters
+    ----------
+    *displays : Progress
+        Without one nothing is shown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *displays: "Progress") -> None:
+        self._displays = displays
         self._seconds: dict[str, float] = {}
+
+    def shown_also(self, display: "Progress") -> "Progress":
+        """The same stages, of which another display is told too."""
+        both = Progress(self, display)
+        both._seconds = self._seconds
+        return both
 
     def stage(self, name: str, total_flops: float, done_flops: float = 0.0, detail: str = "") -> Self:
         """Begin a stage of work.
@@ -67,53 +85,35 @@ class Progress:
     def take_stages(self) -> tuple[Stage, ...]:
         """Stages that ended since the last call, with the time that each took in all; they are forgotten."""
         taken = dict(self._seconds)
-        self._seconds.clear()  # other displays of the same work may count here
+        self._seconds.clear()  # not another dictionary: `shown_also` shares it
         return tuple(Stage(name, seconds) for name, seconds in taken.items())
 
     def begin(self, name: str, total: float, done: float) -> None:
         """Display the start of a stage."""
+        for display in self._displays:
+            display.begin(name, total, done)
 
     def advance(self, flops: float) -> None:
         """Display that work was done."""
+        for display in self._displays:
+            display.advance(flops)
 
     def end(self, *, failed: bool) -> None:
         """Display the end of a stage."""
+        for display in self._displays:
+            display.end(failed=failed)
 
     def note(self, message: str) -> None:
         """Display a message between stages."""
+        for display in self._displays:
+            display.note(message)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self._measuring.__exit__(None, None, None)
-        self.end(failed=error is not None)
-
-
-class OpenStage:
-    """What is shown of one stage while it runs."""
-
-    def __init__(self, name: str, total: float, done: float) -> None:
-        self.name, self.total, self.done, self.at_start = name, total, done, done
-        self.started = time.monotonic()
-
-    @property
-    def fraction(self) -> float:
-        """Part of the work that is done."""
-        return min(self.done / self.total, 1.0)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the stage began in this run."""
-        return time.monotonic() - self.started
-
-    @property
-    def left(self) -> float:
-        """Seconds until its end, at the rate of this run; nan before any work is done."""
-        done = self.done - self.at_start
-        return max(self.elapsed * (self.total - self.done) / done, 0.0) if done > 0 else float("nan")
+        self.end(failed=kind is not None)
 
 
 class Share(Progress):
@@ -175,6 +175,11 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
+_stderr_logger = logging.Logger("dkrr.progress")
+"""For lines that are asked for where no logging is set up; no other logger passes records to it."""
+_stderr_logger.addHandler(StderrHandler())
+
+
 def handlers_of(logger: logging.Logger, level: int = logging.INFO) -> list[logging.Handler]:
     """Handlers that take records of this level from a logger."""
     found: list[logging.Handler] = []
@@ -216,49 +221,72 @@ def logged_to_stderr() -> Iterator[logging.Handler | None]:
         package_logger.setLevel(earlier)
 
 
-LOG_SECONDS = (2.0, 30.0)
-REFRESH_SECONDS = 0.5
-"""Seconds between two updates of a display in a notebook."""
-MAX_PASSED = 0.95
-"""Fraction of a part of a whole that is shown at most before it has ended, however long it takes."""
-MAX_NOTES = 20
-"""Messages that a display in a notebook keeps; the last ones."""
+class CellBars(RichProgress):
+    """Bars in one output of a notebook's cell, which is replaced; rich's own way needs ipywidgets."""
+
+    _output: Any = None
+
+    def start(self) -> None:
+        """Show the bars, and update them while a stage runs, however long its tasks take."""
+        from IPython.display import display
+
+        if self._output is None:
+            self._output = display(self, display_id=True)
+        self._ended = threading.Event()
+        threading.Thread(target=self._update, args=(self._ended,), name="dkrr-progress", daemon=True).start()
+
+    def stop(self) -> None:
+        """Show them a last time."""
+        self._ended.set()
+        self._output.update(self)
+
+    def _update(self, ended: threading.Event) -> None:
+        while not ended.wait(REFRESH_SECONDS):
+            self._output.update(self)
 
 
 class LiveProgress(Progress):
-    """A bar on a terminal (stderr)."""
+    """A bar for each stage, on a terminal (stderr) or in a notebook."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
-        self._bar: RichProgress | None = None
+        self._bars: RichProgress | None = None
+        self._task = TaskID(0)
 
     def begin(self, name: str, total: float, done: float) -> None:
-        self._bar = RichProgress(
-            TextColumn("{task.description:<24}"),
-            BarColumn(bar_width=30),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console,
-            # A task may take minutes; the default window would forget the last one and show no estimate.
-            speed_estimate_period=3600,
-            refresh_per_second=4,
-        )
-        self._bar.start()
-        self._bar.add_task(escape(printable(name)), total=total, completed=int(done))
+        if self._bars is None or not self._console.is_jupyter:  # what a terminal shows of earlier stages stays there
+            self._bars = (CellBars if self._console.is_jupyter else RichProgress)(
+                TextColumn("{task.description:<24}"),
+                BarColumn(bar_width=30),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
+                # A task may take minutes; the default window would forget the last one and show no estimate.
+                speed_estimate_period=3600,
+                refresh_per_second=4,
+            )
+        name = escape(printable(name))
+        for task in self._bars.tasks:  # a notebook keeps those of the last stages, of one that is repeated the last
+            if task.description == name or task.id <= self._task + 1 - MAX_BARS:
+                self._bars.remove_task(task.id)
+        self._task = self._bars.add_task(name, total=total, completed=int(done))
+        self._bars.start()
 
     def advance(self, flops: float) -> None:
-        if self._bar is not None:
-            self._bar.advance(self._bar.task_ids[0], flops)
+        if self._bars is not None:
+            self._bars.advance(self._task, flops)
 
     def end(self, *, failed: bool) -> None:
-        if self._bar is not None:
+        if self._bars is not None:
+            task = self._bars.tasks[-1]
             if failed:
-                self._bar.update(self._bar.task_ids[0], description="[red]stopped[/red]")
-            self._bar.stop()
-            self._bar = None
+                self._bars.update(task.id, description=f"{task.description} [red]stopped[/red]")
+            else:
+                self._bars.update(task.id, completed=task.total)
+            self._bars.stop()
 
     def note(self, message: str) -> None:
         self._console.print(printable(message), highlight=False, markup=False)
@@ -275,143 +303,36 @@ class LogProgress(Progress):
 
     def __init__(self, *, on_stderr: bool = False) -> None:
         super().__init__()
-        self._own = StderrHandler() if on_stderr else None
+        self._on_stderr = on_stderr
 
     def begin(self, name: str, total: float, done: float) -> None:
-        self._stage = OpenStage(name, total, done)
-        self._shown, self._shown_at = self._stage.fraction, self._stage.started
+        self._name, self._total, self._done, self._before = name, total, done, done
+        self._began = self._shown_at = time.monotonic()
+        self._shown = min(done / total, 1.0)
         if done:
-            self.note(f"{name}: {self._stage.fraction:.0%} done by an earlier run")
+            self.note(f"{name}: {self._shown:.0%} done by an earlier run")
 
     def advance(self, flops: float) -> None:
-        stage = self._stage
-        stage.done += flops
-        now = time.monotonic()
+        self._done += flops
+        now, fraction = time.monotonic(), min(self._done / self._total, 1.0)
         since = now - self._shown_at
-        if since < LOG_SECONDS[0] or (stage.fraction < self._shown + 0.1 and since < LOG_SECONDS[1]):
+        if since < LOG_SECONDS[0] or (fraction < self._shown + 0.1 and since < LOG_SECONDS[1]):
             return
-        self._shown, self._shown_at = stage.fraction, now
-        left = f", {format_seconds(stage.left)} left" if stage.left >= 0 else ""
-        self.note(f"{stage.name}: {stage.fraction:4.0%}, {format_seconds(stage.elapsed)} gone{left}")
+        self._shown, self._shown_at = fraction, now
+        gone, of_this_run = now - self._began, self._done - self._before
+        left = max(gone * (self._total - self._done) / of_this_run, 0.0) if of_this_run else None
+        self.note(
+            f"{self._name}: {fraction:4.0%}, {format_seconds(gone)} gone"
+            + ("" if left is None else f", {format_seconds(left)} left")
+        )
 
     def end(self, *, failed: bool) -> None:
         how = "stopped after" if failed else "done in"
-        self.note(f"{self._stage.name}: {how} {format_seconds(self._stage.elapsed)}")
+        self.note(f"{self._name}: {how} {format_seconds(time.monotonic() - self._began)}")
 
     def note(self, message: str) -> None:
-        if self._own is None or handlers_of(progress_logger):
-            progress_logger.info("%s", message)
-        else:  # asked for, where no logging is set up
-            self._own.handle(
-                progress_logger.makeRecord(progress_logger.name, logging.INFO, "", 0, "%s", (message,), None)
-            )
-
-
-class NotebookProgress(Progress):
-    """One output of a cell, updated in place: a bar while a stage runs, a line of text for each that has ended.
-
-    Stages of one name have one line, with their number. A saved notebook keeps the lines.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ended: dict[str, tuple[int, float, bool]] = {}
-        """Number, seconds and failure of the stages that have ended, by name."""
-        self._notes: list[str] = []
-        self._stage: OpenStage | None = None
-        self._handle: Any = None
-        self._lock, self._stop = threading.Lock(), threading.Event()
-
-    def begin(self, name: str, total: float, done: float) -> None:
-        self._stage, self._stop = OpenStage(name, total, done), threading.Event()
-        # Tasks may take minutes, and end in threads: the time that has passed is updated from a thread of its own, in
-        # this cell's context, to which the kernel sends what it shows.
-        context, stop = contextvars.copy_context(), self._stop
-        threading.Thread(target=context.run, args=(self._refresh, stop), name="dkrr-progress", daemon=True).start()
-
-    def advance(self, flops: float) -> None:
-        if self._stage is not None:
-            self._stage.done += flops
-
-    def end(self, *, failed: bool) -> None:
-        stage, self._stage = self._stage, None
-        self._stop.set()
-        if stage is not None:
-            name = stage.name.split(", ")[0]  # without what the display says of one of several
-            number, seconds, has_failed = self._ended.get(name, (0, 0.0, False))
-            self._ended[name] = (number + 1, seconds + stage.elapsed, failed or has_failed)
-        self._show()
-
-    def note(self, message: str) -> None:
-        self._notes = [*self._notes, printable(message)][-MAX_NOTES:]
-        self._show()
-
-    def lines(self) -> list[str]:
-        """Text of what has ended, and of messages."""
-        width = max(map(len, self._ended), default=0)
-        ended = [
-            f"{name:<{width}}  {'stopped after' if failed else 'done in'} {format_seconds(seconds)}"
-            + (f" ({number} times)" if number > 1 else "")
-            for name, (number, seconds, failed) in self._ended.items()
-        ]
-        return [*ended, *self._notes]
-
-    def _refresh(self, stop: threading.Event) -> None:
-        while not stop.wait(REFRESH_SECONDS):
-            self._show()
-
-    def _show(self) -> None:
-        from IPython.display import display
-
-        with self._lock:
-            stage, text = self._stage, "\n".join(self.lines())
-            page = f'<pre style="margin:0;white-space:pre-wrap">{html.escape(text)}</pre>' if text else ""
-            if stage is not None:
-                page, text = page + _bar(stage), f"{text}\n{_words(stage)}".lstrip()
-            shown = {"text/plain": text, "text/html": page}
-            if self._handle is None:
-                self._handle = display(shown, raw=True, display_id=True)
-            else:
-                self._handle.update(shown, raw=True)
-
-
-def _words(stage: OpenStage) -> str:
-    left = f", {format_seconds(stage.left)} left" if stage.left >= 0 else ""
-    return f"{stage.name}  {stage.fraction:.0%}, {format_seconds(stage.elapsed)} gone{left}"
-
-
-def _bar(stage: OpenStage) -> str:
-    return (
-        '<div style="display:flex;align-items:center;gap:0.8em;font-family:monospace">'
-        '<div style="flex:none;width:16em;height:0.5em;border-radius:0.25em;background:rgba(127,127,127,0.3)">'
-        f'<div style="width:{stage.fraction:.1%};height:100%;border-radius:0.25em;background:#3182ce"></div></div>'
-        f"<div>{html.escape(_words(stage))}</div></div>"
-    )
-
-
-class Several(Progress):
-    """Passes on what it shows to several displays; the time of stages is that of the first."""
-
-    def __init__(self, *displays: Progress) -> None:
-        super().__init__()
-        self._displays = displays
-        self._seconds = displays[0]._seconds
-
-    def begin(self, name: str, total: float, done: float) -> None:
-        for display in self._displays:
-            display.begin(name, total, done)
-
-    def advance(self, flops: float) -> None:
-        for display in self._displays:
-            display.advance(flops)
-
-    def end(self, *, failed: bool) -> None:
-        for display in self._displays:
-            display.end(failed=failed)
-
-    def note(self, message: str) -> None:
-        for display in self._displays:
-            display.note(message)
+        own = self._on_stderr and not handlers_of(progress_logger)
+        (_stderr_logger if own else progress_logger).info("%s", message)
 
 
 class Whole:
@@ -429,7 +350,7 @@ class Whole:
     def __init__(self, name: str, n_parts: int, show: bool | None, quiet_seconds: float) -> None:
         self._name, self._n_parts, self._show, self._quiet_seconds = name, n_parts, show, quiet_seconds
         self._display: Progress | None = None
-        self._is_open, self._seconds, self._done, self._passed, self._started = False, 0.0, 0.0, 0, 0.0
+        self._seconds, self._done, self._passed, self._started = 0.0, 0.0, 0, 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -468,9 +389,7 @@ class Whole:
 
     def _open(self, seconds: float) -> None:
         if self._display is None and (self._show is not None or seconds * self._n_parts >= self._quiet_seconds):
-            token = _WHOLE.set(None)  # a display of its own, also within a part
-            self._display = make_progress(self._show).stage(self._name, self._n_parts, self._passed)
-            _WHOLE.reset(token)
+            self._display = _displayed(self._show).stage(self._name, self._n_parts, self._passed)
 
     def _advance(self, done: float) -> None:
         if self._display is not None and done > self._done:
@@ -509,27 +428,16 @@ def make_progress(show: bool | None) -> Progress:
         Within a part of a `Whole` its display is used.
     """
     whole = _WHOLE.get()
-    if whole is not None:
-        return Part(whole)
+    return _displayed(show) if whole is None else Part(whole)
+
+
+def _displayed(show: bool | None) -> Progress:
     if show is False:
         return Progress()
-    handlers = handlers_of(progress_logger)
-    live = None if any(map(is_screen, handlers)) else _live()
-    logged = LogProgress(on_stderr=show is True) if handlers or (show and live is None) else None
-    if live is not None and logged is not None:
-        return Several(live, logged)
-    return live or logged or Progress()
-
-
-def _live() -> Progress | None:
-    if is_notebook():
-        return NotebookProgress()
-    console = Console(stderr=True, force_jupyter=False)
-    return LiveProgress(console) if console.is_terminal else None
-
-
-def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return hasattr(shell, "kernel")
+    handlers, console = handlers_of(progress_logger), Console(stderr=True)
+    displays: list[Progress] = []
+    if (console.is_terminal or console.is_jupyter) and not any(map(is_screen, handlers)):
+        displays.append(LiveProgress(console))
+    if handlers or (show and not displays):
+        displays.append(LogProgress(on_stderr=show is True))
+    return Progress(*displays)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from threading import Condition
 from typing import Any, Protocol, Self
 
@@ -239,44 +240,40 @@ def reset_peak() -> None:
 
 
 class ReadyQueue:
-    """Tasks whose dependencies are complete, best priority first."""
+    """Tasks whose dependencies are complete, best priority first; raises ValueError if some wait for each other."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = {task.key: task for task in tasks}
+        self._tasks = {task.key: (n, task) for n, task in enumerate(tasks)}
         if len(self._tasks) != len(tasks):
             raise ValueError("two tasks have the same key")
-        self._waiting = {t.key: {d for d in t.depends if d in self._tasks} for t in tasks}
-        self._followers: dict[str, list[str]] = defaultdict(list)
-        for key, depends in self._waiting.items():
-            for d in depends:
-                self._followers[d].append(key)
-        self._ready = [(t.priority, n, t.key) for n, t in enumerate(tasks) if not self._waiting[t.key]]
-        heapq.heapify(self._ready)
-        self._order = {t.key: n for n, t in enumerate(tasks)}
-        self.unfinished = len(tasks)
-        self.n_running = 0
+        self._sorter = TopologicalSorter({t.key: [d for d in t.depends if d in self._tasks] for t in tasks})
+        self._ready: list[tuple[tuple[int, ...], int, Task]] = []
+        try:
+            self._sorter.prepare()
+        except CycleError as error:  # the last of the circle is the first again
+            raise ValueError(f"{len(error.args[1]) - 1} tasks wait for each other in a circle") from None
+        self._take_ready()
 
     def __bool__(self) -> bool:
         return bool(self._ready)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether tasks are left, or run."""
+        return self._sorter.is_active()
+
     def pop(self) -> Task:
         """Take the next task."""
-        self.n_running += 1
-        return self._tasks[heapq.heappop(self._ready)[2]]
+        return heapq.heappop(self._ready)[2]
 
     def complete(self, key: str) -> None:
         """Mark a task as done, which may make others ready."""
-        self.unfinished -= 1
-        self.n_running -= 1
-        for follower in self._followers.pop(key, ()):
-            self._waiting[follower].discard(key)
-            if not self._waiting[follower]:
-                heapq.heappush(self._ready, (self._tasks[follower].priority, self._order[follower], follower))
+        self._sorter.done(key)
+        self._take_ready()
 
-    def check_finished(self) -> None:
-        """Raise ValueError if tasks are left once nothing is ready and nothing runs."""
-        if self.unfinished:
-            raise ValueError(f"{self.unfinished} tasks wait for each other in a circle")
+    def _take_ready(self) -> None:
+        for n, task in (self._tasks[key] for key in self._sorter.get_ready()):
+            heapq.heappush(self._ready, (task.priority, n, task))
 
 
 class SerialExecutor:
@@ -290,7 +287,6 @@ class SerialExecutor:
             record.tasks.append(execute(task))
             queue.complete(task.key)
             progress.advance(task.flops)
-        queue.check_finished()
         record.seconds = time.perf_counter() - start
         return record
 
@@ -335,8 +331,7 @@ class ThreadExecutor(SerialExecutor):
         def work() -> None:
             while True:
                 with changed:
-                    # Where nothing is ready and nothing runs, the tasks that are left wait in a circle.
-                    changed.wait_for(lambda: queue or failures or queue.n_running == 0)
+                    changed.wait_for(lambda: queue or failures or not queue.is_active)
                     if failures or not queue:
                         return
                     task = queue.pop()
@@ -366,7 +361,6 @@ class ThreadExecutor(SerialExecutor):
                 raise failures[0]
             finally:
                 failures.clear()  # the error refers to this frame: a cycle would keep what its tasks hold in memory
-        queue.check_finished()
         return RunRecord(time.perf_counter() - start, [done[task.key] for task in tasks])
 
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Several, Task, ThreadExecutor
+from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
 from dkrr.cluster.process import ended_in_order
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.cost import Stage
@@ -311,7 +311,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         slots = chosen.n_workers * slots_per_process
         if resources.cluster_is_running:
             title, *_ = str(plan).splitlines()
-            progress = Several(progress, dask_client().StageEvents(client, title.removeprefix("dkrr plan: ")))
+            progress = progress.shown_also(dask_client().StageEvents(client, title.removeprefix("dkrr plan: ")))
     elif chosen.uses_threads or chosen.task_threads > 1:
         executor = stack.enter_context(ThreadExecutor(chosen.task_threads))
     return Context(

@@ -9,9 +9,10 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dkrr.cluster import Executor, worker_settings
+from dkrr.cluster import Executor
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
+from dkrr.cluster.workers import problems, refuse_a_pause, report
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
@@ -108,16 +109,16 @@ def _check_settings(plan: Plan, watch: Any) -> None:
     MemoryLimitError
         If a worker would stop for ever at the memory that the plan needs.
     """
-    found, peak = watch.on_all_workers(worker_settings.settings_here), plan.chosen.peak_bytes
-    worker_settings.refuse_a_pause(found, peak)
+    found, peak = watch.on_all_workers(report), plan.chosen.peak_bytes
+    refuse_a_pause(found, peak)
     said = _said.setdefault(watch.client, set())
-    for text in worker_settings.problems(found, peak, plan.chosen.limit_bytes):
+    for text in problems(found, peak, plan.chosen.limit_bytes):
         if text not in said:
             logger.warning("settings of the Dask workers: %s", text)
             said.add(text)
 
 
-def _memory(plan: Plan, held: Any) -> str:
+def _memory(plan: Plan, held: int) -> str:
     """Message about the memory of workers and its use, if they hold no more than the plan allows.
 
     Raises
@@ -129,13 +130,13 @@ def _memory(plan: Plan, held: Any) -> str:
     planned = resources.worker_baseline_bytes
     usable = int(chosen.limit_bytes * resources.usable_fraction)
     if not resources.cluster_is_running:
-        _note(held.ready, planned)
-    needed = chosen.peak_bytes - planned + max(held.ready, planned)
+        _note(held, planned)
+    needed = chosen.peak_bytes - planned + max(held, planned)
     if needed > usable:
         limit = int(needed / resources.usable_fraction) + 1
         each = format_bytes(1.005 * limit)
         raise MemoryLimitError(
-            f"a worker holds {format_bytes(held.ready)} before its first task, with the libraries that are installed "
+            f"a worker holds {format_bytes(held)} before its first task, with the libraries that are installed "
             f"here and those of the kernel and the store; the plan allowed for {format_bytes(planned)}, and needs "
             f"{format_bytes(chosen.peak_bytes - planned)} besides, of a limit of {format_bytes(chosen.limit_bytes)} a "
             f"worker. "
@@ -149,7 +150,7 @@ def _memory(plan: Plan, held: Any) -> str:
             + ". Nothing was computed"
         )
     return (
-        f"{format_bytes(held.ready)} held before the first task, {format_bytes(chosen.peak_bytes - planned)} planned "
+        f"{format_bytes(held)} held before the first task, {format_bytes(chosen.peak_bytes - planned)} planned "
         f"for the tasks, limit {format_bytes(chosen.limit_bytes)}"
     )
 

@@ -184,9 +184,9 @@ def local_workers(workers: int | None, root: Path = ROOT) -> int:
 
 
 def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> Resources:
-    from dkrr.cluster.dask_client import worker_resources
+    from dkrr.cluster.dask_client import worker_reports
 
-    workers = worker_resources(client)
+    workers = worker_reports(client)
     by_host: dict[str, int] = {}
     for worker in workers:
         by_host[worker.host] = by_host.get(worker.host, 0) + 1
@@ -203,7 +203,7 @@ def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> 
     return Resources(
         n_workers=len(workers),
         n_hosts=len(by_host),
-        worker_threads=max(w.n_threads for w in workers),
+        worker_threads=max(w.threads for w in workers),
         worker_limit_bytes=min(limits),
         worker_baseline_bytes=max(WORKER_BASELINE_BYTES, *(w.resident_bytes for w in workers)),
         usable_fraction=CLUSTER_FRACTION,
@@ -285,9 +285,9 @@ def describe() -> dict[str, Any]:
 
 def fingerprint_of(client: Any) -> Fingerprint:
     """Fingerprint whose rates hold for a client's cluster: its own, or this machine's if it runs here, unmeasured."""
-    from dkrr.cluster.dask_client import worker_resources
+    from dkrr.cluster.dask_client import worker_reports
 
-    workers, fingerprint = worker_resources(client), cluster_of(client)
+    workers, fingerprint = worker_reports(client), cluster_of(client)
     here = {"127.0.0.1", "localhost"} | {
         address.address for addresses in psutil.net_if_addrs().values() for address in addresses
     }
@@ -298,9 +298,9 @@ def fingerprint_of(client: Any) -> Fingerprint:
 
 def cluster_of(client: Any) -> Fingerprint:
     """Fingerprint of a client's cluster itself."""
-    from dkrr.cluster.dask_client import worker_resources
+    from dkrr.cluster.dask_client import worker_reports
 
-    return cluster_fingerprint([(w.host, w.n_threads, w.memory_limit) for w in worker_resources(client)])
+    return cluster_fingerprint([(w.host, w.threads, w.memory_limit) for w in worker_reports(client)])
 
 
 def ambient_client() -> Any:

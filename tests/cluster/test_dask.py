@@ -28,14 +28,14 @@ from dkrr.cluster.dask_client import (
     check_folder_is_shared,
     check_path_is_shared,
     connect,
-    worker_resources,
+    worker_reports,
 )
 from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor, dask_key
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
-from tests.conftest import WORKER_MEMORY
 from tests.cluster.clients import all_released
+from tests.conftest import WORKER_MEMORY
 
 
 @pytest.fixture
@@ -201,8 +201,8 @@ def test_a_killed_scheduler_is_told(how, tmp_path):
 
 def test_workers_report_threads_and_memory(client):
     client.wait_for_workers(2, timeout=30)
-    workers = worker_resources(client)
-    assert [(w.n_threads, w.memory_limit) for w in workers] == [(1, WORKER_MEMORY)] * 2
+    workers = worker_reports(client)
+    assert [(w.threads, w.memory_limit) for w in workers] == [(1, WORKER_MEMORY)] * 2
 
 
 @pytest.fixture

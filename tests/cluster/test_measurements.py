@@ -21,8 +21,8 @@ from dkrr.machine.profile import load_profile, machine_fingerprint, save_profile
 from dkrr.machine.quick import measured_plan, on_threads, other_load
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.plan import RATES
-from tests.planning.problems import GIB, MIB, cluster, direct, machine
 from tests.cluster.clients import all_released
+from tests.planning.problems import GIB, MIB, cluster, direct, machine
 
 LONG = direct(20_000, 9)
 

@@ -33,7 +33,9 @@ def test_a_task_is_ready_when_the_last_it_depends_on_is_done():
     assert not queue
     queue.complete("a")
     assert queue.pop().key == "c"
-    assert queue.unfinished == 1
+    assert queue.is_active
+    queue.complete("c")
+    assert not queue.is_active
 
 
 def test_shorter_priorities_compare_and_two_tasks_of_one_name_are_refused():

@@ -14,10 +14,10 @@ from dkrr import KernelRidge
 from dkrr.features import MapKernel, PolynomialMap, feature_map
 from dkrr.kernels import RBF, CallableKernel, Cosine, Laplacian, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
+from tests.cluster.clients import all_released
 from tests.inputs import table
 from tests.oracles import assert_close, naive_gram, naive_kernel_ridge, naive_residual
 from tests.pairs import covering, every_pair
-from tests.cluster.clients import all_released
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 

@@ -10,11 +10,11 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dkrr
-from dkrr.cluster.worker_settings import WorkerSettings, problems
+from dkrr.cluster.workers import WorkerReport, problems
 from dkrr.errors import MemoryLimitError
 from tests.processes import THREAD_VARIABLES, blas_threads
 
-GOOD = WorkerSettings("tcp://10.0.0.1", 1, 4, 8, 2**30, spill=0.0, pause=0.0, terminate=0.95)
+GOOD = WorkerReport("10.0.0.1", 1, 4, 8, 2**30, spill=0.0, pause=0.0, terminate=0.95, resident_bytes=2**27)
 WRONG = {
     "distributed.worker.memory.target": 0.1,
     "distributed.worker.memory.spill": 0.15,

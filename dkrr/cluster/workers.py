@@ -1,28 +1,37 @@
-"""Settings of Dask workers that dkrr's tasks depend on: set where a worker preloads dkrr, else compared with a plan."""
+"""Dask's workers: the settings that dkrr's tasks depend on, what a worker reports, and the comparison with a plan."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dask
+import psutil
 
 from dkrr.cluster.process import usable_cores
 from dkrr.errors import MemoryLimitError
 from dkrr.units import format_bytes
 
-TICK_MILLISECONDS = 500.0
-"""Time between two ticks of a worker's clock. Dask's 20 ms and its profiler interrupt products, which resume with cold
-caches: with every core at work GEMM loses 5 to 8 % (measured)."""
-MONITOR_MILLISECONDS = 5000.0
-"""Time between two looks of a worker at itself, for the dashboard."""
+SETTINGS: dict[str, Any] = {
+    # A plan bounds every task. The memory holds buffers of running tasks and what dkrr keeps between them, which Dask
+    # cannot spill; a worker that is paused while it holds them would never continue. The nanny still ends a worker that
+    # exceeds its limit.
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    # Dask's clock, of 20 ms, and its profiler interrupt products, which resume with cold caches: with every core at
+    # work GEMM loses 5 to 8 % (measured).
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.worker.profile.enabled": False,
+}
+"""Dask's configuration of the workers that dkrr starts, and of those that preload it."""
 PRELOAD = "start workers with --preload dkrr.preload"
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """What a running worker does at which memory, and with how many cores."""
+class WorkerReport:
+    """What a running worker has, holds, and does at which memory."""
 
     host: str
     threads: int
@@ -38,18 +47,17 @@ class WorkerSettings:
     """Fraction of the limit above which it starts no tasks; 0: never."""
     terminate: float
     """Fraction of the limit above which its nanny ends it; 0: never."""
+    resident_bytes: int
+    """Memory that its process holds now."""
 
 
-async def settings_here(dask_worker: Any) -> WorkerSettings:
-    """Settings of the worker that runs this (`Client.run`), in its event loop: its threads may be busy for long."""
-    return settings_of(dask_worker)
+def report_of(worker: Any) -> WorkerReport:
+    """Report of a worker of this process."""
+    from distributed.comm import get_address_host  # which a worker has imported
 
-
-def settings_of(worker: Any) -> WorkerSettings:
-    """Settings of a worker of this process."""
     memory = worker.memory_manager
-    return WorkerSettings(
-        host=worker.address.rpartition(":")[0],
+    return WorkerReport(
+        host=get_address_host(worker.address),
         threads=worker.state.nthreads,
         cores=usable_cores(),
         host_cores=os.cpu_count() or 1,
@@ -57,37 +65,21 @@ def settings_of(worker: Any) -> WorkerSettings:
         spill=float(memory.memory_spill_fraction or 0),
         pause=float(memory.memory_pause_fraction or 0),
         terminate=float(dask.config.get("distributed.worker.memory.terminate", 0.95) or 0) if worker.nanny else 0.0,
+        resident_bytes=int(psutil.Process().memory_info().rss),
     )
 
 
-def keep_memory(worker: Any) -> None:
-    """Neither spill nor pause, whatever the worker's configuration says.
-
-    A plan bounds every task. The memory holds buffers of running tasks and what dkrr keeps between them, which Dask
-    cannot spill; a worker that is paused while it holds them would never continue. The nanny still ends a worker that
-    exceeds its limit.
-    """
-    memory = worker.memory_manager
-    memory.memory_target_fraction = memory.memory_spill_fraction = memory.memory_pause_fraction = False
-    if hasattr(memory.data, "evict"):  # a SpillBuffer, made for the target before
-        memory.data.n = sys.maxsize
+async def report(dask_worker: Any) -> WorkerReport:
+    """Report of the worker that runs this (`Client.run`), in its event loop: its threads may be busy for long."""
+    return report_of(dask_worker)
 
 
-def interrupt_less(worker: Any) -> None:
-    """Look at clocks and memory less often, and profile nothing."""
-    for name, milliseconds in (("tick", TICK_MILLISECONDS), ("monitor", MONITOR_MILLISECONDS)):
-        if name in worker.periodic_callbacks:
-            worker.periodic_callbacks[name].callback_time = milliseconds
-    for name in ("profile", "profile-cycle", "memory_monitor"):  # not started yet
-        worker.periodic_callbacks.pop(name, None)
-
-
-def refuse_a_pause(found: Mapping[str, WorkerSettings], peak_bytes: int) -> None:
+def refuse_a_pause(found: Mapping[str, WorkerReport], peak_bytes: int) -> None:
     """Refuse workers that would stop for ever in the middle of a fit.
 
     Parameters
     ----------
-    found : mapping of WorkerSettings
+    found : mapping of WorkerReport
         By address.
     peak_bytes : int
         Memory that the plan needs in a worker.
@@ -114,12 +106,12 @@ def refuse_a_pause(found: Mapping[str, WorkerSettings], peak_bytes: int) -> None
         )
 
 
-def problems(found: Mapping[str, WorkerSettings], peak_bytes: int = 0, assumed_limit: int = 0) -> list[str]:
+def problems(found: Mapping[str, WorkerReport], peak_bytes: int = 0, assumed_limit: int = 0) -> list[str]:
     """Settings with which the workers are slower than planned, or may hold more; each with its remedy.
 
     Parameters
     ----------
-    found : mapping of WorkerSettings
+    found : mapping of WorkerReport
         By address.
     peak_bytes : int
         Memory that the plan needs in a worker.
@@ -157,6 +149,6 @@ def problems(found: Mapping[str, WorkerSettings], peak_bytes: int = 0, assumed_l
     return texts
 
 
-def _which(addresses: Sequence[str], found: Mapping[str, WorkerSettings]) -> str:
+def _which(addresses: Sequence[str], found: Mapping[str, WorkerReport]) -> str:
     first = f", such as {min(addresses)}" if len(found) > 1 else ""
     return f"{len(addresses)} of {len(found)} worker{'s' * (len(found) != 1)}{first}"
