@@ -56,6 +56,7 @@ LOST = (*CANCELLED, OSError, RuntimeError, AttributeError)
 """What a client raises whose scheduler is lost; AttributeError, since it has None in its place."""
 
 KEPT = "What is finished is kept in a given store"
+ADVICE = f"{KEPT}: run again with the same store= once there are workers, with larger ones if memory was short"
 
 
 def nothing() -> None:
@@ -111,7 +112,8 @@ class Watch:
             try:
                 while not wait([result], ASK_SECONDS).done:
                     self.look()
-                self._look_again()
+                if self._without_since is not None:  # there were none when they were last looked at
+                    self.look()
                 return result.result()
             finally:
                 result.cancel()
@@ -124,19 +126,6 @@ class Watch:
         except LOST:
             self.refuse_a_lost_scheduler()
             raise
-
-    def next(self, completed: Any) -> tuple[Any, Any]:
-        """Next future and its result of `distributed.as_completed`; raises as `call` does."""
-        asked_at = time.monotonic()
-        while not completed.has_ready():
-            with completed.thread_condition:
-                completed.thread_condition.wait(0.1)
-            if time.monotonic() > asked_at + ASK_SECONDS:
-                self.look()
-                asked_at = time.monotonic()
-        found: tuple[Any, Any] = next(completed)
-        self._look_again()
-        return found
 
     def on_all_workers(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
         """Results of a function that is run beside the tasks of all workers, by address; there is at least one.
@@ -154,7 +143,7 @@ class Watch:
                 continue
             if results:
                 return results
-        raise ClusterError(f"workers were lost {MAX_ATTEMPTS} times while they were asked. {self._advice()}")
+        raise ClusterError(f"workers were lost {MAX_ATTEMPTS} times while they were asked. {ADVICE}")
 
     def wait_for_workers(self) -> dict[str, int]:
         """Threads of every worker, once there is one."""
@@ -171,51 +160,41 @@ class Watch:
         self.refuse_a_lost_scheduler(0.0)  # the client would try to connect to it for its whole timeout
         with self.noticing_a_lost_scheduler():
             threads: dict[str, int] = self.client.nthreads()
-        if threads:
-            self._found_workers()
-        else:
-            self._found_none()
+        if not threads:
+            self._wait_without_workers()
+        elif self._without_since is not None:
+            again, passed = "" if self._begins else " again", format_seconds(time.monotonic() - self._without_since)
+            logger.warning("the Dask cluster has workers%s, after %s", again, passed)
+            self._without_since = self._waiting = None
         return threads
 
-    def _look_again(self) -> None:
-        """Note that workers are back, where there were none when they were last looked at."""
-        if self._without_since is not None and self.client.nthreads():
-            self._found_workers()
-
-    def _found_workers(self) -> None:
-        if self._without_since is not None:
-            again = "" if self._begins else " again"
-            logger.warning("the Dask cluster has workers%s, after %s", again, format_seconds(self._without()))
-        self._without_since = self._waiting = None
-
-    def _found_none(self) -> None:
-        seconds = setting("wait-for-workers-seconds")
+    def _wait_without_workers(self) -> None:
+        seconds, configured = (
+            setting("wait-for-workers-seconds"),
+            "(dkrr.wait-for-workers-seconds in Dask's configuration)",
+        )
         if self._without_since is None:
             self._without_since = time.monotonic()
             self._waiting = self.client.submit(nothing, key=f"dkrr-wait-{uuid.uuid4().hex}", pure=False)
+            limit = "without a limit" if seconds is None else f"{seconds:g} s"
             logger.warning(
-                "the Dask cluster %s (dkrr.wait-for-workers-seconds in Dask's configuration)",
-                (
-                    "has no workers yet; dkrr waits {} for the first"
-                    if self._begins
-                    else "has lost all workers; the fit waits {} for new ones"
-                ).format("without a limit" if seconds is None else f"{seconds:g} s"),
+                "the Dask cluster %s %s",
+                f"has no workers yet; dkrr waits {limit} for the first"
+                if self._begins
+                else f"has lost all workers; the fit waits {limit} for new ones",
+                configured,
             )
-        if seconds is None or self._without() <= seconds:
+        if seconds is None or time.monotonic() - self._without_since <= seconds:
             return
-        within = f"within {seconds:g} s (dkrr.wait-for-workers-seconds in Dask's configuration)"
+        within = f"within {seconds:g} s {configured}"
         if self._begins:
             raise ClusterError(
                 f"the Dask cluster has no workers, and none started {within}; expected at least 1: start workers "
                 f"(cluster.scale, dask worker), or close the client and work on this machine. Nothing was computed"
             )
         raise ClusterError(
-            f"all workers of the Dask cluster were lost, and none came back {within}{self._known_of_memory()}. "
-            f"{self._advice()}"
+            f"all workers of the Dask cluster were lost, and none came back {within}{self._known_of_memory()}. {ADVICE}"
         )
-
-    def _without(self) -> float:
-        return 0.0 if self._without_since is None else time.monotonic() - self._without_since
 
     def refuse_a_lost_scheduler(self, seconds: float = NOTICE_SECONDS) -> None:
         """Raise ClusterError if the scheduler is lost: then nothing comes back, whatever the workers do.
@@ -233,8 +212,9 @@ class Watch:
                     f"another memory_limit or fewer workers if memory was short"
                 )
         elif self._is_disconnected(seconds):
+            address = getattr(self.client, "_start_arg", None) or "its address"
             raise ClusterError(
-                f"the Dask scheduler at {self._address()} is lost: it ended, or the connection to it did. {KEPT}: "
+                f"the Dask scheduler at {address} is lost: it ended, or the connection to it did. {KEPT}: "
                 f"start the cluster again, and run again with the same store= and a new client"
             )
 
@@ -245,12 +225,6 @@ class Watch:
                 return False
             time.sleep(0.02)
         return True
-
-    def _address(self) -> str:
-        return str(getattr(self.client, "_start_arg", None) or "its address")
-
-    def _advice(self) -> str:
-        return f"{KEPT}: run again with the same store= once there are workers, with larger ones if memory was short"
 
 
 TOPIC = "dkrr"

@@ -124,7 +124,7 @@ class DaskExecutor:
             with self._watch.noticing_a_lost_scheduler():
                 submit()
                 while running:
-                    future, result = self._watch.next(completed)
+                    future, result = self._watch.call(completed.__anext__)
                     status, task = future.status, running.pop(future.key)
                     future.release()
                     if status != "finished":  # "cancelled" or "lost": the scheduler is lost, or it lost the worker

@@ -56,7 +56,7 @@ def serve(writer: int) -> None:
         cluster.scheduler.http_server.stop()  # it would answer without credentials
         # The parent imports and connects while the workers start.
         with suppress(BrokenPipeError):  # the parent no longer waits
-            os.write(writer, f"{cluster.scheduler_address}\n".encode())
+            os.write(writer, cluster.scheduler_address.encode())
         os.close(writer)
         cluster.scale(n_workers)
         failures = Counter[Any]()

@@ -107,7 +107,7 @@ class LocalWorkers:
     """
 
     def __init__(self, n_workers: int, memory_bytes: int, scratch: str) -> None:
-        self._n_workers, self._address = n_workers, b""
+        self._n_workers, self._address = n_workers, ""
         self._options: dict[str, Any] = {"memory_limit": memory_bytes, "local_directory": scratch}
 
     def __enter__(self) -> Self:
@@ -165,19 +165,16 @@ class LocalWorkers:
         DkrrError
             If the process ends, or is not ready in time.
         """
-        deadline = time.monotonic() + START_SECONDS
-        while not self._address.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            ready = select.select([self._reader], [], [], left)[0] if left > 0 else []
-            part = os.read(self._reader, 4096) if ready else b""
-            if not part:
-                why = "ended before it was ready" if ready else f"was not ready within {START_SECONDS:.0f} s"
-                raise DkrrError(
-                    f"the process that starts the workers {why}; its messages are on stderr. Use a Dask client of your "
-                    f"own, or a memory_limit with which the work is done in this process"
-                )
-            self._address += part
-        return self._address.decode().strip()
+        if not self._address:
+            ready = select.select([self._reader], [], [], START_SECONDS)[0]
+            self._address = os.read(self._reader, 4096).decode() if ready else ""  # written at once
+        if not self._address:
+            why = "ended before it was ready" if ready else f"was not ready within {START_SECONDS:.0f} s"
+            raise DkrrError(
+                f"the process that starts the workers {why}; its messages are on stderr. Use a Dask client of your "
+                f"own, or a memory_limit with which the work is done in this process"
+            )
+        return self._address
 
     @contextmanager
     def client(self) -> Iterator[Any]:
