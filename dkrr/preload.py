@@ -14,7 +14,7 @@ import threadpoolctl
 from dask.utils import parse_timedelta
 
 import dkrr.fitting  # noqa: F401  (what tasks need)
-from dkrr.cluster.workers import SETTINGS, problems, report_of
+from dkrr.cluster.workers import SETTINGS, problems, report
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ dask.config.set(SETTINGS)  # a worker imports its preloads before it reads them,
 CLOCKS = {"tick": "distributed.admin.tick.interval", "monitor": "distributed.admin.system-monitor.interval"}
 
 
-def dask_setup(worker: Any) -> None:
+async def dask_setup(worker: Any) -> None:
     """Called by Dask in each new worker, before its first task."""
     if not hasattr(worker, "memory_manager") or not hasattr(worker, "state"):
         raise TypeError(f"dkrr.preload is given to a {type(worker).__name__}; expected a worker: dask worker --preload")
@@ -30,5 +30,5 @@ def dask_setup(worker: Any) -> None:
     threadpoolctl.threadpool_limits(limits=1)
     for name, setting in CLOCKS.items():
         worker.periodic_callbacks[name].callback_time = 1000 * parse_timedelta(SETTINGS[setting])
-    for problem in problems({worker.address: report_of(worker)}):
+    for problem in problems({worker.address: await report(worker)}):
         logger.warning("dkrr worker %s: %s", worker.name, problem)

@@ -112,13 +112,11 @@ def _made(parent: str, prefix: str) -> "tuple[str, BaseFileLock | None]":
             return tempfile.mkdtemp(prefix=prefix, dir=parent), None
         try:
             Path(folder).mkdir(0o700)
-        except FileExistsError:  # another user saw the lock file
-            _unlock(lock)
-        except BaseException:  # a full disk, or Ctrl-C
-            _unlock(lock)
-            raise
-        else:
             return folder, lock
+        except BaseException as error:  # a full disk, or Ctrl-C
+            _unlock(lock)
+            if not isinstance(error, FileExistsError):  # of another user, who saw the lock file
+                raise
     raise FileExistsError(f"no free name after {MAX_ATTEMPTS} attempts")
 
 

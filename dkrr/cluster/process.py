@@ -72,16 +72,6 @@ def read_system_file(path: str) -> bytes:
         os.close(descriptor)
 
 
-def this_process() -> psutil.Process:
-    """Psutil's view of this process."""
-    return _process(os.getpid())
-
-
-@lru_cache(maxsize=1)  # making one reads files of the system, and every fit asks
-def _process(number: int) -> psutil.Process:
-    return psutil.Process(number)
-
-
 @dataclass(frozen=True)
 class Confinement:
     """Why a process does the work of a fit itself, and what it may take."""
@@ -98,7 +88,7 @@ def confinement() -> Confinement | None:
     worker = _worker_of_task()
     if worker is not None:
         return Confinement(TASK, max(1, worker.state.nthreads), worker.memory_manager.memory_limit or None)
-    if _fork.is_one or _finds_a_client_of_its_parent():
+    if _fork.is_set() or _finds_a_client_of_its_parent():
         return Confinement(FORK, _n_siblings())
     return Confinement(CHILD, _n_siblings()) if multiprocessing.parent_process() is not None else None
 
@@ -176,20 +166,10 @@ def _finds_a_client_of_its_parent() -> bool:
         return False
 
 
-class _Fork:
-    """Whether this process is a fork."""
-
-    def __init__(self) -> None:
-        self.is_one = False
-
-    def note(self) -> None:
-        """Record a fork, in the child and before anything else runs there."""
-        self.is_one = True
-
-
-_fork = _Fork()
+_fork = threading.Event()
+"""Set where this process is a fork, in the child and before anything else runs there."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_fork.note)
+    os.register_at_fork(after_in_child=_fork.set)
 
 
 ROOT = Path("/")
@@ -198,9 +178,6 @@ UNLIMITED = 2**60
 V1_FILES = ("memory.limit_in_bytes",)
 V2_FILES = ("memory.max", "memory.high")
 """Beyond the first a process is killed; beyond the second it is slowed down until it does next to nothing."""
-
-MEMORY_LINES = re.compile(r"MemTotal: +(\d+) kB\nMemFree: +\d+ kB\nMemAvailable: +(\d+) kB\n")
-"""First lines of Linux's /proc/meminfo."""
 
 
 class MemoryGroup(NamedTuple):
@@ -251,15 +228,7 @@ def _memory_groups(root: Path, process: int) -> tuple[MemoryGroup, ...]:  # noqa
 
 def available_bytes(root: Path = ROOT) -> int:
     """Memory that this machine could still give, within the limits of the control groups."""
-    return min([_available_to_all(root), *(g.available_bytes() for g in memory_groups(root))])
-
-
-def _available_to_all(root: Path) -> int:
-    """Memory that this machine could still give; psutil knows it on every system, and takes several times as long."""
-    found = MEMORY_LINES.match(_text(f"{root}/proc/meminfo"))
-    if found is None or not 0 < int(found[2]) <= int(found[1]):
-        return int(psutil.virtual_memory().available)
-    return int(found[2]) * 1024
+    return min(int(psutil.virtual_memory().available), *(g.available_bytes() for g in memory_groups(root)), UNLIMITED)
 
 
 def process_limit_bytes() -> int | None:
@@ -278,7 +247,7 @@ def process_limit_bytes() -> int | None:
             limits[name] = limit
     if not limits:
         return None
-    info = this_process().memory_info()
+    info = psutil.Process().memory_info()
     # Some systems do not count the addresses of private data; all addresses are at least as many.
     reserved = {"RLIMIT_AS": info.vms, "RLIMIT_DATA": getattr(info, "data", info.vms)}
     return int(min(max(0, limit - max(0, reserved[name] - info.rss)) for name, limit in limits.items()))

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from threading import Condition
+from threading import Condition, Event
 from typing import Any, Protocol, Self
 
 import psutil
@@ -324,24 +324,26 @@ class ThreadExecutor(SerialExecutor):
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
         """See `Executor.run`; the records are in the order of the tasks."""
-        start, queue, changed = time.perf_counter(), ReadyQueue(tasks), Condition()
+        start, queue, changed, stopped = time.perf_counter(), ReadyQueue(tasks), Condition(), Event()
         done: dict[str, TaskRecord] = {}
-        failures: list[BaseException] = []
+
+        def stop() -> None:
+            with changed:
+                stopped.set()
+                changed.notify_all()
 
         def work() -> None:
             while True:
                 with changed:
-                    changed.wait_for(lambda: queue or failures or not queue.is_active)
-                    if failures or not queue:
+                    changed.wait_for(lambda: queue or stopped.is_set() or not queue.is_active)
+                    if stopped.is_set() or not queue:
                         return
                     task = queue.pop()
                 try:
                     record = execute(task)
-                except BaseException as error:
-                    with changed:
-                        failures.append(error)
-                        changed.notify_all()
-                    return
+                except BaseException:
+                    stop()
+                    raise
                 with changed:
                     done[task.key] = record
                     queue.complete(task.key)
@@ -349,18 +351,13 @@ class ThreadExecutor(SerialExecutor):
                     changed.notify_all()
 
         with blas.one_thread():
+            threads = [self._pool.submit(work) for _ in range(min(self._n_threads, len(tasks)))]
             try:
-                wait([self._pool.submit(work) for _ in range(min(self._n_threads, len(tasks)))])
-            except BaseException as error:  # Ctrl-C: no thread may start another task
-                with changed:
-                    failures.append(error)
-                    changed.notify_all()
-                raise
-        if failures:
-            try:
-                raise failures[0]
-            finally:
-                failures.clear()  # the error refers to this frame: a cycle would keep what its tasks hold in memory
+                wait(threads)
+            finally:  # Ctrl-C: no thread may start another task
+                stop()
+        while threads:  # no name for one: an error refers to this frame, and a cycle would keep what its tasks hold
+            threads.pop().result()
         return RunRecord(time.perf_counter() - start, [done[task.key] for task in tasks])
 
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:

@@ -51,27 +51,24 @@ class WorkerReport:
     """Memory that its process holds now."""
 
 
-def report_of(worker: Any) -> WorkerReport:
-    """Report of a worker of this process."""
+async def report(dask_worker: Any) -> WorkerReport:
+    """Report of the worker that runs this (`Client.run`), in its event loop: its threads may be busy for long."""
     from distributed.comm import get_address_host  # which a worker has imported
 
-    memory = worker.memory_manager
+    memory = dask_worker.memory_manager
     return WorkerReport(
-        host=get_address_host(worker.address),
-        threads=worker.state.nthreads,
+        host=get_address_host(dask_worker.address),
+        threads=dask_worker.state.nthreads,
         cores=usable_cores(),
         host_cores=os.cpu_count() or 1,
         memory_limit=memory.memory_limit or 0,
         spill=float(memory.memory_spill_fraction or 0),
         pause=float(memory.memory_pause_fraction or 0),
-        terminate=float(dask.config.get("distributed.worker.memory.terminate", 0.95) or 0) if worker.nanny else 0.0,
+        terminate=float(dask.config.get("distributed.worker.memory.terminate", 0.95) or 0)
+        if dask_worker.nanny
+        else 0.0,
         resident_bytes=int(psutil.Process().memory_info().rss),
     )
-
-
-async def report(dask_worker: Any) -> WorkerReport:
-    """Report of the worker that runs this (`Client.run`), in its event loop: its threads may be busy for long."""
-    return report_of(dask_worker)
 
 
 def refuse_a_pause(found: Mapping[str, WorkerReport], peak_bytes: int) -> None:

@@ -16,7 +16,6 @@ from dkrr.cluster.process import (
     confinement,
     process_limit_bytes,
     read_system_file,
-    this_process,
     usable_cores,
 )
 from dkrr.config import check_settings, setting, temporary_directory
@@ -317,7 +316,7 @@ def resident_bytes() -> int:
     try:
         return int(read_system_file("/proc/self/statm").split()[1]) * PAGESIZE
     except OSError:  # not Linux
-        return int(this_process().memory_info().rss)
+        return int(psutil.Process().memory_info().rss)
 
 
 def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:

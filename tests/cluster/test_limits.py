@@ -4,7 +4,6 @@ import os
 import resource
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -98,20 +97,6 @@ def test_the_smallest_of_all_parents_holds(tmp_path):
     root = tree(tmp_path, "0::/pod/one\n", V2, files)
     assert limits(root) == [900, 500]
     assert available_bytes(root) == 50 * MIB, "another container of the pod has the rest"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (f"MemTotal: {2**30} kB\nMemFree: 5 kB\nMemAvailable:   4096 kB\n", 4 * MIB),
-        ("MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 200 kB\n", 123),  # as in some containers
-        ("MemTotal: 100 kB\nMemFree: 5 kB\nMemAvailable: 0 kB\n", 123),
-        ("MemTotal: 100 kB\n", 123),  # an old kernel
-    ],
-)
-def test_what_the_machine_could_give(tmp_path, monkeypatch, text, expected):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=123))
-    assert available_bytes(tree(tmp_path, "", "", {"/proc/meminfo": text})) == expected
 
 
 def test_the_same_as_psutil_says():

@@ -1,5 +1,6 @@
 """What dkrr.preload sets in a worker, against the worst configuration; and what is said of workers without it."""
 
+import asyncio
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
