@@ -12,7 +12,7 @@ import uuid
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,8 +138,10 @@ class DaskExecutor:
         except (*CANCELLED, CommClosedError) as error:
             raise self._died("the tasks", 1, ", or the connection to them was lost") from error
         finally:
-            if running:
-                self._cancel(list(completed.futures))
+            # The error that ended the run is the one to report: a lost scheduler has nothing to cancel.
+            with suppress(*LOST, ClusterError):
+                if running:
+                    self._watch.call(self.client.cancel, list(completed.futures), force=True)
         record.seconds = time.perf_counter() - start
         return record
 
@@ -153,9 +155,9 @@ class DaskExecutor:
     def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
         """See `Executor.total`; the workers add the values in a tree."""
         start = time.perf_counter()
-        found: _Sum = self._pass(tasks, shared, adds=True)[0]
-        self._note(found.records)
-        return found.value, RunRecord(time.perf_counter() - start, found.records)
+        value, records = self._pass(tasks, shared, adds=True)[0]
+        self._note(records)
+        return value, RunRecord(time.perf_counter() - start, records)
 
     def forget(self, run: str) -> None:
         """See `Executor.forget`."""
@@ -163,11 +165,6 @@ class DaskExecutor:
         # Lost workers keep nothing, and their loss has an error of its own.
         with suppress(*CANCELLED, OSError, ClusterError):
             self._watch.call(self.client.run, resident.forget, run)
-
-    def _cancel(self, futures: list[Any]) -> None:
-        # The error that ended the run is the one to report: a lost scheduler has nothing to cancel.
-        with suppress(*LOST, ClusterError):
-            self._watch.call(self.client.cancel, futures, force=True)
 
     def _note(self, records: list[TaskRecord]) -> None:
         self._most_held = max(self._most_held, *(r.peak_bytes for r in records), 0)
@@ -196,16 +193,11 @@ class DaskExecutor:
     def _workers_of_places(self, threads: dict[str, int]) -> list[str]:
         """Address of the worker of every place, which stays the same for as long as that worker lives."""
         now = [address for address in sorted(threads) for _ in range(threads[address])]
-        if not self._places:
-            self._places = now
-        new = [address for address in now if address not in self._places]
-        for k, address in enumerate(self._places):
-            if address not in threads and new:
-                self._places[k] = new.pop(0)
+        self._places = self._places or now
+        new = iter([address for address in now if address not in self._places])
+        self._places = [address if address in threads else next(new, address) for address in self._places]
         # Until its successor has started, a lost worker's places go to the same other one each time.
-        return [
-            address if address in threads or not now else now[k % len(now)] for k, address in enumerate(self._places)
-        ]
+        return [address if address in threads else now[k % len(now)] for k, address in enumerate(self._places)]
 
     def _pass(self, tasks: Sequence[Task], shared: Any, *, adds: bool = False) -> list[Any]:
         """Results of tasks, or their sum; again where a worker was lost with data that only this process can send."""
@@ -276,20 +268,13 @@ def dask_key(task: Task, run_id: str) -> str:
     return "-".join(["dkrr", *words, run_id, task.key])
 
 
-@dataclass
-class _Sum:
-    """Value and records of tasks whose values were added."""
-
-    value: Any
-    records: list[TaskRecord]
-
-
-def _add(parts: list[Any]) -> _Sum:
-    """Add values of tasks, or sums of them."""
-    value: Any = None
+def _add(parts: list[Any]) -> tuple[Any, list[TaskRecord]]:
+    """Sum of the values of tasks, or of sums of them, and the records of the tasks."""
+    total: Any = None
     records: list[TaskRecord] = []
     for part in parts:
+        value, added = part if isinstance(part, tuple) else (part.value, [replace(part, value=None)])
         # The first value is copied: what a task returned may be asked for again.
-        value = np.array(part.value) if value is None else np.add(value, part.value, out=value)
-        records += part.records if isinstance(part, _Sum) else [replace(part, value=None)]
-    return _Sum(value, records)
+        total = np.array(value) if total is None else np.add(total, value, out=total)
+        records += added
+    return total, records

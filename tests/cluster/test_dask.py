@@ -57,13 +57,6 @@ def squares(*numbers, depends=()):
     return [Task(f"t{k}", square, (k,), depends) for k in numbers]
 
 
-def note(meter, folder, name, needs):
-    """Leave a file, after checking that those before exist."""
-    missing = [other for other in needs if not (Path(folder) / other).exists()]
-    (Path(folder) / name).touch()
-    return missing
-
-
 def take_memory(meter, *_):
     held = []
     for _ in range(60):
@@ -98,13 +91,6 @@ def kill_the_scheduler(*_):
     time.sleep(5)
 
 
-def test_no_task_runs_before_those_that_it_depends_on(executor, tmp_path):
-    grid = [(i, j) for i in range(4) for j in range(4)]
-    needs = {f"{i}-{j}": [f"{i}-{j - 1}"] * (j > 0) + [f"{i - 1}-{j}"] * (i > 0) for i, j in grid}
-    tasks = [Task(name, note, (str(tmp_path), name, before), tuple(before)) for name, before in needs.items()]
-    assert executor.run(tasks[::-1], Progress()).values() == {key: [] for key in needs}
-
-
 def test_many_tasks_are_submitted_in_a_small_window(executor, client, monkeypatch):
     submit, submitted, done, most = client.submit, count(1), [], [0]
 
@@ -121,9 +107,9 @@ def test_many_tasks_are_submitted_in_a_small_window(executor, client, monkeypatc
     assert len(record.peak_bytes_by_worker) == 2, "both workers work"
 
 
-def test_small_priorities_start_first(executor, tmp_path):
+def test_small_priorities_start_first(executor):
     # The list is in the wrong order; what is started first must be the small priorities.
-    tasks = [Task(f"p{k}", note, (str(tmp_path), f"p{k}", []), priority=(k,)) for k in reversed(range(30))]
+    tasks = [Task(f"p{k}", square, (k,), priority=(k,)) for k in reversed(range(30))]
     record = executor.run(tasks, Progress())
     started = [int(t.key[1:]) for t in sorted(record.tasks, key=lambda t: t.start)]
     assert all(abs(key - place) <= 4 * WINDOW_PER_THREAD for place, key in enumerate(started))

@@ -17,8 +17,8 @@ def value_of(meter, value, *_):
     return value
 
 
-def task(key, depends=(), priority=()):
-    return Task(key, value_of, (None,), tuple(depends), priority=priority)
+def task(key, priority=()):
+    return Task(key, value_of, (None,), priority=priority)
 
 
 def blas_threads(*_):
@@ -26,19 +26,7 @@ def blas_threads(*_):
     return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
 
 
-def test_a_task_is_ready_when_the_last_it_depends_on_is_done():
-    queue = ReadyQueue([task("a"), task("b"), task("c", ["a", "b", "a"])])
-    assert [queue.pop().key, queue.pop().key, bool(queue)] == ["a", "b", False]
-    queue.complete("b")
-    assert not queue
-    queue.complete("a")
-    assert queue.pop().key == "c"
-    assert queue.is_active
-    queue.complete("c")
-    assert not queue.is_active
-
-
-def test_shorter_priorities_compare_and_two_tasks_of_one_name_are_refused():
+def test_two_tasks_of_one_name_are_refused_and_priorities_may_be_of_any_length():
     queue = ReadyQueue([task("z", priority=(1,)), task("y", priority=(0, 5)), task("x")])
     assert [queue.pop().key for _ in "xyz"] == ["x", "y", "z"]
     with pytest.raises(ValueError, match="same key"):

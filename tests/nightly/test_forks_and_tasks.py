@@ -23,7 +23,6 @@ from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cluster.process import CHILD, TASK, confinement, may_use
 from dkrr.kernels import RBF, Linear
 from dkrr.machine import detect
-from tests.cluster.clients import all_released
 from tests.oracles import assert_close, naive_gram, naive_kernel_ridge
 from tests.pairs import every_pair
 

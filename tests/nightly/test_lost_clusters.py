@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from tempfile import mkdtemp
 
@@ -13,7 +14,7 @@ from distributed import Client, LocalCluster
 
 import dkrr
 from dkrr.cluster import Progress, Task
-from dkrr.cluster.dask_client import Watch, check_path_is_shared, held_when_ready
+from dkrr.cluster.dask_client import Watch, check_path_is_shared, held_when_ready, on_every_worker
 from dkrr.cluster.dask_executor import DaskExecutor
 from dkrr.cluster.local_server import MAX_STARTS
 from dkrr.cluster.local_workers import LocalWorkers
@@ -82,6 +83,18 @@ def test_dkrr_does_not_wait_for_ever(without_workers, use):
     said = r"all workers.*lost.*none came back within 0\.1 s.*given store.*same store="
     with dask.config.set(SOON), pytest.raises(ClusterError, match=said):
         USES[use](without_workers)
+
+
+def test_what_is_measured_on_every_worker_is_measured_again_where_one_is_lost(client, cluster):
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(on_every_worker, client, time.sleep, 3)
+        time.sleep(0.5)
+        ((name, worker),) = cluster.workers.items()
+        cluster.sync(worker.close, executor_wait=False)
+        del cluster.workers[name]
+        cluster.scale(2)
+        assert done.result(30) == [None] * len(client.nthreads())
+    cluster.scale(1)
 
 
 def test_a_fit_is_refused_before_it_begins(without_workers, caplog):

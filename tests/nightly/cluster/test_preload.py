@@ -1,9 +1,10 @@
 """What dkrr.preload sets in a worker, against the worst configuration; and what is said of workers without it."""
 
-import asyncio
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import dask
 import numpy as np
@@ -40,7 +41,13 @@ def cluster(preload):
     """The ambient client of one worker with the wrong settings, of a machine so slow that no work is small."""
     options = {"n_workers": 1, "threads_per_worker": 1, "memory_limit": 2**30, "dashboard_address": "127.0.0.1:0"}
     slow = {"dkrr.rates.gemm-gflops": 1e-3, "distributed.worker.preload": preload}
-    with dask.config.set({**WRONG, **slow}), LocalCluster(**options) as cluster, Client(cluster) as client:
+    # Dask leaves the variables of the environment in this process, too.
+    with (
+        patch.dict(os.environ),
+        dask.config.set({**WRONG, **slow}),
+        LocalCluster(**options) as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 
