@@ -55,6 +55,7 @@ CANCELLED = (CancelledError, FutureCancelledError, FutureOfLoopCancelledError)
 LOST = (*CANCELLED, OSError, RuntimeError, AttributeError)
 """What a client raises whose scheduler is lost; AttributeError, since it has None in its place."""
 
+CONFIGURED = "(dkrr.wait-for-workers-seconds in Dask's configuration)"
 KEPT = "What is finished is kept in a given store"
 ADVICE = f"{KEPT}: run again with the same store= once there are workers, with larger ones if memory was short"
 
@@ -112,8 +113,8 @@ class Watch:
             try:
                 while not wait([result], ASK_SECONDS).done:
                     self.look()
-                if self._without_since is not None:  # there were none when they were last looked at
-                    self.look()
+                if self._without_since is not None and self.client.nthreads():
+                    self.look()  # there were none when they were last looked at
                 return result.result()
             finally:
                 result.cancel()
@@ -169,24 +170,20 @@ class Watch:
         return threads
 
     def _wait_without_workers(self) -> None:
-        seconds, configured = (
-            setting("wait-for-workers-seconds"),
-            "(dkrr.wait-for-workers-seconds in Dask's configuration)",
-        )
+        seconds = setting("wait-for-workers-seconds")
         if self._without_since is None:
             self._without_since = time.monotonic()
             self._waiting = self.client.submit(nothing, key=f"dkrr-wait-{uuid.uuid4().hex}", pure=False)
             limit = "without a limit" if seconds is None else f"{seconds:g} s"
-            logger.warning(
-                "the Dask cluster %s %s",
+            said = (
                 f"has no workers yet; dkrr waits {limit} for the first"
                 if self._begins
-                else f"has lost all workers; the fit waits {limit} for new ones",
-                configured,
+                else f"has lost all workers; the fit waits {limit} for new ones"
             )
+            logger.warning("the Dask cluster %s %s", said, CONFIGURED)
         if seconds is None or time.monotonic() - self._without_since <= seconds:
             return
-        within = f"within {seconds:g} s {configured}"
+        within = f"within {seconds:g} s {CONFIGURED}"
         if self._begins:
             raise ClusterError(
                 f"the Dask cluster has no workers, and none started {within}; expected at least 1: start workers "
