@@ -16,7 +16,7 @@ from dkrr.kernels import Kernel, as_kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.planning.problem import Form, Loss
 from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.store.replacing import refuse_missing_folder
+from dkrr.store.places import refuse_missing_folder
 from dkrr.values import MAX_WHOLE, choice, flag, is_real, location, numbers, shown, whole
 
 FORMS = ("auto", *get_args(Form))

@@ -24,7 +24,7 @@ from dkrr.machine import ambient_client
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import owned
 from dkrr.store.paths import refuse_enclosing, resolved_place
-from dkrr.store.replacing import delete_partial, refuse_missing_folder
+from dkrr.store.places import delete_partial, refuse_missing_folder
 from dkrr.values import location, shown
 
 DEFAULT_CHUNK_ROWS = 2048

@@ -30,10 +30,9 @@ from dkrr.requests import Targets
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import Status
 from dkrr.store import ChunkedArray
-from dkrr.store.files import refuse_links
 from dkrr.store.format import read_group
+from dkrr.store.places import place_at
 from dkrr.store.replacing import arrays_below
-from dkrr.store.run import Place
 from dkrr.values import MAX_SHOWN, MAX_WHOLE, is_object, shown
 from dkrr.versions import VERSIONS
 
@@ -320,11 +319,11 @@ def model_arrays(url: str, found: dict[str, Any]) -> Iterator[tuple[str, Chunked
 
 def _described(url: str, found: dict[str, Any]) -> Iterator[tuple[str, StoredCopy]]:
     for name, description in found["stored"].items():
-        rows = described_rows(Place(url, found["id"]).at(name), description)
+        rows = described_rows(place_at(url, found["id"]).at(name), description)
         if isinstance(description, dict) and description.get("rows_per_chunk") is not None:
             raise StoreError(f"{rows.url} has chunks of another size than dkrr.save writes: the model is damaged")
         for array in rows.arrays:
-            refuse_links(array.url, url)
+            place_at(array.url).refuse_links(url)
         yield name, rows
 
 

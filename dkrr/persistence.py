@@ -50,11 +50,9 @@ from dkrr.posterior import Kept, Learned, Processes
 from dkrr.requests import FitRequest, Targets
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
-from dkrr.store.files import make_folder
-from dkrr.store.format import NAME, read_json, write_group
+from dkrr.store.format import read_json, write_group
 from dkrr.store.paths import refuse_enclosing
-from dkrr.store.replacing import check_free, written_aside
-from dkrr.store.run import Place
+from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.values import flag, location, shown
 from dkrr.versions import VERSIONS
 
@@ -155,8 +153,8 @@ def save(
     description |= {"search": search, "uncertainty": uncertain, "column_major": is_column_major, "report": summary}
     json.dumps(description)  # fails before anything is written
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=FILES) as url:
-        root = Place(url, description["id"])
-        make_folder(url)
+        root = place_at(url, description["id"])
+        root.make()
         stored = {name: write_rows(rows, root.at(name)).describe() for name, rows in parts.items()}
         write_group(url, {**description, "stored": stored})
 
@@ -236,7 +234,7 @@ def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -
 def _is_model(url: str) -> bool:
     # Also a damaged one: to replace it is what its owner would do.
     try:
-        found = read_json(f"{url}/{NAME}")
+        found = read_json(place_at(url))
         description = (found or {})["attributes"]["dkrr"]
         return bool(description["kind"] == "model")
     except (StoreError, KeyError, TypeError):

@@ -19,10 +19,10 @@ from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.machine import ambient_client
 from dkrr.posterior.base import power_of_two
 from dkrr.prediction import check_width, predict_in_memory
-from dkrr.store import remote
 from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
-from dkrr.store.paths import local_path, refuse_enclosing
-from dkrr.store.replacing import check_free, files_of_arrays, written_aside
+from dkrr.store.paths import refuse_enclosing
+from dkrr.store.places import check_free, place_at, written_aside
+from dkrr.store.replacing import files_of_arrays
 from dkrr.values import flag, location, shown
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
@@ -184,7 +184,7 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
     path = location(path, name, "the path of the predictions", is_kept=True)
     if not path.endswith(FORMATS):
         raise InputError(f"{name} is {shown(path)}; expected a path that ends in one of {', '.join(FORMATS)}")
-    if path.endswith(".npy") and local_path(path) is None:
+    if path.endswith(".npy") and place_at(path).is_remote:
         raise InputError(f"{name} is {shown(path)}, a URL; expected a path of this machine for .npy, or .zarr")
     if path.endswith(TABLES):
         _check_arrow(name, path)
@@ -206,8 +206,7 @@ def _is_one(path: str) -> bool:
     """Whether predictions of the same format may be at a path: any file, or what dkrr wrote in Zarr's format."""
     if path.endswith(".zarr"):
         return files_of_predictions(path) is not None
-    where = local_path(path)
-    return remote.exists(path) if where is None else where.is_file()
+    return place_at(path).is_file()
 
 
 def _listed(path: str) -> re.Pattern[str] | None:

@@ -1,12 +1,12 @@
 """Places for arrays of tests, and stores changed by someone who knows the format: checksums included."""
 
 from dkrr.store.format import read_group, write_group
-from dkrr.store.run import Place
+from dkrr.store.places import place_at
 
 
 def place(path):
     """A place outside of any run."""
-    return Place(str(path), "test")
+    return place_at(str(path), "test")
 
 
 def edit(path, **changes):

@@ -141,7 +141,7 @@ def named(name: str) -> Iterator[None]:
 def check_store(store: str | None, *, is_planned: bool = False) -> None:
     """Report a store that holds something else, or cannot be written unless it is only planned, as bad input."""
     from dkrr.requests import stored_layout
-    from dkrr.store.replacing import check_writable, refuse_missing_folder
+    from dkrr.store.places import check_writable, refuse_missing_folder
 
     if store is not None:
         store = location(store, "--store", "the path or URL of the run's store", is_kept=True)
@@ -155,13 +155,11 @@ def check_store(store: str | None, *, is_planned: bool = False) -> None:
 def check_folder(store: str | None) -> None:
     """Refuse a file, a model or a store where the folder with the stores of a search is to be, or where none can be."""
     from dkrr.store.format import read_group
-    from dkrr.store.paths import local_path
-    from dkrr.store.replacing import check_writable, refuse_missing_folder
+    from dkrr.store.places import check_writable, place_at, refuse_missing_folder
 
     if store is not None:
         url = location(store, "--store", "a folder for the stores of the run", is_kept=True)
-        path = local_path(url)
-        if path is not None and path.exists() and not path.is_dir():
+        if place_at(url).is_foreign_file():
             raise InputError(f"--store is {shown(store)}, a file; expected a folder for the stores of the run")
         refuse_missing_folder(url, "--store")
         with named("--store"):

@@ -11,7 +11,7 @@ from dkrr.values import location, shown
 def check_picture_path(path: str, *, overwrite: bool) -> None:
     """Refuse a path that a picture could not be written to, before what it shows is computed."""
     from dkrr.cli import report_pictures as pictures
-    from dkrr.store.replacing import check_free
+    from dkrr.store.places import check_free
 
     location(path, "--out", "the path of a picture")
     kinds = sorted(pictures.figure().canvas.get_supported_filetypes())
@@ -28,7 +28,7 @@ def _is_file(path: str) -> bool:
 def write_picture(path: str, *draws: Any, overwrite: bool) -> None:
     """Write pictures of `dkrr.cli.report_pictures` side by side to one file."""
     from dkrr.cli import report_pictures as pictures
-    from dkrr.store.replacing import written_aside
+    from dkrr.store.places import written_aside
 
     with written_aside(path, overwrite=overwrite, listed=None) as place:
         pictures.figure(*draws).savefig(place, dpi=150)

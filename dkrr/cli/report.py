@@ -15,7 +15,7 @@ from dkrr.markup import card_of_text
 from dkrr.model_description import describe_model, outcome_of, summary_of
 from dkrr.store.format import read_group
 from dkrr.store.paths import refuse_enclosing, resolved_place
-from dkrr.store.replacing import check_free, written_aside
+from dkrr.store.places import check_free, written_aside
 from dkrr.units import format_bytes, format_seconds
 from dkrr.values import location, shown
 from dkrr.versions import VERSIONS

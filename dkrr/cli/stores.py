@@ -79,7 +79,7 @@ def report(path: str, out_path: str, overwrite: bool) -> None:
     learning curve. Needs 'dkrr[report]'.
     """
     import dkrr as library
-    from dkrr.store.replacing import check_free
+    from dkrr.store.places import check_free
 
     with readable_errors():
         out = location(out_path, "--out")

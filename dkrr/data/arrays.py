@@ -33,8 +33,8 @@ from dkrr.store.arrays import (
     opened_at,
     place_of,
 )
-from dkrr.store.files import read_all
 from dkrr.store.paths import faults_of, local_path
+from dkrr.store.places import read_all
 from dkrr.units import format_bytes
 
 

@@ -34,7 +34,7 @@ from dkrr.errors import DamagedChunkError, InputError, StoreError
 from dkrr.sparse import check_structure
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.store.format import DTYPES, write_group
-from dkrr.store.run import Place
+from dkrr.store.places import Place
 from dkrr.values import may_keep
 
 

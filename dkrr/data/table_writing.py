@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from dkrr.data.arrow import kind_of
 from dkrr.data.table import Table
 from dkrr.errors import InputError
-from dkrr.store import remote
-from dkrr.store.paths import local_path
+from dkrr.store.places import place_at
 
 WRITERS: dict[str, Callable[[Any, Any], Any]] = {
     ".parquet": pyarrow.parquet.ParquetWriter,
@@ -158,8 +157,7 @@ def _opened(place: str, schema: Any) -> Iterator[Callable[[Any], None]]:
             flush()
 
     with ExitStack() as stack:
-        path = local_path(place)
-        file = stack.enter_context(remote.written(place) if path is None else path.open("xb"))
+        file = stack.enter_context(place_at(place).written())
         try:
             writer = stack.enter_context(make(file, schema))
             yield append

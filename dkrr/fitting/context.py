@@ -29,7 +29,7 @@ from dkrr.planning import Plan
 from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
-from dkrr.store.replacing import delete_partial
+from dkrr.store.places import delete_partial
 
 Array = NDArray[np.float64]
 

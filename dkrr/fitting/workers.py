@@ -17,8 +17,8 @@ from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
 from dkrr.store import RunStore
-from dkrr.store.files import make_folder
 from dkrr.store.paths import local_path
+from dkrr.store.places import place_at
 from dkrr.units import format_bytes
 
 logger = logging.getLogger("dkrr")
@@ -44,7 +44,7 @@ def check_store_is_shared(client: Any, url: str) -> None:
     """Refuse a store on this machine's disk that some worker does not see."""
     path = local_path(url)
     if path is not None:
-        make_folder(str(path.parent))
+        place_at(str(path.parent)).make()
         dask_client().check_folder_is_shared(client, path.parent)
 
 

@@ -39,7 +39,7 @@ from dkrr.planning.resources import (
     RatesFrom,
     Share,
 )
-from dkrr.store.run import free_bytes
+from dkrr.store.places import free_bytes
 from dkrr.units import format_bytes, parse_bytes
 from dkrr.values import shown, whole
 

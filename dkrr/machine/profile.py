@@ -29,8 +29,8 @@ from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES
-from dkrr.store.files import write_file
 from dkrr.store.paths import local_path
+from dkrr.store.places import place_at
 
 FORMAT = 2
 WHERE_PROFILES_GO = (
@@ -185,7 +185,7 @@ def write_beside(path: Path, text: str) -> None:
         If it cannot be written.
     """
     try:
-        write_file(str(path), [text.encode()])
+        place_at(str(path.parent)).write(path.name, [text.encode()])
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {error}. {WHERE_PROFILES_GO}, on a disk with free space"

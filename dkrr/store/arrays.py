@@ -12,10 +12,10 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
-from dkrr.store.buckets import bucket_url, store_below
-from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, NAME, read_json
+from dkrr.store.buckets import bucket_url, errors_of, store_below
+from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
-from dkrr.store.remote import errors_of
+from dkrr.store.places import place_at
 from dkrr.store.replacing import files_of_arrays
 from dkrr.values import BUCKETS
 
@@ -163,7 +163,7 @@ def files_of_predictions(url: str) -> re.Pattern[str] | None:
         If what is there cannot be read.
     """
     try:
-        found = read_json(f"{resolved_place(url)}/{NAME}") or {}
+        found = read_json(place_at(resolved_place(url))) or {}
         described = found["attributes"]["dkrr"]
         folders = list(described.get("columns", ())) if described["kind"] == PREDICTIONS else None
     except (DamagedChunkError, LookupError, TypeError, AttributeError):

@@ -1,23 +1,33 @@
-"""Buckets of S3, Google Cloud Storage and Azure, by obstore: single requests, which `dkrr.store.remote` repeats.
+"""Buckets of S3, Google Cloud Storage and Azure, by obstore, which repeats requests that fail for a moment.
 
 Credentials, regions and addresses of servers come from the environment, as for these services' own tools:
 ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_ENDPOINT_URL`` and so on, ``GOOGLE_APPLICATION_CREDENTIALS``,
 ``AZURE_STORAGE_ACCOUNT_NAME`` ...; profiles of AWS in its files, if boto3 is installed.
 """
 
+import io
 import os
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from dkrr.errors import InputError
+from dkrr.errors import DkrrError, InputError, UnreachableStoreError
+from dkrr.store.paths import checked_name, exists_already, short_name, too_large
+from dkrr.store.replacing import NEW
 from dkrr.values import refuse_others_than_kept, shown
 
+RETRY_SECONDS = 60.0
+"""Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes."""
+FIRST_SECONDS = 10.0
+"""The same for a bucket that has never answered this process: its address may be wrong, and work has not started."""
+LONGEST_WAIT_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 300.0
 """Longest time of one request: a chunk of 32 MiB at 0.1 MB/s."""
@@ -34,150 +44,272 @@ VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 """Beginnings of the names of the variables of the environment with the settings of a protocol."""
 
 Buffer = Any
+Value = TypeVar("Value")
+
+_answered: set[Any] = set()
+"""Buckets that have answered this process, with the settings of the environment."""
 
 
+@dataclass(frozen=True)
 class Bucket:
-    """Objects of one bucket.
+    """A place in a bucket: the objects whose keys begin with its own; see `dkrr.store.places.Place`."""
 
-    Parameters
-    ----------
-    protocol : str
-        One of BUCKETS.
-    name : str
-    """
+    url: str
+    identity: str = ""
 
-    def __init__(self, protocol: str, name: str) -> None:
+    is_remote: ClassVar[bool] = True
+    bytes_at_once: ClassVar[int] = 2**62
+
+    @cached_property
+    def _parts(self) -> tuple[str, str, str]:
+        refuse_others_than_kept(self.url, "the place")
+        protocol, _, rest = self.url.partition("://")
+        name, _, key = rest.partition("/")
+        if not name:
+            raise InputError(f"{self.url} has no bucket; expected {protocol}://bucket/name")
+        return protocol, name, key.strip("/")
+
+    def _key(self, name: str = "") -> str:
+        return f"{self._parts[2]}/{name}".strip("/")
+
+    def _below(self) -> str | None:
+        key = self._key()
+        return f"{key}/" if key else None
+
+    def at(self, name: str) -> "Bucket":
+        checked_name(name, self.url)
+        return Bucket(f"{self.url.rstrip('/')}/{name}", f"{self.identity}/{name}")
+
+    def _answer(self, what: str, name: str, request: Callable[[Any, Any, str], Value]) -> Value | None:
+        """Answer to a request of obstore (with its module, store and key); None if there is no such object.
+
+        Raises
+        ------
+        UnreachableStoreError
+            If the bucket does not answer, or refuses.
+        """
+        key = self._key(name)
+        protocol, bucket, _ = self._parts
+        settings = tuple((k, value) for k, value in os.environ.items() if k.startswith(VARIABLES[protocol]))
+        which = settings, protocol, bucket
+        store = _connected(which, self.url)
         import obstore
 
-        self._library, self._errors = obstore, obstore.exceptions
-        self.store = _opened(protocol, name, None)
-        self.has_answered = False
-        self._pool: ThreadPoolExecutor | None = None
-
-    def get(self, key: str, start: int, stop: int | None) -> Buffer | None:
-        """Bytes of an object; None if it does not exist.
-
-        Positions count from the start: Azure refuses ranges that count from the end ("bytes=-n").
-        """
         try:
-            if start == 0 and stop is None:
-                return self._library.get(self.store, key).bytes()
-            if stop is None:
-                return self._library.get(self.store, key, options={"range": {"offset": start}}).bytes()
-            return self._library.get_range(self.store, key, start=start, end=stop)
-        except (FileNotFoundError, self._errors.NotFoundError):
-            return None
+            found = request(obstore, store, key)
+        except DkrrError:
+            raise
+        except Exception as error:
+            is_absent = isinstance(error, FileNotFoundError | obstore.exceptions.NotFoundError)
+            if not is_absent or what not in ("read", "delete"):  # else there is no such bucket
+                raise _unreachable(f"{what} {key}", self.url, error) from error
+            found = None
+        _answered.add(which)
+        return found
 
-    def get_into(self, key: str, start: int, out: Sequence[memoryview]) -> int | None:
-        """Fill consecutive buffers with the bytes of an object from `start` on, several parts at the same time.
+    def read(self, name: str, max_bytes: int) -> bytes | None:
+        found = self._answer("read", name, lambda obstore, store, key: bytes(obstore.get(store, key).bytes()))
+        if found is not None and len(found) > max_bytes:
+            raise too_large(f"{self.url}/{name}", len(found), max_bytes)
+        return found
+
+    def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
+        """See `Place`; several parts of an object are requested at the same time."""
+        out = [memoryview(part).cast("B") for part in parts]
+        n = sum(map(len, out))
+        first = min(PART_BYTES, n)
+
+        def fill(obstore: Any, store: Any, key: str) -> int:
+            try:
+                found = obstore.get(store, key, options={"range": (start, start + first)})
+                size = int(found.meta["size"])
+                if size < start + n:
+                    return size
+                fill_buffers(out, 0, memoryview(found.bytes()))
+            except (FileNotFoundError, obstore.exceptions.NotFoundError):
+                raise
+            except Exception:
+                # Services refuse a range behind the end of an object, each in other words.
+                with suppress(Exception):
+                    size = int(obstore.head(store, key)["size"])
+                    if size <= start:
+                        return size
+                raise
+
+            def fill_part(k: int) -> None:
+                data = obstore.get_range(store, key, start=start + k, end=start + min(k + PART_BYTES, n))
+                fill_buffers(out, k, memoryview(data))
+
+            if first < n:
+                list(_threads(os.getpid()).map(fill_part, range(first, n, PART_BYTES)))
+            return size
+
+        return self._answer("read", name, fill)
+
+    def mapped(self, name: str, size: int, *, at_once: bool) -> Any:  # noqa: ARG002
+        return None
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        data = parts[0] if len(parts) == 1 else b"".join(map(memoryview, parts))
+        is_large = memoryview(data).nbytes > MAX_PUT_BYTES
+        options: dict[str, Any] = {"use_multipart": is_large, "chunk_size": PART_BYTES}
+        self._answer("write", name, lambda obstore, store, key: obstore.put(store, key, data, **options))
+
+    @contextmanager
+    def written(self) -> Iterator[Any]:
+        """See `Place`; parts are sent once, and become an object when the block ends, also by an error."""
+        file = self._answer("write", "", lambda obstore, store, key: obstore.open_writer(store, key))
+        try:
+            yield _Written(self.url, file)
+        finally:
+            with errors_of(self.url, "write"):
+                assert file is not None
+                file.close()  # without it, parts that were sent would stay, and be paid for
+
+    def version(self, name: str) -> tuple[bytes, str] | None:
+        """Content of an object, and what tells its version from others; None if it does not exist."""
+
+        def versioned(obstore: Any, store: Any, key: str) -> tuple[bytes, str]:
+            found = obstore.get(store, key)
+            return bytes(found.bytes()), str(found.meta["e_tag"])
+
+        return self._answer("read", name, versioned)
+
+    def write_if(self, name: str, data: bytes, expected: str | None) -> bool | None:
+        """Write an object in one step with the test that it has a version, or with None that it does not exist.
 
         Returns
         -------
-        int or None
-            Bytes of the whole object, which may be too few to fill the buffers; None if it does not exist.
+        bool or None
+            Whether it was written; None if the service has no such step.
         """
-        n = sum(map(len, out))
-        first = min(PART_BYTES, n)
-        try:
-            found = self._library.get(self.store, key, options={"range": (start, start + first)})
-            size = int(found.meta["size"])
-            if size < start + n:
-                return size
-            fill_buffers(out, 0, memoryview(found.bytes()))
-        except (FileNotFoundError, self._errors.NotFoundError):
-            return None
-        except Exception:
-            # Services refuse a range behind the end of an object, each in other words.
-            with suppress(Exception):
-                size = int(self._library.head(self.store, key)["size"])
-                if size <= start:
-                    return size
-            raise
 
-        def fill(k: int) -> None:
-            last = min(k + PART_BYTES, n)
-            fill_buffers(
-                out, k, memoryview(self._library.get_range(self.store, key, start=start + k, end=start + last))
-            )
-
-        if first < n:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="dkrr-bucket")
-            list(self._pool.map(fill, range(first, n, PART_BYTES)))
-        return size
-
-    def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """Write an object from consecutive parts."""
-        data = parts[0] if len(parts) == 1 else b"".join(map(memoryview, parts))
-        is_large = memoryview(data).nbytes > MAX_PUT_BYTES
-        self._library.put(self.store, key, data, use_multipart=is_large, chunk_size=PART_BYTES)
-
-    def writer(self, key: str) -> Any:
-        """File of obstore that is written in parts, and becomes an object when it is closed."""
-        return self._library.open_writer(self.store, key)
-
-    def create(self, key: str, data: bytes) -> bool | None:
-        """Write an object only if there is none, and return whether it was written; None if the service cannot."""
-        return self._put_if("create", key, data)
-
-    def exchange(self, key: str, data: bytes, version: str) -> bool | None:
-        """Replace an object only if its version is the given one, as `create` otherwise."""
-        return self._put_if({"e_tag": version}, key, data)
-
-    def _put_if(self, mode: Any, key: str, data: bytes) -> bool | None:
-        try:
-            self._library.put(self.store, key, data, mode=mode, use_multipart=False)
-        except (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileExistsError):
-            return False
-        except (self._errors.NotSupportedError, NotImplementedError):
-            return None
-        except self._errors.GenericError as error:
-            if "501 " in str(error):  # a server without conditional requests
-                return None
-            raise
-        return True
-
-    def version(self, key: str) -> tuple[bytes, str] | None:
-        """Content of an object with its version; None if it does not exist."""
-        try:
-            found = self._library.get(self.store, key)
-        except (FileNotFoundError, self._errors.NotFoundError):
-            return None
-        return bytes(found.bytes()), str(found.meta["e_tag"])
-
-    def names(self, folder: str) -> list[str]:
-        """Names of what is directly below a folder."""
-        found = self._library.list_with_delimiter(self.store, f"{folder}/" if folder else None)
-        places = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
-        return sorted({place.rstrip("/").rpartition("/")[2] for place in places})
-
-    def files(self, key: str) -> list[tuple[str, int, str]]:
-        """Name, size and version of every object below a folder, or of one object, whose name is then empty."""
-        entries = [entry for page in self._library.list(self.store, f"{key}/") for entry in page]
-        if not entries:
+        def put(obstore: Any, store: Any, key: str) -> tuple[bool | None]:
+            errors, mode = obstore.exceptions, "create" if expected is None else {"e_tag": expected}
             try:
-                entries = [self._library.head(self.store, key)]
-            except (FileNotFoundError, self._errors.NotFoundError):
-                return []
-        return [(e["path"].removeprefix(key), int(e["size"]), str(e["e_tag"] or e["last_modified"])) for e in entries]
+                obstore.put(store, key, data, mode=mode, use_multipart=False)
+            except (errors.AlreadyExistsError, errors.PreconditionError, FileExistsError):
+                return (False,)
+            except (errors.NotSupportedError, NotImplementedError):
+                return (None,)
+            except errors.GenericError as error:
+                if "501 " in str(error):  # a server without conditional requests
+                    return (None,)
+                raise
+            return (True,)
 
-    def exists(self, key: str) -> bool:
-        """Whether an object or anything below it exists."""
+        found = self._answer("write", name, put)
+        return None if found is None else found[0]
+
+    def names(self) -> list[str]:
+        def listed(obstore: Any, store: Any, _: str) -> list[str]:
+            found = obstore.list_with_delimiter(store, self._below())
+            places = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
+            return sorted({place.rstrip("/").rpartition("/")[2] for place in places})
+
+        return self._answer("list", "", listed) or []
+
+    def sizes(self) -> dict[str, int]:
+        def listed(obstore: Any, store: Any, key: str) -> dict[str, int]:
+            entries = [entry for page in obstore.list(store, self._below()) for entry in page]
+            return {entry["path"].removeprefix(key).lstrip("/"): int(entry["size"]) for entry in entries}
+
+        return self._answer("list", "", listed) or {}
+
+    def size(self, name: str) -> int | None:
+        return self._answer("read", name, lambda obstore, store, key: int(obstore.head(store, key)["size"]))
+
+    def exists(self) -> bool:
+        return bool(self.names()) or (self._key() != "" and self.size("") is not None)
+
+    def _inner(self, name: str) -> "Bucket":
+        return replace(self, url=f"{self.url.rstrip('/')}/{name}") if name else self
+
+    def is_folder(self) -> bool:
+        return bool(self.names())
+
+    def is_file(self) -> bool:
+        return self.exists()
+
+    def is_foreign_file(self) -> bool:
+        return False
+
+    def make(self) -> None:
+        """See `Place`; buckets have no folders."""
+
+    def refuse_links(self, root: str) -> None:
+        """See `Place`; buckets have no links."""
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def delete(self, listed: re.Pattern[str], name: str = "") -> None:
+        inner = self._inner(name)
+        inner._delete([found for found in inner.sizes() if listed.fullmatch(found)])
+        inner._delete([""])  # where it is an object
+
+    def _delete(self, names: Sequence[str]) -> None:
+        keys = [key for key in map(self._key, names) if key]
+        if keys:
+            self._answer("delete", "", lambda obstore, store, _: obstore.delete(store, keys))
+
+    def _delete_all(self) -> None:
+        """Delete everything below a name that dkrr made, that nobody else has."""
+        self._delete(list(self.sizes()))
+        self._delete([""])
+
+    def _copy(self, name: str, to: str) -> None:
+        self._answer("copy", name, lambda obstore, store, key: obstore.copy(store, key, to))
+
+    def first_not_listed(self, listed: re.Pattern[str]) -> str | None:
+        return next((name for name in sorted(self.sizes()) if not listed.fullmatch(name)), None)
+
+    def check_writable(self, *, is_grown: bool = False) -> None:
+        folder = self if is_grown else self._parent()
+        probe = f"{NEW}{uuid.uuid4().hex[:8]}"
+        folder.write(probe, [b""])
+        folder._delete([probe])
+
+    def _parent(self) -> "Bucket":
+        return replace(self, url=self.url.rstrip("/").rpartition("/")[0])
+
+    @contextmanager
+    def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> Iterator[str]:
+        """See `Place`; what was there is deleted before the new one is copied to its place."""
+        name = self.url.rpartition("/")[2]
+        aside = self._parent()._inner(f"{NEW}{uuid.uuid4().hex[:8]}-{short_name(name)}")
         try:
-            self._library.head(self.store, key)
-        except (FileNotFoundError, self._errors.NotFoundError):
-            return any(len(page) for page in self._library.list(self.store, f"{key}/", chunk_size=1))
+            yield aside.url
+            if not overwrite and self.exists():
+                raise exists_already(self.url)
+        except BaseException:
+            with suppress(Exception):
+                aside._delete_all()
+            raise
+        try:
+            if listed is not None:
+                self.delete(listed)
+            for name in aside.sizes() if listed is not None else [""]:
+                aside._copy(name, self._key(name))
+            aside._delete_all()
+        except BaseException as error:
+            error.add_note(f"what was written is at {aside.url}; what was at {self.url} before may be deleted")
+            raise
+
+
+class _Written(io.RawIOBase):
+    """A file of obstore, which is not one of Python's."""
+
+    def __init__(self, url: str, inner: Any) -> None:
+        self.url, self.inner = url, inner
+
+    def writable(self) -> bool:
         return True
 
-    def delete(self, keys: list[str]) -> None:
-        """Delete objects, as far as they exist."""
-        with suppress(FileNotFoundError, self._errors.NotFoundError):
-            self._library.delete(self.store, keys if len(keys) > 1 else keys[0])
-
-    def copy(self, pairs: list[tuple[str, str]]) -> None:
-        """Copy objects to other keys, in place of what is there."""
-        for source, target in pairs:
-            self._library.copy(self.store, source, target)
+    def write(self, data: Any) -> int:
+        with errors_of(self.url, "write"):
+            # obstore sends it later, when Arrow may have filled its buffer again.
+            return int(self.inner.write(bytes(data)))
 
 
 def fill_buffers(buffers: Sequence[memoryview], start: int, data: memoryview) -> None:
@@ -192,27 +324,40 @@ def fill_buffers(buffers: Sequence[memoryview], start: int, data: memoryview) ->
         start -= len(buffer)
 
 
-def bucket_of(url: str) -> tuple[Bucket, str]:
-    """Bucket of a URL, and the key in it.
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:  # noqa: ARG001
+    """Threads of a process for parts of objects: a fork has none of its parent's."""
+    return ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="dkrr-bucket")
+
+
+def _connected(which: tuple[Any, str, str], url: str) -> Any:
+    """Store of obstore for a bucket, as this process opens it with settings of the environment.
 
     Raises
     ------
     InputError
-        If obstore is not installed, or the URL is not that of a bucket.
+        If obstore is not installed, or does not take the address or the settings.
     """
-    refuse_others_than_kept(url, "the place")
-    protocol, _, rest = url.partition("://")
-    name, _, key = rest.partition("/")
-    if not name:
-        raise InputError(f"{url} has no bucket; expected {protocol}://bucket/name")
-    settings = tuple((k, value) for k, value in os.environ.items() if k.startswith(VARIABLES[protocol]))
-    return _bucket(os.getpid(), settings, protocol, name), key.strip("/")
+    seconds = RETRY_SECONDS if which in _answered else min(FIRST_SECONDS, RETRY_SECONDS)
+    try:
+        return _opened_once(os.getpid(), *which, seconds)
+    except DkrrError:
+        raise
+    except ImportError as error:
+        raise InputError(
+            f"{url} needs obstore, and {error}; expected it for such URLs: pip install 'dkrr[cloud]'"
+        ) from error
+    except Exception as error:  # of the library, for an address or settings that it does not take
+        raise InputError(
+            f"{url} cannot be opened: {_first_line(error)}; check the address, and the variables of the environment "
+            f"with its credentials and settings"
+        ) from error
 
 
 @lru_cache(maxsize=64)
-def _bucket(process: int, settings: tuple[tuple[str, str], ...], protocol: str, name: str) -> Bucket:  # noqa: ARG001
+def _opened_once(process: int, settings: Any, protocol: str, name: str, seconds: float) -> Any:  # noqa: ARG001
     """Bucket that a process has opened with these settings: a fork cannot use its parent's connections."""
-    return Bucket(protocol, name)
+    return _opened(protocol, name, None, seconds)
 
 
 def store_below(url: str) -> Any:
@@ -229,7 +374,7 @@ def bucket_url(store: Any) -> str | None:
     return f"{protocol}://{store.config[name]}" if protocol and name in store.config else None
 
 
-def _opened(protocol: str, name: str, prefix: str | None) -> Any:
+def _opened(protocol: str, name: str, prefix: str | None, seconds: float = RETRY_SECONDS) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     options: dict[str, Any] = {
@@ -237,7 +382,11 @@ def _opened(protocol: str, name: str, prefix: str | None) -> Any:
             "timeout": timedelta(seconds=REQUEST_SECONDS),
             "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
         },
-        "retry_config": {"max_retries": 0},
+        "retry_config": {
+            "max_retries": 1000,  # time decides
+            "retry_timeout": timedelta(seconds=seconds),
+            "backoff": {"max_backoff": timedelta(seconds=LONGEST_WAIT_SECONDS)},
+        },
         "prefix": prefix,
     }
     if protocol == "gs":
@@ -272,3 +421,63 @@ def _profile() -> Any:
             f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from error
     return Boto3CredentialProvider()
+
+
+@contextmanager
+def errors_of(url: str, what: str = "read") -> Iterator[None]:
+    """Report the errors of libraries that read or write a store themselves, as Zarr does, as those of the store."""
+    try:
+        yield
+    except (DkrrError, KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as error:
+        raise _unreachable(what, url, error) from error
+
+
+_CAUSES = {
+    "no credentials; expected them in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and "
+    "AWS_ENDPOINT_URL for a server of your own)": (
+        # Libraries that find none ask the machine's own service, which only clouds have.
+        "169.254.",
+        "metadata.google",
+        "NoCredentials",
+        "Unable to locate credentials",
+    ),
+    "the bucket does not exist; expected one that was made before": ("NoSuchBucket", "ContainerNotFound"),
+    "the service does not know these credentials; check those in the environment": (
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+    ),
+}
+"""Causes that users can remove, with signs of them in the errors of libraries."""
+_FAULTS = {
+    "it refuses connections": "ConnectionRefused",
+    "no server has this name (DNS)": "dns error",
+    "it does not answer in time": "TimedOut",
+}
+"""Why a server cannot be reached, with signs of it in the errors of obstore."""
+_ADDRESS = re.compile(r"https?://[^/\s]+")
+"""Address of a server in the error of a request."""
+_TRIES = re.compile(r"after \d+ retries")
+
+
+def _unreachable(what: str, url: str, error: Exception) -> UnreachableStoreError:
+    text = str(error)
+    cause = next((cause for cause, signs in _CAUSES.items() if any(sign in text for sign in signs)), None)
+    why = next((why for why, sign in _FAULTS.items() if sign in text), None)
+    if cause is None and why is not None and (address := _ADDRESS.search(text)) is not None:
+        cause = (
+            f"the server {address[0]} cannot be reached: {why}; check the address (for S3 AWS_ENDPOINT_URL) and the "
+            f"network"
+        )
+    tries = _TRIES.search(text)
+    cause = cause or _first_line(error)
+    return UnreachableStoreError(
+        f"cannot {what} in the store {url}: {cause}{f' ({tries[0]})' if tries and tries[0] not in cause else ''}. What "
+        f"is finished is kept: when the store can be reached and written to, run again with the same store"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """First line of a message; others hold what a library knows for its authors."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -5,17 +5,9 @@ their CRC-32C, as any Zarr reader opens them. Behind the checksum of a block, in
 second one that goes on with the name of the array, its layout and the block's position: a block at another place, of
 another array or of another run does not pass for the right one. A chunk is one file whose bytes go straight into the
 caller's buffer; Zarr's array interface would copy it several times, and decode it on one event-loop thread.
-
-A process remembers which checksums it has compared a moment ago, and in which file. A factorisation reads each tile
-about six times, most of them within seconds and from the system's cache. One comparison holds for a minute, unless the
-file changes: in runs that last longer nearly every reading is compared.
 """
 
 import contextlib
-import mmap
-import os
-import time
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -25,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError
-from dkrr.store import remote
-from dkrr.store.files import make_folder, names, open_for_reading, read_all, write_file
 from dkrr.store.format import (
     NAME,
     TAIL_BYTES,
@@ -40,50 +30,8 @@ from dkrr.store.format import (
     tail_of,
     write_json,
 )
-from dkrr.store.paths import local_path, unreadable
-from dkrr.store.replacing import STORE, delete_listed
-
-MAX_AGE_SECONDS = 60.0
-"""What was longer ago may have left the cache, and be read from the disk again."""
-SETTLED_SECONDS = 2.0
-"""File systems keep times to within less than this: a file that is older, and changes, has another time of change."""
-MAX_CHUNKS = 2**16
-"""Chunks that are remembered."""
-
-
-class Comparisons:
-    """Chunks and the files in which their checksums were compared."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[tuple[int, ...], float]] = {}
-
-    def hold(self, chunk: Hashable, status: os.stat_result) -> bool:
-        """Whether a chunk was compared a moment ago, in this very file."""
-        found = self._known.get(chunk)
-        return found is not None and found[0] == _file(status) and time.monotonic() - found[1] < MAX_AGE_SECONDS
-
-    def note(self, chunk: Hashable, status: os.stat_result) -> None:
-        """Note that a chunk matches its checksum; `status` is of its file, from before the comparison."""
-        if time.time() - status.st_ctime < SETTLED_SECONDS:
-            return
-        if len(self._known) >= MAX_CHUNKS:
-            self._known = {}
-        self._known[chunk] = _file(status), time.monotonic()
-
-
-def _file(status: os.stat_result) -> tuple[int, ...]:
-    """What differs if a file is another, or has changed: no program can set the time of the last change."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
-
-
-COMPARISONS = Comparisons()
-"""Of this process."""
-
-
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-"""Map all pages at once, not one fault at a time."""
-CACHED_BYTES = 2**20
-"""Blocks that are read and compared together: what was read is then in a core's cache."""
+from dkrr.store.places import Place, place_at
+from dkrr.store.replacing import STORE
 
 
 @dataclass(frozen=True)
@@ -138,16 +86,14 @@ class ChunkedArray:
 
     def create_anew(self) -> "ChunkedArray":
         """Write the array's metadata, and return it; chunks of an earlier one are to be deleted before."""
-        make_folder(self.url)
-        write_json(f"{self.url}/{NAME}", self.metadata)
+        self._place.make()
+        write_json(self._place, self.metadata)
         return self
 
     def _created(self) -> "ChunkedArray":
-        path = local_path(self.url)
         found = None
-        if path is None or os.path.lexists(path):
-            with contextlib.suppress(DamagedChunkError):  # written again: checksums of chunks hold the layout
-                found = self.open(self.url, self.identity)
+        with contextlib.suppress(DamagedChunkError):  # written again: checksums of chunks hold the layout
+            found = self.open(self.url, self.identity)
         if found is None:
             return self.create_anew()
         if found != self:
@@ -170,7 +116,7 @@ class ChunkedArray:
             If something else is there, or it cannot be read.
         """
         try:
-            found = read_json(f"{url}/{NAME}")
+            found = read_json(place_at(url))
         except StoreError as error:
             raise DamagedChunkError(f"no readable array of dkrr at {url}: {error}", url, NAME) from error
         if found is None:
@@ -193,7 +139,7 @@ class ChunkedArray:
             If they are missing or differ.
         """
         try:
-            found = read_json(f"{self.url}/{NAME}")
+            found = read_json(self._place)
         except StoreError as error:
             raise DamagedChunkError(str(error), self.url, NAME) from error
         if found != self.metadata:
@@ -204,6 +150,10 @@ class ChunkedArray:
     def metadata(self) -> dict[str, Any]:
         """Metadata of the array for readers of Zarr v3."""
         return metadata(self.shape, self.chunks, self.dtype, self._height)
+
+    @cached_property
+    def _place(self) -> Place:
+        return place_at(self.url, self.identity)
 
     @property
     def _height(self) -> int:
@@ -299,61 +249,23 @@ class ChunkedArray:
 
     def _read_blocks(self, coordinates: tuple[int, ...], first: int, out: NDArray[Any]) -> None:
         """Read consecutive blocks of a chunk into `out`, and compare their checksums."""
-        key, size = key_of(coordinates), self._block_bytes
+        key, size, stride = key_of(coordinates), self._block_bytes, self._block_bytes + TAIL_BYTES
         content = out.reshape(-1).view(np.uint8)
         blocks = [content[k : k + size] for k in range(0, len(content), size)]
-        if local_path(self.url) is None:
-            self._fetch(key, first, blocks)
-        else:
-            self._read_file(key, first, blocks)
-
-    def _compare(self, key: str, first: int, blocks: Sequence[NDArray[np.uint8]], tails: Sequence[Any]) -> None:
-        for k, (block, tail) in enumerate(zip(blocks, tails, strict=True)):
-            if tail != self._tail(key, first + k, block):
-                raise self._damaged(key)
-
-    def _read_file(self, key: str, first: int, blocks: Sequence[NDArray[np.uint8]]) -> None:
-        path, descriptor = f"{local_path(self.url)}/{key}", self._opened(key)
-        stride = self._block_bytes + TAIL_BYTES
-        at_once = max(1, CACHED_BYTES // stride)
-        try:
-            found = os.fstat(descriptor).st_size
-            if found != self.chunk_bytes:
-                raise self._truncated(key, found)
-            for k in range(0, len(blocks), at_once):
-                some = blocks[k : k + at_once]
-                tails = [bytearray(TAIL_BYTES) for _ in some]
-                parts = [part for pair in zip(some, tails, strict=True) for part in pair]
-                read_all(descriptor, parts, (first + k) * stride)
-                self._compare(key, first + k, some, tails)
-        except StoreError:
-            raise
-        except EOFError:
-            raise self._truncated(key, os.fstat(descriptor).st_size) from None
-        except OSError as error:
-            raise unreadable(path, error) from error
-        finally:
-            os.close(descriptor)
-
-    def _fetch(self, key: str, first: int, blocks: Sequence[NDArray[np.uint8]]) -> None:
-        stride, is_whole = self._block_bytes + TAIL_BYTES, len(blocks) == self._n_blocks
-        offset = first * stride
-        end = self.chunk_bytes if is_whole else offset + len(blocks) * stride
-        tails = [bytearray(TAIL_BYTES) for _ in blocks]
-        parts = [part for pair in zip(blocks, tails, strict=True) for part in pair]
-        if is_whole:
-            parts.append(bytearray(len(self._index)))
-        size = remote.get_into(self.url, key, offset, *parts)
-        if size is None:
-            raise self._missing(key)
-        if size < end or (is_whole and size != end):
-            raise self._truncated(key, size)
-        self._compare(key, first, blocks, tails)
+        at_once = max(1, self._place.bytes_at_once // stride)
+        for k in range(0, len(blocks), at_once):
+            some = blocks[k : k + at_once]
+            tails = [bytearray(TAIL_BYTES) for _ in some]
+            parts = [part for pair in zip(some, tails, strict=True) for part in pair]
+            self._check_size(key, self._place.read_into(key, (first + k) * stride, parts))
+            for number, (block, tail) in enumerate(zip(some, tails, strict=True), first + k):
+                if tail != self._tail(key, number, block):
+                    raise self._damaged(key)
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
-        """One whole chunk of one block, checked, where it lies in the system's cache; None for a remote store.
+        """One whole chunk of one block, checked, where it lies in the system's cache; nothing is copied.
 
-        Nothing is copied. A checksum that was compared a moment ago is not compared again.
+        None where that cannot be: in a bucket, and of a chunk that is missing or has another size, as `read` says.
 
         Parameters
         ----------
@@ -368,31 +280,27 @@ class ChunkedArray:
             As `read`.
         """
         assert self._n_blocks == 1, "blocks of a chunk do not lie together"
-        path = local_path(self.url)
-        if path is None:
-            return None
         key = key_of(coordinates)
-        descriptor = self._opened(key)
-        try:
-            status = os.fstat(descriptor)
-            size = status.st_size
-            if size != self.chunk_bytes:
-                raise self._truncated(key, size)
-            flags = mmap.MAP_SHARED | (_POPULATE if check else 0)
-            content = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=flags)
-        except StoreError:
-            raise
-        except OSError as error:
-            raise unreadable(path / key, error) from error
-        finally:
-            os.close(descriptor)
+        content = self._place.mapped(key, self.chunk_bytes, at_once=check)
+        if content is None:
+            return None
         chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(prod(self.chunks))).reshape(self.chunks)
-        tail = content[self._block_bytes : self._block_bytes + TAIL_BYTES]
-        if check and not COMPARISONS.hold((self, key), status):
-            if tail != self._tail(key, 0, chunk):
-                raise self._damaged(key)
-            COMPARISONS.note((self, key), status)
+        if check and content[self._block_bytes : self._block_bytes + TAIL_BYTES] != self._tail(key, 0, chunk):
+            raise self._damaged(key)
         return chunk
+
+    def _check_size(self, key: str, n_bytes: int | None) -> None:
+        """Refuse a chunk that is missing, or has another size.
+
+        Raises
+        ------
+        DamagedChunkError
+            Naming it.
+        """
+        if n_bytes is None:
+            raise self._missing(key)
+        if n_bytes != self.chunk_bytes:
+            raise self._truncated(key, n_bytes)
 
     def _missing(self, key: str) -> DamagedChunkError:
         text = f"chunk {key} of {self.url} is not there: the store is incomplete. {_REMEDY}"
@@ -435,7 +343,7 @@ class ChunkedArray:
         for k in range(self._n_blocks):
             part = content[k * size : (k + 1) * size]
             parts += [part, self._tail(key, k, part)]
-        write_file(f"{self.url}/{key}", [*parts, self._index])
+        self._place.write(key, [*parts, self._index])
         return self.chunk_bytes
 
     def present(self) -> set[tuple[int, ...]]:
@@ -446,23 +354,13 @@ class ChunkedArray:
         StoreError
             If the folder cannot be read.
         """
-        path = local_path(self.url)
-        if path is None:
-            return {c for key in names(self.url) if (c := coordinates_of(key)) is not None}
-        found = set()
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    c = coordinates_of(entry.name)
-                    if c is not None and entry.stat(follow_symlinks=False).st_size == self.chunk_bytes:
-                        found.add(c)
-        except OSError as error:
-            raise unreadable(path, error) from error
-        return found
+        n_bytes = self.chunk_bytes
+        sizes = self._place.sizes().items()
+        return {c for key, size in sizes if size == n_bytes and (c := coordinates_of(key)) is not None}
 
     def discard(self, coordinates: tuple[int, ...]) -> None:
         """Delete a chunk."""
-        delete_listed(f"{self.url}/{key_of(coordinates)}", STORE)
+        self._place.delete(STORE, key_of(coordinates))
 
     def check_complete(self) -> None:
         """Refuse an array without all of its chunks, before memory is taken for it.
@@ -475,23 +373,13 @@ class ChunkedArray:
         if 0 in self.grid:
             return
         # At once, whatever number of chunks is claimed.
-        self._check_file(tuple(k - 1 for k in self.grid))
+        last = key_of(tuple(k - 1 for k in self.grid))
+        self._check_size(last, self._place.size(last))
         present = self.present()
         if len(present) < prod(self.grid):
-            missing = next(c for c in np.ndindex(*self.grid) if c not in present)
-            self._check_file(missing)
-            raise self._missing(key_of(missing))
-
-    def _check_file(self, coordinates: tuple[int, ...]) -> None:
-        """Refuse a chunk on this machine that does not exist, is not a file, or has another size."""
-        key = key_of(coordinates)
-        if local_path(self.url) is None:
-            return
-        descriptor = self._opened(key)
-        size = os.fstat(descriptor).st_size
-        os.close(descriptor)
-        if size != self.chunk_bytes:
-            raise self._truncated(key, size)
+            key = key_of(next(c for c in np.ndindex(*self.grid) if c not in present))
+            self._check_size(key, self._place.size(key))
+            raise self._missing(key)
 
     def load(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Whole array in memory, in `out` if that is given.
@@ -527,18 +415,17 @@ class ChunkedArray:
         its owner may delete it meanwhile.
         """
         found, buffer = [], None
-        for key in sorted(names(self.url)):
+        for key in sorted(self._place.names()):
             c = coordinates_of(key)
             if c is None or len(c) != len(self.grid):
                 continue
             try:
-                self._check_file(c)
+                self._check_size(key, self._place.size(key))
                 buffer = self._buffer() if buffer is None else buffer
                 self.read(c, buffer)
                 self._check_index(key)
             except DamagedChunkError as error:
-                path = local_path(self.url)
-                if path is None or os.path.lexists(path / key):
+                if key in self._place.names():
                     found.append(error)
         return found
 
@@ -553,38 +440,10 @@ class ChunkedArray:
 
     def _check_index(self, key: str) -> None:
         """Compare a chunk's index, which only other readers of Zarr use."""
-        start = self.chunk_bytes - len(self._index)
-        if local_path(self.url) is None:
-            raw = bytes(remote.get(self.url, key, (start, self.chunk_bytes)) or b"")
-        else:
-            found = bytearray(len(self._index))
-            descriptor = self._opened(key)
-            try:
-                read_all(descriptor, [found], start)
-            except EOFError:
-                raise self._truncated(key, os.fstat(descriptor).st_size) from None
-            except OSError as error:
-                raise unreadable(f"{self.url}/{key}", error) from error
-            finally:
-                os.close(descriptor)
-            raw = bytes(found)
-        if raw != self._index:
+        found = bytearray(len(self._index))
+        self._check_size(key, self._place.read_into(key, self.chunk_bytes - len(found), [found]))
+        if found != self._index:
             raise self._damaged(key)
-
-    def _opened(self, key: str) -> int:
-        """Descriptor of a chunk on this machine.
-
-        Raises
-        ------
-        DamagedChunkError
-            If it is missing, a link, or not a file.
-        """
-        try:
-            return open_for_reading(f"{local_path(self.url)}/{key}")
-        except FileNotFoundError:
-            raise self._missing(key) from None
-        except DamagedChunkError as error:
-            raise DamagedChunkError(str(error), self.url, key) from error
 
 
 _REMEDY = "Run again with the same store and the same data to compute it again"

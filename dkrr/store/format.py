@@ -21,7 +21,7 @@ import google_crc32c
 import numpy as np
 
 from dkrr.errors import StoreError
-from dkrr.store.files import make_folder, read_file, write_file
+from dkrr.store.places import Place, place_at
 
 BLOCK_BYTES = 256 * 2**10
 """Size of a block of rows: small beside what a task reads, large beside a call for its checksum."""
@@ -158,13 +158,14 @@ def write_group(url: str, description: dict[str, Any] | None = None) -> None:
         If it cannot be written.
     """
     attributes = {} if description is None else {"dkrr": description, "checksum": _checksum(description)}
-    make_folder(url)
-    write_json(f"{url}/{NAME}", {**_GROUP, "attributes": attributes})
+    place = place_at(url)
+    place.make()
+    write_json(place, {**_GROUP, "attributes": attributes})
 
 
-def write_json(url: str, value: dict[str, Any]) -> None:
-    """Write a value as a file of JSON."""
-    write_file(url, [json.dumps(value, indent=1).encode()])
+def write_json(place: Place, value: dict[str, Any]) -> None:
+    """Write the metadata of a group or an array."""
+    place.write(NAME, [json.dumps(value, indent=1).encode()])
 
 
 def read_group(url: str) -> dict[str, Any] | None:
@@ -175,7 +176,7 @@ def read_group(url: str) -> dict[str, Any] | None:
     StoreError
         If the file is not a group's, is damaged, or holds more or deeper values than dkrr writes.
     """
-    found = read_json(f"{url}/{NAME}")
+    found = read_json(place_at(url))
     if found is None:
         return None
     if found.get("node_type") == "array":
@@ -193,15 +194,15 @@ def read_group(url: str) -> dict[str, Any] | None:
     return description
 
 
-def read_json(url: str) -> dict[str, Any] | None:
-    """Object in a file of JSON; None if there is no file.
+def read_json(place: Place) -> dict[str, Any] | None:
+    """Metadata of a group or an array; None if there are none.
 
     Raises
     ------
     StoreError
         If it is not JSON, not an object, too large or too deep.
     """
-    raw = read_file(url, MAX_BYTES)
+    raw, url = place.read(NAME, MAX_BYTES), f"{place.url}/{NAME}"
     if raw is None:
         return None
     try:

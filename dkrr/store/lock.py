@@ -40,10 +40,10 @@ from typing import Any
 import psutil
 
 from dkrr.errors import BusyStoreError, StoreError
-from dkrr.store import remote
-from dkrr.store.files import read_file
+from dkrr.store.buckets import Bucket
 from dkrr.store.paths import faults_of, local_path
-from dkrr.store.replacing import LOCK_NAME, delete_empty, delete_file
+from dkrr.store.places import place_at
+from dkrr.store.replacing import LOCK_NAME, STORE, delete_empty, delete_file
 from dkrr.units import format_seconds
 
 MAX_BYTES = 16 * 2**10
@@ -292,7 +292,7 @@ def who_owns(url: str) -> str:
     StoreError
         If the lock cannot be read.
     """
-    found = read_file(f"{url.rstrip('/')}/{LOCK_NAME}", MAX_BYTES)
+    found = place_at(url).read(LOCK_NAME, MAX_BYTES)
     if found is None:
         return ""
     owner = Owner.from_bytes(found)
@@ -386,7 +386,7 @@ class _FileLock(_Lock):
                 self.is_written = False
             # Without permission to write, another user's lock may be read.
             with suppress(StoreError):
-                found = Owner.from_bytes(read_file(str(self._path), MAX_BYTES) or b"")
+                found = Owner.from_bytes(place_at(str(self._folder)).read(LOCK_NAME, MAX_BYTES) or b"")
                 if found is not None and found.is_here() and _is_held_here(found):
                     return found, False
             return None
@@ -497,18 +497,18 @@ def _replace(descriptor: int, document: bytes) -> None:
 
 class _ObjectLock(_Lock):
     def __init__(self, url: str) -> None:
-        self._url = url
+        self._bucket = Bucket(url)
         self.place = f"{url}/{LOCK_NAME}"
 
     def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
         document = replace(mine, beat=time.time()).to_bytes()
-        held = remote.version(self._url, LOCK_NAME)
+        held = self._bucket.version(LOCK_NAME)
         found = Owner.from_bytes(held[0]) if held else None
         if held and self._is_alive(found, held[0]):
             return found, False
-        is_written = remote.put_if(self._url, LOCK_NAME, document, held[1] if held else None)
+        is_written = self._bucket.write_if(LOCK_NAME, document, held[1] if held else None)
         if is_written is None:  # a server without conditional requests
-            remote.put(self._url, LOCK_NAME, document)
+            self._bucket.write(LOCK_NAME, [document])
             time.sleep(SETTLE_SECONDS)
         if not is_written:
             other = self._found()
@@ -518,8 +518,8 @@ class _ObjectLock(_Lock):
         return (found, True) if held else None
 
     def _found(self) -> Owner | None:
-        document = remote.get(self._url, LOCK_NAME)
-        return Owner.from_bytes(bytes(document)) if document else None
+        document = self._bucket.read(LOCK_NAME, MAX_BYTES)
+        return Owner.from_bytes(document) if document else None
 
     def _is_alive(self, owner: Owner | None, document: bytes) -> bool:
         if owner is not None and owner.is_here():
@@ -528,19 +528,19 @@ class _ObjectLock(_Lock):
             return True
         # The clocks may differ, or the document is damaged: a living owner writes it again.
         time.sleep(2.5 * HEARTBEAT_SECONDS)
-        found = remote.get(self._url, LOCK_NAME)
-        return found is not None and bytes(found) != document
+        found = self._bucket.read(LOCK_NAME, MAX_BYTES)
+        return found is not None and found != document
 
     def beat(self, mine: Owner) -> str:
-        held = remote.version(self._url, LOCK_NAME)
+        held = self._bucket.version(LOCK_NAME)
         found = Owner.from_bytes(held[0]) if held else None
         if held is None or found is None or found.token != mine.token:
             return _taken_by(found)
         document = replace(mine, beat=time.time()).to_bytes()
         # A process that was suspended just here must not write over the lock of the one that took the store over.
-        is_written = remote.put_if(self._url, LOCK_NAME, document, held[1])
+        is_written = self._bucket.write_if(LOCK_NAME, document, held[1])
         if is_written is None:
-            remote.put(self._url, LOCK_NAME, document)
+            self._bucket.write(LOCK_NAME, [document])
         elif not is_written:
             found = self._found()
             # Not of another: a request that was repeated found what its first attempt wrote.
@@ -551,6 +551,6 @@ class _ObjectLock(_Lock):
         try:
             found = self._found()
             if found is not None and found.token == mine.token:
-                remote.delete(self.place)
+                self._bucket.delete(STORE, LOCK_NAME)
         except StoreError as error:
             logger.debug("cannot delete %s: %s", self.place, error)

@@ -9,8 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr.blas import Triangle
 from dkrr.store.chunks import ChunkedArray
-from dkrr.store.paths import local_path
-from dkrr.store.run import Place
+from dkrr.store.places import Place, place_at
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class TiledMatrix:
     @property
     def is_remote(self) -> bool:
         """Panels come over a network, into buffers."""
-        return local_path(self.array.url) is None
+        return place_at(self.array.url).is_remote
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -24,6 +24,13 @@ _RESERVED = re.compile(r"[.]|__|zarr[.]json$")
 """Beginnings that a file name of data does not have: hidden files, ``..``, names that Zarr reserves or uses itself."""
 
 
+NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+"""Names in a store: letters, digits, and folders between slashes."""
+
+MAX_END_BYTES = 100
+"""Bytes of the end of a path's name that the name beside it has."""
+
+
 def local_path(url: str) -> Path | None:
     """Path of a URL on this machine's file system, or None for a remote one."""
     if url.startswith("file://"):
@@ -53,6 +60,26 @@ def resolved_place(url: str) -> str:
     if {".", ".."} & set(rest.split("/")):
         raise InputError(f"{shown(url)} has a part '.' or '..', which no object store resolves; expected a URL without")
     return f"{protocol}://{rest.rstrip('/')}"
+
+
+def checked_name(name: str, url: str) -> str:
+    """Name of something in a store, if it is one that dkrr gives.
+
+    Raises
+    ------
+    StoreError
+        If it leads elsewhere.
+    """
+    if not NAMES.fullmatch(name):
+        raise StoreError(
+            f"{name!r} is not a valid name in {url}; expected letters, digits, and folders between slashes"
+        )
+    return name
+
+
+def short_name(name: str) -> str:
+    """End of a file's name that leaves room for a beginning."""
+    return os.fsdecode(os.fsencode(name)[-MAX_END_BYTES:])
 
 
 def file_name(text: str) -> str:
@@ -135,6 +162,16 @@ def _place_of_input(value: Any) -> str | None:
     return None if found is None else os.path.realpath(found)
 
 
+def exists_already(url: str) -> InputError:
+    """Error for an output that would take the place of something else."""
+    return InputError(f"{url} exists already; delete it, give another path, or overwrite=True (--overwrite)")
+
+
+def too_large(url: str, size: int, max_bytes: int) -> StoreError:
+    """Error for a small file of a store that is a large one."""
+    return StoreError(f"{url} has {size} bytes; expected at most {max_bytes}: it is not a file that dkrr wrote")
+
+
 _ALLOW = "Give this user permission there, or give another path"
 _MOUNT = "Mount the disk or the server of these files again"
 _REMEDIES = {
@@ -183,9 +220,8 @@ def store_error(what: str, error: OSError, then: str = AGAIN) -> StoreError:
 def unreadable(path: Path | str, error: OSError) -> StoreError:
     """Error for a file that the system does not let this process read."""
     if error.errno == errno.ELOOP:
-        place = Path(path)
         text = f"{path} is a link, which is not followed in a store; copy what it leads to there"
-        return DamagedChunkError(text, str(place.parent), place.name)
+        return DamagedChunkError(text, *os.path.split(path))
     return store_error(f"read {path}", error, "then run again")
 
 

@@ -3,24 +3,20 @@
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError, WrongStoreError
-from dkrr.store import files
 from dkrr.store.chunks import ChunkedArray
 from dkrr.store.format import NAME, read_group, write_group
-from dkrr.store.paths import local_path
-from dkrr.store.replacing import STORE, delete_listed
+from dkrr.store.paths import NAMES
+from dkrr.store.places import Place, place_at
+from dkrr.store.replacing import STORE
 
 FORMAT_VERSION = 5
 
 _COPY = re.compile("rows(-[0-9a-z]+)?")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _ID = re.compile("[0-9a-f]{32}")
 _CHUNK = re.compile(r"c(\.[0-9]+)+")
 
@@ -38,28 +34,6 @@ WORDS = {
 """Names in fingerprints as users know them."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where an array or a group of arrays lies, and the name that their checksums hold."""
-
-    url: str
-    identity: str
-
-    def at(self, name: str) -> "Place":
-        """Place within this one.
-
-        Raises
-        ------
-        StoreError
-            If the name leads elsewhere.
-        """
-        if not _NAME.fullmatch(name):
-            raise StoreError(
-                f"{name!r} is not a valid name in {self.url}; expected letters, digits, and folders between slashes"
-            )
-        return Place(f"{self.url.rstrip('/')}/{name}", f"{self.identity}/{name}")
-
-
 @dataclass
 class RunStore:
     """A Zarr group that holds everything one fit keeps on disk."""
@@ -73,24 +47,27 @@ class RunStore:
 
     def place(self, name: str) -> Place:
         """Place of something inside the store, under a name that no other run has."""
-        path = local_path(self.url)
         # A disk may have been unmounted: what would be made in its place is not the store of a run.
-        if self._id is None or not (path is None or os.path.exists(path / NAME)):  # noqa: PTH110 (no errors)
+        if self._id is None or not (self._here.is_remote or place_at(f"{self.url}/{NAME}").exists()):
             self._id = self._attributes()["id"]
-        return Place(self.url, self._id).at(name)
+        return place_at(self.url, self._id).at(name)
+
+    @property
+    def _here(self) -> Place:
+        return place_at(self.url)
 
     def create_array(
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
     ) -> ChunkedArray:
         """Create an array, or take the existing one of this layout; see `ChunkedArray.create`."""
         place = self.place(name)
-        files.refuse_links(place.url, self.url)
+        place.refuse_links(self.url)
         return ChunkedArray.create(place.url, shape, chunks, dtype, place.identity)
 
     def open_array(self, name: str) -> ChunkedArray:
         """Open an array of the store; see `ChunkedArray.open`."""
         place = self.place(name)
-        files.refuse_links(place.url, self.url)
+        place.refuse_links(self.url)
         return ChunkedArray.open(place.url, place.identity)
 
     def arrays(self) -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
@@ -104,12 +81,13 @@ class RunStore:
         yield from self._arrays_below("")
 
     def _arrays_below(self, folder: str) -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
-        for name in sorted(files.names(self.at(folder) if folder else self.url)):
+        for name in sorted(place_at(self.at(folder) if folder else self.url).names()):
             inner = f"{folder}/{name}".lstrip("/")
-            if not _NAME.fullmatch(inner) or _CHUNK.fullmatch(name) or not files.is_folder(self.at(inner)):
+            place = place_at(self.at(inner))
+            if not NAMES.fullmatch(inner) or _CHUNK.fullmatch(name) or not place.is_folder():
                 continue
-            held = files.names(self.at(inner))
-            if any(_CHUNK.fullmatch(one) for one in held) or not _is_group(self.at(inner), held):
+            held = place.names()
+            if any(_CHUNK.fullmatch(one) for one in held) or not _is_group(place.url, held):
                 try:
                     yield inner, self.open_array(inner)
                 except DamagedChunkError as error:
@@ -143,12 +121,11 @@ class RunStore:
             self.set_staged_rows(None)
             self.delete(name.split("/")[0])
         else:
-            place = f"{self.place(name).url}/{key}"
-            delete_listed(place, STORE)
-            path = local_path(place)
-            if path is not None and os.path.lexists(path):
+            place = self.place(name)
+            place.delete(STORE, key)
+            if key in place.names():
                 raise StoreError(
-                    f"{path} is damaged and cannot be deleted; delete it, and run again with the same store"
+                    f"{place.url}/{key} is damaged and cannot be deleted; delete it, and run again with the same store"
                 )
 
     def open(self) -> None:
@@ -238,10 +215,10 @@ class RunStore:
 
     def create_group(self, name: str) -> None:
         """Create a group in the store, unless it exists."""
-        url = self.place(name).url
-        files.refuse_links(url, self.url)
-        if NAME not in files.names(url):
-            write_group(url)
+        place = self.place(name)
+        place.refuse_links(self.url)
+        if NAME not in place.names():
+            write_group(place.url)
 
     def description(self) -> dict[str, Any] | None:
         """Description that an earlier run wrote of this store; None if nothing exists here.
@@ -251,8 +228,7 @@ class RunStore:
         StoreError
             If something else exists here, or the description is damaged.
         """
-        path = local_path(self.url)
-        if path is not None and os.path.exists(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112 (no errors)
+        if self._here.is_foreign_file():
             raise WrongStoreError(_foreign(self.url))
         try:
             found = read_group(self.url)
@@ -262,7 +238,7 @@ class RunStore:
                 raise
             raise WrongStoreError(f"{_foreign(self.url)} ({error})") from error
         if found is None:
-            if any(not STORE.fullmatch(name) for name in files.names(self.url)):  # a lock is there
+            if any(not STORE.fullmatch(name) for name in self._here.names()):  # a lock is there
                 raise WrongStoreError(_foreign(self.url))
             return None
         if not found:
@@ -290,7 +266,7 @@ class RunStore:
     def delete(self, name: str = "") -> None:
         """Delete an array or a group of arrays in the store, or all of it; files that dkrr did not write stay."""
         if name or self.description() is not None:
-            delete_listed(self.place(name).url if name else self.url, STORE)
+            (self.place(name) if name else self._here).delete(STORE)
 
 
 def _is_group(url: str, held: list[str]) -> bool:
@@ -299,19 +275,6 @@ def _is_group(url: str, held: list[str]) -> bool:
         return NAME not in held or read_group(url) is not None
     except StoreError:
         return False
-
-
-def free_bytes(url: str) -> int | None:
-    """Free space where a store is (or would be); None where that is not known (remote stores)."""
-    path = local_path(url)
-    if path is None:
-        return None
-    with suppress(OSError):  # mostly it exists
-        return shutil.disk_usage(path).free
-    existing: Path = path.absolute()
-    while not os.path.exists(existing):  # noqa: PTH110 (Path's raises an error where there is no permission)
-        existing = existing.parent
-    return shutil.disk_usage(existing).free
 
 
 def _foreign(url: str) -> str:

@@ -16,7 +16,8 @@ from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr.errors import InputError
-from dkrr.store import buckets, remote
+from dkrr.store import buckets
+from dkrr.store.places import place_at
 from tests.interface.conftest import run
 from tests.s3 import variables
 
@@ -29,7 +30,7 @@ def no_server(monkeypatch):
     """The environment names a server that does not exist."""
     for name, value in variables("127.0.0.1:9").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(buckets, "FIRST_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +66,13 @@ def test_why_a_server_cannot_be_reached(no_server, monkeypatch):
 
 
 def test_another_endpoint_is_taken_within_a_process(bucket, monkeypatch):
-    remote.put(f"{bucket}/a", "b", b"here")
+    place_at(f"{bucket}/a").write("b", [b"here"])
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(remote, "FIRST_SECONDS", 0.1)
+        elsewhere.setattr(buckets, "FIRST_SECONDS", 0.1)
         elsewhere.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         with pytest.raises(OSError, match=r"127\.0\.0\.1:9 cannot be reached"):
-            remote.get(f"{bucket}/a", "b")
-    assert bytes(remote.get(f"{bucket}/a", "b")) == b"here"
+            place_at(f"{bucket}/a").read("b", 9)
+    assert place_at(f"{bucket}/a").read("b", 9) == b"here"
 
 
 def test_a_pipeline_is_saved_as_a_transformer(data, tmp_path):

@@ -18,7 +18,7 @@ from distributed import Client
 import dkrr
 from dkrr import predictions_out
 from dkrr.errors import InputError, NotFiniteError, StoreError
-from dkrr.store import buckets, remote
+from dkrr.store.places import place_at
 from tests.data.flights import flights, targets
 
 N = 250
@@ -175,10 +175,10 @@ def test_predictions_go_to_a_bucket(ridge, bucket):
         with pytest.raises(InputError, match="exists already"):
             dkrr.predict_to(ridge, "x.parquet", url)
         if end in tables:
-            found = tables[end](io.BytesIO(remote.get(bucket, f"predictions{end}")))
+            found = tables[end](io.BytesIO(place_at(bucket).read(f"predictions{end}", 10**6)))
             np.testing.assert_allclose(found["arr_delay"], ridge.predict(X), rtol=1e-12)
             assert found["flight"].tolist() == TABLE["flight"].tolist()
-    assert remote.names(bucket) == [f"predictions{end}" for end in (".arrow", ".csv", ".parquet", ".zarr")]
+    assert place_at(bucket).names() == [f"predictions{end}" for end in (".arrow", ".csv", ".parquet", ".zarr")]
 
 
 def test_a_bucket_that_takes_nothing_is_named(ridge, memory_bucket, monkeypatch):
@@ -189,7 +189,7 @@ def test_a_bucket_that_takes_nothing_is_named(ridge, memory_bucket, monkeypatch)
         def close(self):
             pass
 
-    monkeypatch.setattr(buckets.Bucket, "writer", lambda self, key: Refusing())
+    monkeypatch.setattr("obstore.open_writer", lambda store, key: Refusing())
     with pytest.raises(StoreError, match="cannot write in the store s3://.*: no answer"):
         dkrr.predict_to(ridge, "x.parquet", f"{memory_bucket}/p.parquet")
 

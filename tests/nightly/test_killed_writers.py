@@ -12,11 +12,11 @@ pytestmark = pytest.mark.guard
 KILLED = """
 import os, re, signal, sys
 from pathlib import Path
-from dkrr.store import replacing
+from dkrr.store import places, replacing
 
 method, folder = sys.argv[1:]
 if method == "two renames":
-    replacing._renameat2 = lambda: None
+    replacing.exchanged = lambda first, second: False
 files = {replacing.__file__, replacing.shutil.__file__, replacing.uuid.__file__}
 
 def write(folder, text):
@@ -33,7 +33,7 @@ def save(path, last):
             os.kill(os.getpid(), signal.SIGKILL)
         return count
     sys.settrace(count)
-    with replacing.written_aside(str(path), overwrite=True, listed=re.compile('a|b')) as place:
+    with places.written_aside(str(path), overwrite=True, listed=re.compile('a|b')) as place:
         write(Path(place), "new")
     os._exit(0)
 
@@ -61,7 +61,7 @@ def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_the_new(tmp_path
     if method == "one step":
         (tmp_path / "x").mkdir()
         (tmp_path / "y").mkdir()
-        if not replacing._renamed(tmp_path / "x", tmp_path / "y", replacing._EXCHANGE):
+        if not replacing.exchanged(tmp_path / "x", tmp_path / "y"):
             pytest.skip("this system or file system cannot exchange two names")
     (tmp_path / "kills").mkdir()
     command = [sys.executable, "-W", "ignore", "-c", KILLED, method, str(tmp_path / "kills")]

@@ -14,8 +14,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr.errors import StoreError
-from dkrr.store import remote
 from dkrr.store.arrays import create_array, open_array
+from dkrr.store.places import place_at
+from dkrr.store.replacing import STORE
 from tests.nightly.cluster.recipes import new_certificates, problem, run, started
 from tests.processes import CLUSTER
 from tests.s3 import variables
@@ -36,7 +37,7 @@ def whole(tmp_path_factory):
 
 
 def n_factor_tiles(store):
-    return len([name for name, _, _ in remote.files(f"{store}/system-0/factor") if name.startswith("/c.")])
+    return len([name for name in place_at(f"{store}/system-0/factor").names() if name.startswith("c.")])
 
 
 @pytest.mark.guard
@@ -48,13 +49,13 @@ def test_a_fit_is_found_again_and_what_is_damaged_is_computed_again(bucket, whol
     assert (again.dual_coef_ == whole.dual_coef_).all() and again.solve_result_.residual < 1e-10
     with pytest.raises(StoreError, match="other"):
         fitted(store, X + 1.0)
-    folder = f"{store}/system-0/factor"
-    name = next(name for name, _, _ in remote.files(folder) if name.startswith("/c."))
-    content = bytearray(remote.get(folder, name[1:]))
+    folder = place_at(f"{store}/system-0/factor")
+    name = next(name for name in folder.names() if name.startswith("c."))
+    content = bytearray(folder.read(name, 10**6))
     content[100] ^= 1
-    remote.put(folder, name[1:], bytes(content))
+    folder.write(name, [bytes(content)])
     assert not dkrr.verify(store).is_whole
-    remote.delete_all(f"{store}/system-0/solution")
+    place_at(f"{store}/system-0/solution").delete(STORE)
     again = fitted(store)
     assert (again.dual_coef_ == whole.dual_coef_).all() and "damaged" in " ".join(again.solve_result_.messages)
     assert dkrr.verify(store).is_whole
@@ -66,7 +67,7 @@ def test_models_rows_and_gram_matrices_are_kept_in_buckets(bucket, whole):
     dkrr.save(whole, f"{bucket}/models/m.zarr")
     dkrr.save(whole, f"{bucket}/models/m.zarr", overwrite=True)
     assert (dkrr.load(f"{bucket}/models/m.zarr").predict(X[:5]) == whole.predict(X[:5])).all()
-    assert [name for name, _, _ in remote.files(bucket) if "dkrr-" in name] == [], "nothing is left beside it"
+    assert [name for name in place_at(bucket).sizes() if "dkrr-" in name] == [], "nothing is left beside it"
     create_array(f"{bucket}/data/x", X.shape, X.dtype, 100)[:] = X
     # As a user opens it.
     options = {"endpoint": os.environ["AWS_ENDPOINT_URL"], "client_options": {"allow_http": True}}

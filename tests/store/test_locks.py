@@ -22,11 +22,11 @@ import pytest
 import dkrr
 from dkrr.errors import BusyStoreError, DkrrError, StoreError
 from dkrr.fitting.context import Context
-from dkrr.store import buckets, lock, remote
-from dkrr.store.files import names, read_file, write_file
+from dkrr.store import buckets, lock
 from dkrr.store.lock import LOCK_NAME, Owner, owned, this_owner, who_owns
 from dkrr.store.paths import local_path
-from dkrr.store.replacing import STORE, delete_listed
+from dkrr.store.places import place_at
+from dkrr.store.replacing import STORE
 
 OTHER = replace(this_owner(), host="elsewhere", machine="another kernel", process=4242, user="ada")
 
@@ -61,10 +61,10 @@ def refused(url, match, kind=BusyStoreError):
 def leave_lock(url, document, age=0.0):
     """Write the lock of an owner whose heartbeat was some seconds ago."""
     if local_path(url) is None:
-        remote.put(url, LOCK_NAME, replace(Owner.from_bytes(document), beat=time.time() - age).to_bytes())
+        place_at(url).write(LOCK_NAME, [replace(Owner.from_bytes(document), beat=time.time() - age).to_bytes()])
     else:
         local_path(url).mkdir(exist_ok=True)
-        write_file(f"{url}/{LOCK_NAME}", [document])
+        place_at(url).write(LOCK_NAME, [document])
         os.utime(f"{url}/{LOCK_NAME}", (time.time() - age,) * 2)
 
 
@@ -96,12 +96,12 @@ def claims(url, n):
 def test_a_store_in_use_has_a_lock_that_names_the_owner(place):
     store = f"{place}/run.zarr"
     with owned(store) as mine:
-        write_file(f"{store}/something", [b""])
-        found = Owner.from_bytes(read_file(f"{store}/{LOCK_NAME}", 10**4) or b"")
+        place_at(store).write("something", [b""])
+        found = Owner.from_bytes(place_at(store).read(LOCK_NAME, 10**4) or b"")
         assert found is not None and found.is_this_process() and found.is_running()
         assert f"this process on {found.host} since 20" in str(found) and "in use by this process" in who_owns(store)
         mine.check()
-    assert names(store) == ["something"] and who_owns(store) == ""
+    assert place_at(store).names() == ["something"] and who_owns(store) == ""
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -150,7 +150,7 @@ def test_of_an_owner_elsewhere_the_heartbeat_decides(place):
         for age in (1.0, -1.0):
             leave_lock(store, document, age)
             refused(store, "process 4242 of ada on elsewhere|an unreadable lock")
-            assert names(store) == [LOCK_NAME]
+            assert place_at(store).names() == [LOCK_NAME]
         for age in (61.0, -3600.0):
             leave_lock(store, document, age)
             with owned(store):
@@ -192,20 +192,20 @@ def test_the_heartbeat_shows_life_and_finds_that_the_lock_is_lost(place):
     path = None if local_path(place) is None else local_path(place) / "run.zarr" / LOCK_NAME
     with owned(store) as mine:
         if path is None:
-            first = remote.get(store, LOCK_NAME)
-            wait_until(lambda: remote.get(store, LOCK_NAME) != first)
+            first = place_at(store).read(LOCK_NAME, 10**4)
+            wait_until(lambda: place_at(store).read(LOCK_NAME, 10**4) != first)
         else:
             os.utime(path, (0, 0))
             wait_until(lambda: path.stat().st_mtime > 1e9)
         mine.check()
-        write_file(f"{store}/{LOCK_NAME}", [OTHER.to_bytes()])
+        place_at(store).write(LOCK_NAME, [OTHER.to_bytes()])
         wait_until(lambda: mine.lost)
         with pytest.raises(BusyStoreError, match="lost its store, .*run.zarr/: it belongs to process 4242 of ada"):
             mine.check()
-    assert read_file(f"{store}/{LOCK_NAME}", 10**4) == OTHER.to_bytes()
-    delete_listed(store, STORE)
+    assert place_at(store).read(LOCK_NAME, 10**4) == OTHER.to_bytes()
+    place_at(store).delete(STORE)
     with owned(store) as mine:  # a store that is deleted is lost, and ends without a further error
-        delete_listed(store, STORE)
+        place_at(store).delete(STORE)
         wait_until(lambda: mine.lost)
 
 
@@ -254,37 +254,37 @@ def test_an_owner_is_known_without_a_name_of_the_user_or_the_files_of_linux(monk
 
 def test_without_conditional_requests_two_are_told_apart_when_the_server_has_settled(memory_bucket, monkeypatch):
     monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.2)
-    monkeypatch.setattr(buckets.Bucket, "_put_if", lambda self, mode, key, data: None)
+    monkeypatch.setattr(buckets.Bucket, "write_if", lambda self, name, data, expected: None)
     # Both find no lock, and both write theirs: the last one stays.
     monkeypatch.setattr(lock._ObjectLock, "_is_alive", lambda self, owner, document: False)
     assert claims(f"{memory_bucket}/run.zarr", 2).count("owned") == 1
-    assert remote.names(f"{memory_bucket}/run.zarr") == []
+    assert place_at(f"{memory_bucket}/run.zarr").names() == []
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
     with owned(f"{memory_bucket}/run.zarr"):
-        first = remote.get(f"{memory_bucket}/run.zarr", LOCK_NAME)
-        wait_until(lambda: remote.get(f"{memory_bucket}/run.zarr", LOCK_NAME) != first)
+        first = place_at(f"{memory_bucket}/run.zarr").read(LOCK_NAME, 10**4)
+        wait_until(lambda: place_at(f"{memory_bucket}/run.zarr").read(LOCK_NAME, 10**4) != first)
 
 
 def test_of_owners_that_find_a_bucket_free_at_once_one_is_written(memory_bucket, monkeypatch):
-    monkeypatch.setattr(remote, "version", lambda url, key: None)  # all have looked before any writes
+    monkeypatch.setattr(buckets.Bucket, "version", lambda self, name: None)  # all have looked before any writes
     owners = [replace(OTHER, token=str(k) * 32) for k in range(4)]
     assert [lock._ObjectLock(memory_bucket).take(each) for each in owners].count(None) == 1
 
 
 def test_a_late_heartbeat_does_not_take_a_bucket_back(memory_bucket, monkeypatch):
     """The owner is suspended between reading its lock and writing it, and another process takes the store over."""
-    held, mine, version = lock._ObjectLock(memory_bucket), this_owner(), remote.version
+    held, mine, version = lock._ObjectLock(memory_bucket), this_owner(), buckets.Bucket.version
     assert held.take(mine) is None and held.beat(mine) == ""
 
-    def taken_over(url, key):
-        found = version(url, key)
-        remote.put(url, key, OTHER.to_bytes())
+    def taken_over(self, name):
+        found = version(self, name)
+        self.write(name, [OTHER.to_bytes()])
         return found
 
-    monkeypatch.setattr(remote, "version", taken_over)
+    monkeypatch.setattr(buckets.Bucket, "version", taken_over)
     assert "elsewhere" in held.beat(mine)
     held.release(mine)
-    assert bytes(remote.get(memory_bucket, LOCK_NAME)) == OTHER.to_bytes()
+    assert place_at(memory_bucket).read(LOCK_NAME, 10**4) == OTHER.to_bytes()
 
 
 X = np.random.default_rng(0).normal(size=(60, 3))

@@ -12,10 +12,8 @@ import dask
 import pytest
 
 from dkrr.errors import DiskSpaceError, InputError, StoreError
-from dkrr.store import buckets, remote, replacing
-from dkrr.store.files import names, read_file
-from dkrr.store.paths import local_path
-from dkrr.store.replacing import check_free, written_aside
+from dkrr.store import replacing
+from dkrr.store.places import check_free, place_at, written_aside
 
 FILES = re.compile("content|a|b|c/0")
 
@@ -24,7 +22,7 @@ FILES = re.compile("content|a|b|c/0")
 def system(request, monkeypatch):
     """With the system's exchange of two names, and as on systems without."""
     if request.param == "two renames":
-        monkeypatch.setattr(replacing, "_renameat2", lambda: None)
+        monkeypatch.setattr(replacing, "exchanged", lambda first, second: False)
 
 
 @pytest.fixture(params=["file", "folder"])
@@ -35,17 +33,17 @@ def listed(request):
 
 def write(place, text, listed):
     """A file, or a folder with one file, in a folder or a bucket."""
-    if local_path(place) is None:
-        remote.put(place, "content", text.encode())
-    elif listed is None:
+    if listed is None:
         Path(place).write_text(text)
     else:
-        Path(place).mkdir(exist_ok=True)
-        (Path(place) / "content").write_text(text)
+        with dask.config.set({"dkrr.durable": False}):
+            place_at(place).make()
+            place_at(place).write("content", [text.encode()])
 
 
 def content(url, listed):
-    found = read_file(f"{url}/content" if listed else str(url), 100)
+    folder, _, name = str(url).rpartition("/")
+    found = place_at(str(url)).read("content", 100) if listed else place_at(folder).read(name, 100)
     return None if found is None else found.decode()
 
 
@@ -71,7 +69,7 @@ def test_an_output_takes_its_place_once_it_is_whole(tmp_path, listed, there):
         assert place.endswith("a.npy") and Path(place).parent == path.parent
         write(place, "new", listed)
         assert content(path, listed) == "old" if there else not path.exists()
-    assert content(path, listed) == "new" and names(str(tmp_path)) == ["a.npy"]
+    assert content(path, listed) == "new" and place_at(str(tmp_path)).names() == ["a.npy"]
 
 
 def test_an_output_in_a_bucket_takes_its_place_once_it_is_whole(memory_bucket):
@@ -80,7 +78,7 @@ def test_an_output_in_a_bucket_takes_its_place_once_it_is_whole(memory_bucket):
         with written_aside(url, overwrite=True, listed=FILES) as place:
             write(place, text, FILES)
             assert content(url, FILES) == before
-        assert content(url, FILES) == text and names(memory_bucket) == ["a.zarr"]
+        assert content(url, FILES) == text and place_at(memory_bucket).names() == ["a.zarr"]
     with pytest.raises(InputError, match="exists already"):
         check_free(url, overwrite=False, what="a", is_one=bool, listed=FILES)
 
@@ -90,7 +88,7 @@ def test_an_error_leaves_what_was_there(tmp_path, listed, error):
     write(f"{tmp_path}/a", "old", listed)
     with pytest.raises(error):
         replaced(tmp_path / "a", listed, before_the_end=raising(error))
-    assert content(f"{tmp_path}/a", listed) == "old" and names(str(tmp_path)) == ["a"]
+    assert content(f"{tmp_path}/a", listed) == "old" and place_at(str(tmp_path)).names() == ["a"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
@@ -99,7 +97,7 @@ def test_a_full_or_read_only_disk_is_an_error_of_the_store_and_leaves_what_was_t
     kind = DiskSpaceError if number == errno.ENOSPC else StoreError
     with pytest.raises(kind, match=f"cannot write {tmp_path}/a: {os.strerror(number)}\\. .*unchanged"):
         replaced(tmp_path / "a", FILES, before_the_end=raising(OSError(number, os.strerror(number))))
-    assert content(f"{tmp_path}/a", FILES) == "old" and names(str(tmp_path)) == ["a"]
+    assert content(f"{tmp_path}/a", FILES) == "old" and place_at(str(tmp_path)).names() == ["a"]
 
 
 @pytest.mark.usefixtures("system")
@@ -107,7 +105,7 @@ def test_what_comes_to_exist_meanwhile_stays(tmp_path, listed):
     theirs = partial(write, f"{tmp_path}/a", "theirs", listed)
     with pytest.raises(InputError, match="exists already"):
         replaced(tmp_path / "a", listed, overwrite=False, before_the_end=theirs)
-    assert content(f"{tmp_path}/a", listed) == "theirs" and names(str(tmp_path)) == ["a"]
+    assert content(f"{tmp_path}/a", listed) == "theirs" and place_at(str(tmp_path)).names() == ["a"]
 
 
 def test_a_link_stays_a_link(tmp_path):
@@ -132,7 +130,7 @@ def test_an_old_folder_that_cannot_come_back_is_named(tmp_path, monkeypatch):
             raise PermissionError(f"call {number}")
         return rename(self, target)
 
-    monkeypatch.setattr(replacing, "_renameat2", lambda: None)
+    monkeypatch.setattr(replacing, "exchanged", lambda first, second: False)
     with pytest.raises(StoreError, match="call 2") as caught:
         replaced(tmp_path / "a", FILES, before_the_end=partial(monkeypatch.setattr, Path, "rename", once))
     (kept,) = tmp_path.iterdir()
@@ -141,11 +139,10 @@ def test_an_old_folder_that_cannot_come_back_is_named(tmp_path, monkeypatch):
 
 def test_what_cannot_be_moved_in_a_bucket_stays_whole_beside_it_and_is_named(memory_bucket, monkeypatch):
     write(f"{memory_bucket}/a.zarr", "old", FILES)
-    monkeypatch.setattr(buckets.Bucket, "copy", raising(TimeoutError))
-    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("obstore.copy", raising(TimeoutError))
     with pytest.raises(StoreError, match="cannot copy .*TimeoutError") as caught:
         replaced(f"{memory_bucket}/a.zarr", FILES)
-    (kept,) = names(memory_bucket)
+    (kept,) = place_at(memory_bucket).names()
     assert content(f"{memory_bucket}/{kept}", FILES) == "new" and kept in caught.value.__notes__[0]
 
 

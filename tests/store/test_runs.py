@@ -15,9 +15,10 @@ from numpy.testing import assert_array_equal
 
 import dkrr
 from dkrr.errors import DkrrError, InputError, StoreError
-from dkrr.store import RunStore, files
+from dkrr.store import RunStore
 from dkrr.store.format import read_group, write_group
-from dkrr.store.run import FORMAT_VERSION, free_bytes
+from dkrr.store.places import free_bytes, place_at
+from dkrr.store.run import FORMAT_VERSION
 
 PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "rbf", "gamma": 0.1}, "weights": None}
 LAYOUT = {"form": "dual", "tile": 5, "panel": 5, "n_update_parts": 1}
@@ -177,11 +178,11 @@ def test_what_is_damaged_is_found_and_computed_again(place):
     X = np.random.default_rng(0).normal(size=(96, 3))
     settings = {"alpha": 0.1, "kernel": "rbf", "tile": 32, "solver": "cholesky", "store": f"{place}/run.zarr"}
     first = dkrr.KernelRidge(**settings).fit(X, X[:, 0])
-    folder = f"{place}/run.zarr/system-0/factor"
-    chunk = next(name for name in sorted(files.names(folder)) if name.startswith("c."))
-    content = bytearray(files.read_file(f"{folder}/{chunk}", 2**20))
+    folder = place_at(f"{place}/run.zarr/system-0/factor")
+    chunk = next(name for name in sorted(folder.names()) if name.startswith("c."))
+    content = bytearray(folder.read(chunk, 2**20))
     content[100] ^= 1
-    files.write_file(f"{folder}/{chunk}", [bytes(content)])
+    folder.write(chunk, [bytes(content)])
     assert not dkrr.verify(f"{place}/run.zarr").is_whole
     RunStore(f"{place}/run.zarr").delete("system-0/solution")
     again = dkrr.KernelRidge(**settings).fit(X, X[:, 0])

@@ -1,0 +1,484 @@
+"""Places of bytes: a folder of this machine or a part of a bucket, read with bounds, written at once or not at all.
+
+Everything above asks a `Place` for bytes, and nothing else whether it is local. What users name as an output is checked
+here before work (`check_free`) and takes the place of what was there when it is complete (`written_aside`).
+"""
+
+import mmap
+import os
+import re
+import shutil
+import stat
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from dkrr.config import setting
+from dkrr.errors import DamagedChunkError, InputError, StoreError
+from dkrr.store import replacing
+from dkrr.store.buckets import Bucket
+from dkrr.store.paths import (
+    checked_name,
+    exists_already,
+    faults_of,
+    local_path,
+    resolved_place,
+    too_large,
+    unreadable,
+    unwritable,
+)
+from dkrr.store.replacing import NEW, PARTIAL, PARTIAL_FILES, beside, delete_file, replace_file, sync_folder
+from dkrr.values import shown
+
+Buffer = Any
+"""Bytes, or what has their interface."""
+
+_BUFFERS = 512
+"""Buffers that one call of the system takes; POSIX allows for 1,024 on Linux and macOS."""
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+"""Map all pages at once, not one fault at a time."""
+
+
+class Place(Protocol):
+    """A folder, or the objects of a bucket whose keys begin alike. Its errors are `StoreError`, and name it."""
+
+    @property
+    def url(self) -> str:
+        """Path or URL."""
+
+    @property
+    def identity(self) -> str:
+        """Name of the run or model and of the place in it, which checksums of chunks hold."""
+
+    is_remote: ClassVar[bool]
+    """Bytes come over a network."""
+    bytes_at_once: ClassVar[int]
+    """Blocks that are read and compared together; what was read from a disk is then in a core's cache."""
+
+    def at(self, name: str) -> "Place":
+        """Place within this one."""
+
+    def read(self, name: str, max_bytes: int) -> bytes | None:
+        """Content of a small file; None if there is none."""
+
+    def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
+        """Fill consecutive buffers with the bytes of a file from `start` on.
+
+        Returns
+        -------
+        int or None
+            Size of the whole file, which may be too small to fill the buffers; None if there is none.
+        """
+
+    def mapped(self, name: str, size: int, *, at_once: bool) -> Any:
+        """Content of a file of this size where it lies in the system's cache; None where that cannot be.
+
+        `at_once` says that all of it is used.
+        """
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        """Write a file from consecutive parts. It appears whole, or not at all: a killed writer leaves no half.
+
+        With ``dkrr.durable`` in Dask's configuration it is on the disk when this returns.
+        """
+
+    def written(self) -> AbstractContextManager[Any]:
+        """File that is written, whose place this is; nothing may be there."""
+
+    def names(self) -> list[str]:
+        """Names of what is directly here, without files that are being written; empty if nothing is here."""
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the files here, in a bucket also of those in folders, by their names."""
+
+    def size(self, name: str) -> int | None:
+        """Size of a file; None if there is none."""
+
+    def exists(self) -> bool:
+        """Whether anything is here: a file too, or a link."""
+
+    def is_folder(self) -> bool:
+        """Whether this is a folder, and no link to one; in a bucket whether it holds anything."""
+
+    def is_file(self) -> bool:
+        """Whether a file is here, or in a bucket anything."""
+
+    def is_foreign_file(self) -> bool:
+        """Whether a file of this machine is here instead of a folder."""
+
+    def make(self) -> None:
+        """Make the folder with those above it."""
+
+    def refuse_links(self, root: str) -> None:
+        """Refuse a folder below `root` that is reached through a link: it would be outside of the store."""
+
+    def free_bytes(self) -> int | None:
+        """Free space here; None where that is not known."""
+
+    def delete(self, listed: re.Pattern[str], name: str = "") -> None:
+        """Delete what the format lists of a file or folder in it, or of all of it."""
+
+    def first_not_listed(self, listed: re.Pattern[str]) -> str | None:
+        """Path of the first file, link or empty folder that the format does not have; None if all is listed."""
+
+    def check_writable(self, *, is_grown: bool = False) -> None:
+        """Write a file here, or beside, and delete it; `is_grown` if files are added to a folder that exists."""
+
+    def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> AbstractContextManager[str]:
+        """See the function `written_aside`."""
+
+
+def place_at(url: str, identity: str = "") -> Place:
+    """Place that a path or URL names."""
+    path = local_path(url)
+    return Bucket(url, identity) if path is None else LocalFolder(url, identity)
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder of this machine's file system."""
+
+    url: str
+    identity: str = ""
+
+    is_remote: ClassVar[bool] = False
+    bytes_at_once: ClassVar[int] = 2**20
+
+    @property
+    def path(self) -> Path:
+        """Path of the folder."""
+        path = local_path(self.url)
+        assert path is not None
+        return path
+
+    def _file(self, name: str) -> str:
+        return f"{self.url.removeprefix('file://')}/{name}"
+
+    def at(self, name: str) -> "LocalFolder":
+        checked_name(name, self.url)
+        return LocalFolder(f"{self.url.rstrip('/')}/{name}", f"{self.identity}/{name}")
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+        """Descriptor and size of a regular file; links are not followed, and pipes and devices not waited for.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none.
+        """
+        path = self._file(name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    text = f"{path} is not a file; expected one that dkrr wrote: the store is damaged"
+                    raise DamagedChunkError(text, self.url, name)
+                yield descriptor, status.st_size
+            finally:
+                os.close(descriptor)
+        except StoreError:
+            raise
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(path) from None
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def read(self, name: str, max_bytes: int) -> bytes | None:
+        with suppress(FileNotFoundError), self._opened(name) as (descriptor, size):
+            if size > max_bytes:
+                raise too_large(self._file(name), size, max_bytes)
+            content = bytearray(size)
+            with suppress(EOFError):  # it became shorter
+                read_all(descriptor, [content], 0)
+            return bytes(content)
+        return None
+
+    def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
+        with suppress(FileNotFoundError), self._opened(name) as (descriptor, size):
+            if size >= start + sum(memoryview(part).nbytes for part in parts):
+                try:
+                    read_all(descriptor, list(parts), start)
+                except EOFError:
+                    return os.fstat(descriptor).st_size
+            return size
+        return None
+
+    def mapped(self, name: str, size: int, *, at_once: bool) -> Any:
+        flags = mmap.MAP_SHARED | (_POPULATE if at_once else 0)
+        with suppress(FileNotFoundError), self._opened(name) as (descriptor, found):
+            return mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=flags) if found == size else None
+        return None
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        path = self._file(name)
+        partial, is_durable = f"{path}.{uuid.uuid4().hex}{PARTIAL}", bool(setting("durable"))
+        try:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                _write_all(descriptor, [memoryview(part).cast("B") for part in parts])
+                if is_durable:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            replace_file(partial, path)
+            if is_durable:
+                sync_folder(self.path)
+        except BaseException as error:
+            with suppress(OSError):
+                delete_file(partial)
+            if isinstance(error, OSError):
+                raise unwritable(path, error) from error
+            raise
+
+    def written(self) -> Any:
+        return self.path.open("xb")
+
+    def names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self.path) if not name.endswith(PARTIAL)]  # noqa: PTH208 (a million)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+    def sizes(self) -> dict[str, int]:
+        try:
+            with os.scandir(self.path) as entries:
+                return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+
+    def size(self, name: str) -> int | None:
+        with suppress(FileNotFoundError), self._opened(name) as (_, size):
+            return size
+        return None
+
+    def exists(self) -> bool:
+        return os.path.lexists(self.path)
+
+    def is_folder(self) -> bool:
+        return self.path.is_dir() and not self.path.is_symlink()
+
+    def is_file(self) -> bool:
+        return self.path.is_file()
+
+    def is_foreign_file(self) -> bool:
+        return os.path.exists(self.path) and not os.path.isdir(self.path)  # noqa: PTH110, PTH112 (no errors)
+
+    def make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def refuse_links(self, root: str) -> None:
+        path, top = self.path, local_path(root)
+        while top is not None and path != top and len(path.parts) > len(top.parts):
+            if os.path.islink(path):  # noqa: PTH114 (Path's raises where there is no permission, which reading reports)
+                raise StoreError(f"{path} is a link, which is not followed in a store; copy what it leads to there")
+            path = path.parent
+
+    def free_bytes(self) -> int | None:
+        existing = self.path.absolute()
+        while not os.path.exists(existing):  # noqa: PTH110 (Path's raises an error where there is no permission)
+            existing = existing.parent
+        return shutil.disk_usage(existing).free
+
+    def delete(self, listed: re.Pattern[str], name: str = "") -> None:
+        replacing.delete_listed(self.path / name, listed)
+
+    def first_not_listed(self, listed: re.Pattern[str]) -> str | None:
+        return replacing.first_not_listed(self.path, listed)
+
+    def check_writable(self, *, is_grown: bool = False) -> None:
+        file = beside(self.path / NEW if is_grown and self.path.is_dir() else self.path, NEW)
+        file.touch(exist_ok=False)
+        delete_file(file)
+
+    @contextmanager
+    def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> Iterator[str]:
+        with replacing.moved_into_place(self.path, overwrite=overwrite, listed=listed) as new:
+            yield str(new)
+
+
+def read_all(descriptor: int, parts: list[Any], offset: int) -> None:
+    """Fill buffers with consecutive bytes of a file; raises EOFError where it ends too early."""
+    while parts:
+        # One call reads at most 2 GiB.
+        n = _read_once(descriptor, parts[:_BUFFERS], offset)
+        if n == 0:
+            raise EOFError
+        offset += n
+        while parts and n >= len(parts[0]):
+            n -= len(parts.pop(0))
+        if n:
+            parts[0] = memoryview(parts[0])[n:]
+
+
+def _read_once(descriptor: int, parts: list[Any], offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, parts, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; nothing else uses the descriptor
+    return os.readv(descriptor, parts)
+
+
+def _write_all(descriptor: int, parts: list[memoryview]) -> None:
+    while parts:
+        written = os.writev(descriptor, parts[:_BUFFERS])
+        # A nearly full disk takes what fits, and says so at the next call.
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if written:
+            parts[0] = parts[0][written:]
+
+
+def free_bytes(url: str) -> int | None:
+    """Free space where a store is (or would be); None where that is not known (buckets)."""
+    return place_at(url).free_bytes()
+
+
+def delete_partial(url: str) -> None:
+    """Delete what killed writers left in a store; only its owner may, since a living writer's file has such a name."""
+    place = place_at(url)
+    if not place.is_remote:  # objects appear whole
+        place.delete(PARTIAL_FILES)
+
+
+def refuse_missing_folder(url: str, name: str) -> None:
+    """Refuse a path whose folder does not exist, most often a slip: dkrr makes no folders above what it writes.
+
+    Parameters
+    ----------
+    url : str
+    name : str
+        Of the argument, for the message.
+
+    Raises
+    ------
+    InputError
+        Naming the folder.
+    StoreError
+        If it cannot be seen whether it exists.
+    """
+    path = local_path(resolved_place(url))
+    with faults_of(f"look for {url}", "then try again"):
+        exists = path is None or path.parent.is_dir()
+    if path is not None and not exists:
+        raise InputError(
+            f"{name} is {shown(url)}, and the folder {path.parent} does not exist; expected an existing one: "
+            f"make it, or give another path"
+        )
+
+
+def check_writable(url: str, *, is_grown: bool = False) -> None:
+    """Refuse a path where nothing can be written: a file is written there, and deleted.
+
+    Parameters
+    ----------
+    url : str
+        Path or URL of a file or a folder.
+    is_grown : bool, default=False
+        Whether files are added to a folder that exists, instead of another taking its place.
+
+    Raises
+    ------
+    StoreError
+        If the file cannot be written.
+    """
+    with faults_of(f"write {url}", "then try again"):
+        place_at(resolved_place(url)).check_writable(is_grown=is_grown)
+
+
+def check_free(
+    url: str,
+    *,
+    overwrite: bool,
+    what: str,
+    is_one: Callable[[str], bool],
+    listed: re.Pattern[str] | None,
+    name: str = "path",
+) -> None:
+    """Refuse to write where something is that may not be replaced, or nothing can be written.
+
+    Parameters
+    ----------
+    url : str
+        Path or URL of a file or a folder.
+    overwrite : bool
+        Whether one of the same kind may be replaced.
+    what : str
+        What would be written, for the message.
+    is_one : callable
+        Whether what is at a URL is one of the same kind.
+    listed : re.Pattern or None
+        Paths of the files of a folder of this kind, which has no others; None: it is a file.
+    name : str
+        Of the argument, for the message.
+
+    Raises
+    ------
+    InputError
+        If something exists and may not be replaced, or the folder above does not exist.
+    StoreError
+        If it cannot be seen whether something exists, or a file beside it cannot be written.
+    """
+    refuse_missing_folder(url, name)
+    check_writable(url)
+    with faults_of(f"look for {url}", "then try again"):
+        place = place_at(resolved_place(url))  # where it is written: `missing/../model` does not exist for the system
+        if not (place_at(url).exists() or place.exists()):
+            return
+        if not overwrite:
+            raise exists_already(url)
+        if listed is not None and not place.is_foreign_file() and not place.is_remote and not any(place.names()):
+            return
+        if not is_one(place.url):
+            raise InputError(f"{url} is not {what}, and only such a one is overwritten; delete it or give another path")
+        other = None if listed is None else place.first_not_listed(listed)
+        if other is not None:
+            raise InputError(
+                f"{url} is {what}, and {shown(other)} in it was not written by dkrr, which deletes only what it wrote; "
+                f"expected a folder without other files: move them away, or give another path"
+            )
+
+
+@contextmanager
+def written_aside(url: str, *, overwrite: bool, listed: re.Pattern[str] | None) -> Iterator[str]:
+    """Yield a place to write at; its content is moved to `url` after the block has ended without an error.
+
+    After an error in the block it is deleted, and what was at `url` before is untouched.
+
+    Parameters
+    ----------
+    url : str
+        Path or URL of a file or a folder; see `check_free`.
+    overwrite : bool
+        Whether an existing one is replaced.
+    listed : re.Pattern or None
+        Paths of the files of the folder that is replaced: no others are deleted. None: what is written is a file.
+
+    Yields
+    ------
+    str
+        Path or URL on the same file system, with the same suffix: a new empty folder, or a name for a new file.
+
+    Raises
+    ------
+    InputError
+        If something has come to be at `url` and is not to be overwritten.
+    DiskSpaceError
+        If the disk is full.
+    StoreError
+        If it cannot be written for another reason.
+    """
+    place = place_at(resolved_place(url))  # of a link, what it leads to
+    with (
+        faults_of(f"write {url}", "then try again: what was there before is unchanged"),
+        place.written_aside(overwrite=overwrite, listed=listed) as new,
+    ):
+        yield new

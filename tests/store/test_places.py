@@ -1,0 +1,179 @@
+"""Places of bytes: files and objects are whole or absent, and requests that fail for a moment are repeated."""
+
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dkrr
+from dkrr.cli import dkrr as command
+from dkrr.errors import InputError, StoreError
+from dkrr.store import buckets
+from dkrr.store.places import place_at
+from tests.s3 import failing_server, variables
+
+X = np.random.default_rng(0).normal(size=(96, 3))
+ANY = re.compile(".*")
+
+
+def test_files_are_written_read_listed_and_deleted_in_every_place(place):
+    store = place_at(f"{place}/run.zarr")
+    assert store.read("zarr.json", 9) is None and store.size("zarr.json") is None
+    assert not store.exists() and not store.is_folder() and store.names() == []
+    store.at("a").make()
+    store.write("zarr.json", [b"one"])
+    store.at("a").write("c.0", [memoryview(b"ano"), np.frombuffer(b"ther", np.uint8)])
+    store.write("zarr.json", [b"hel", b"lo"])
+    assert store.read("zarr.json", 5) == b"hello" and store.at("a").read("c.0", 9) == b"another"
+    with pytest.raises(StoreError, match="has 5 bytes; expected at most 4"):
+        store.read("zarr.json", 4)
+    store.write("thesis.tex", [b"mine"])
+    assert sorted(store.names()) == ["a", "thesis.tex", "zarr.json"] and store.at("a").is_folder() and store.exists()
+    assert store.at("a").sizes() == {"c.0": 7} and store.size("thesis.tex") == 4
+    assert store.first_not_listed(re.compile("zarr.json|a/c.0")) == "thesis.tex"
+    for _ in range(2):
+        store.delete(re.compile("c.0"), "a")
+        assert not store.at("a").is_folder() and sorted(store.names()) == ["thesis.tex", "zarr.json"]
+    store.delete(re.compile("zarr.json|a/c.0"))
+    assert store.names() == ["thesis.tex"], "what dkrr does not list stays"
+    store.delete(ANY, "thesis.tex")
+    assert not store.exists() or store.names() == []
+
+
+def test_places_have_the_names_that_dkrr_gives(place):
+    assert place_at(place, "id").at("a/b").identity == "id/a/b"
+    for name in ("..", "a/../b", "/a", ".hidden", ""):
+        with pytest.raises(StoreError, match="not a valid name"):
+            place_at(place).at(name)
+
+
+@pytest.mark.parametrize("n", [5, 3 * 2**20 + 1])
+def test_buffers_are_filled_from_anywhere_in_a_file(place, n, monkeypatch):
+    monkeypatch.setattr(buckets, "PART_BYTES", 2**20)
+    here, data, out = place_at(place), np.arange(n, dtype=np.uint8), np.zeros(n, np.uint8)
+    here.write("a", [data[:2], data[2:]])
+    assert here.read_into("a", 0, [out]) == n and (out == data).all()
+    parts = [np.zeros(size, np.uint8) for size in (1, 0, n // 2, n - n // 2 - 1)]
+    assert here.read_into("a", 0, parts) == n and (np.concatenate(parts) == data).all()
+    part = np.zeros(n - 3, np.uint8)
+    assert here.read_into("a", 2, [part]) == n and (part == data[2 : n - 1]).all()
+    assert here.read_into("b", 0, [out]) is None
+    for start, buffer in (0, np.zeros(n + 1, np.uint8)), (0, part), (n - 2, part), (n, part), (n + 1, part):
+        assert here.read_into("a", start, [buffer]) == n, "files of another size than expected"
+    here.write("empty", [b""])
+    assert here.read_into("empty", 0, [part]) == 0
+
+
+def test_one_of_several_writes_in_one_step(memory_bucket):
+    here = buckets.Bucket(memory_bucket)
+    assert here.write_if("a", b"first", None) and not here.write_if("a", b"second", None)
+    content, version = here.version("a")
+    assert content == b"first"
+    assert here.write_if("a", b"third", version) and not here.write_if("a", b"fourth", version)
+    assert here.read("a", 9) == b"third"
+
+
+def test_a_fit_on_a_server_that_fails_now_and_then_is_exact_and_resumes_when_it_stays_away(
+    bucket, s3_host, monkeypatch
+):
+    expected = dkrr.KernelRidge(0.1, kernel="rbf", solver="cholesky").fit(X, X[:, 0]).dual_coef_
+
+    def fitted(store, fails):
+        """Number of requests of a fit."""
+        numbers = []
+        with failing_server(s3_host, lambda number: numbers.append(number) or fails(number)) as host:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}")
+            model = dkrr.KernelRidge(0.1, kernel="rbf", tile=32, solver="cholesky", store=store).fit(X, X[:, 0])
+        np.testing.assert_allclose(model.dual_coef_, expected, rtol=1e-9, atol=1e-12)
+        return len(numbers)
+
+    total = fitted(f"{bucket}/run.zarr", lambda number: number % 3 == 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(buckets, "RETRY_SECONDS", 0.3)
+        with pytest.raises(StoreError, match="in the store s3://.* run again with the same store"):
+            fitted(f"{bucket}/again.zarr", lambda number: number > total // 3)
+    assert fitted(f"{bucket}/again.zarr", lambda number: False) < 0.9 * total, "tiles of the first attempt are reused"
+
+
+ROWS, Y = [[0.0], [1.0]], [0.0, 1.0]
+CALLS = {
+    "fit": ("store", lambda url: dkrr.KernelRidge(store=url).fit(ROWS, Y)),
+    "gram": ("store", lambda url: dkrr.gram(ROWS, store=url)),
+    "plan": ("store", lambda url: dkrr.plan(n=10, d=1, store=url)),
+    "status": ("path", dkrr.status),
+    "verify": ("path", dkrr.verify),
+    "load": ("path", dkrr.load),
+    "save": ("path", lambda url: dkrr.save(dkrr.KernelRidge().fit(ROWS, Y), url)),
+    "files": ("the place", lambda url: place_at(url).read("a", 9)),
+}
+
+
+URLS = ["hdfs://a/m.zarr", "memory://m.zarr", "sftp://host/m.zarr", "zip::s3://b/m.zarr"]
+
+
+@pytest.mark.parametrize(("call", "url"), list(zip(CALLS, 2 * URLS, strict=True)))
+def test_stores_and_models_are_kept_in_folders_and_buckets_alone(url, call):
+    name, use = CALLS[call]
+    message = f"is '{url}': runs, models and predictions are kept in folders and in buckets .s3://, gs://, az://.; expe"
+    with pytest.raises(InputError, match=f"^{name} {message}"):
+        use(url)
+
+
+@pytest.mark.parametrize(
+    ("option", "arguments"),
+    [
+        ("--store", "fit --x x.npy --y y.npy --store hdfs://a/b --model m.zarr"),
+        ("--model", "fit --x x.npy --y y.npy --model hdfs://a/b"),
+        ("--model", "predict --model hdfs://a/b --x x.npy --out p.npy"),
+        ("--out", "predict --model . --x x.npy --out hdfs://a/b.csv"),
+        ("RUN", "status hdfs://a/b"),
+        ("MODEL", "info hdfs://a/b"),
+    ],
+)
+def test_the_command_line_refuses_other_places(tmp_path, monkeypatch, option, arguments):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.eye(3))
+    np.save("y.npy", np.ones(3))
+    result = CliRunner().invoke(command, arguments.split())
+    assert result.exit_code == 2, result.output
+    assert f"{option} is 'hdfs://a/b" in result.output and "mount the file system" in result.output
+    assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
+
+
+@pytest.mark.parametrize("url", ["s3://me:hush@bucket/run", "s3://bucket/run?token=hush"])
+def test_credentials_in_a_url_are_refused_and_not_shown(url):
+    with pytest.raises(InputError, match=r"store is 's3://bucket/run' with .*environment") as caught:
+        dkrr.KernelRidge(store=url).fit(ROWS, Y)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_server_that_cannot_be_reached_is_named_after_a_bounded_time(monkeypatch):
+    for name, value in variables("127.0.0.1:9").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(buckets, "FIRST_SECONDS", 0.3)
+    words = (
+        r"cannot read run.zarr/a .*the server http://127\.0\.0\.1:9 cannot be reached: it refuses.*after \d+ retries"
+    )
+    with pytest.raises(StoreError, match=words):
+        place_at("s3://elsewhere/run.zarr").read("a", 9)
+
+
+def test_a_real_server_keeps_runs_and_models(bucket):
+    """Everything else about real servers is in tests/nightly/test_s3.py."""
+    settings = {"alpha": 0.1, "kernel": "rbf", "tile": 32, "solver": "cholesky"}
+    expected = dkrr.KernelRidge(**settings).fit(X, X[:, 0])
+    for _ in range(2):
+        model = dkrr.KernelRidge(**settings, store=f"{bucket}/run.zarr").fit(X, X[:, 0])
+        np.testing.assert_allclose(model.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-12)
+    assert dkrr.verify(f"{bucket}/run.zarr").is_whole
+    for _ in range(2):
+        dkrr.save(model, f"{bucket}/models/m.zarr", overwrite=True)
+    assert (dkrr.load(f"{bucket}/models/m.zarr").predict(X) == model.predict(X)).all()
+    assert {*place_at(bucket).names(), *place_at(f"{bucket}/models").names()} == {"run.zarr", "models", "m.zarr"}
+    place_at(bucket).write("short", [b"12"])
+    assert [place_at(bucket).read_into("short", start, [bytearray(3)]) for start in (0, 2)] == [2, 2]
+    with pytest.raises(StoreError, match=f"cannot write run.zarr/a in the store {bucket}-2/run.zarr") as caught:
+        place_at(f"{bucket}-2/run.zarr").write("a", [b"hello"])
+    assert "the bucket does not exist" in str(caught.value)
+    assert "secret" not in str(caught.value) and "retries" not in str(caught.value)
