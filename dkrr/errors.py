@@ -93,7 +93,7 @@ class UnreachableStoreError(StoreError):
 
 
 class BusyStoreError(UnreachableStoreError):
-    """A store belongs to another run at the moment; the message says whose, where and since when."""
+    """A store belongs to another run at the moment; the message says whose, and where."""
 
 
 class ClusterError(DkrrError):

@@ -1,29 +1,23 @@
 """One owner of a store at a time: a lock in the store, with a heartbeat.
 
-The lock is a small document, LOCK_NAME, that names the owner (`Owner`). On a disk of this machine or of the network it
-is read and written under `flock`. A lock whose owner no longer lives is stale and taken over: at once if its process
-ran on this machine, otherwise when the heartbeat is older than STALE_SECONDS. A process that is suspended keeps its
-lock on its own machine; for another one it is stale after that time, and the process stops when it goes on.
+The lock of a folder is a lease of filelock; that of a bucket is a document which is written only if nobody else has
+written one meanwhile (a conditional request). Both name their owner, and are refreshed every HEARTBEAT_SECONDS. The
+lock of a process that has ended is taken over: at once on its machine, elsewhere when whoever wants the store has
+itself seen no heartbeat for STALE_SECONDS, so that clocks do not matter. A process that is suspended keeps its lock on
+its own machine; for others it is stale after that time, and the process stops when it goes on.
 
-Buckets of S3, Google Cloud Storage and Azure write the document only if nobody else has written one meanwhile (a
-conditional request), which is a guarantee. For servers of the S3 interface that have no such requests, two clients that
-begin within moments of each other are told apart by reading the document again after SETTLE_SECONDS. If a write is
-delayed for longer, both begin, and one of them finds the other's name at its next heartbeat and stops. What they have
-written until then is from the same tasks, whose results do not depend on who does them. The same holds for file systems
-without `flock`.
-
-Owner of a store: which process of which machine, since when, and whether it is still alive.
+For servers of the S3 interface without conditional requests, two clients that begin within moments of each other are
+told apart by reading the document again after SETTLE_SECONDS. If a write is delayed for longer, both begin, and one of
+them finds the other's name at its next heartbeat and stops. What they have written until then is from the same tasks,
+whose results do not depend on who does them: no lock is needed for the numbers to be right.
 """
 
 import errno
-import fcntl
 import getpass
 import json
 import logging
-import math
 import os
 import platform
-import stat
 import threading
 import time
 import uuid
@@ -31,8 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -42,16 +35,24 @@ import psutil
 from dkrr.errors import BusyStoreError, StoreError
 from dkrr.store.buckets import Bucket
 from dkrr.store.paths import faults_of, local_path
-from dkrr.store.places import place_at
 from dkrr.store.replacing import LOCK_NAME, STORE, delete_empty, delete_file
-from dkrr.units import format_seconds
 
+HEARTBEAT_SECONDS = 10.0
+STALE_SECONDS = 60.0
+"""Whose heartbeat has not been seen for so long is dead: several were missed."""
+SETTLE_SECONDS = 0.5
+"""Time in which two clients of a server without conditional requests see each other."""
 MAX_BYTES = 16 * 2**10
 """Longest document that is read: what dkrr writes has some hundred bytes."""
-
-_MAX_TEXT = 256
 _STARTED_WITHIN = 5.0
-"""Seconds by which the start of one process may differ where it is told by the clock, which may be set."""
+"""Seconds by which the start of one process may differ: the clock by which it is told may be set."""
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+logger = logging.getLogger(__name__)
+
+_held: set[str] = set()
+"""Stores that threads of this process own, or are about to: another lock of this process is left over."""
+_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -59,142 +60,66 @@ class Owner:
     """A process that owns a store, as its lock tells others."""
 
     host: str
-    machine: str
-    """Kernel that runs the process: the identifiers of its boot and of the namespace of its process numbers."""
     process: int
-    started: float
-    """Start of the process: clock ticks since boot where the system tells them, else seconds of the clock."""
     user: str
-    since: float
-    """Seconds of its clock (UNIX time) at which it took the store."""
+    started: float | None = None
+    """Start of the process in seconds of its clock; None where the lock itself tells one process from another."""
+    beats: int = 0
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Name of this ownership."""
-    beat: float = 0.0
-    """Seconds of its clock when it last wrote this."""
 
     def to_bytes(self) -> bytes:
-        """Document for a lock."""
+        """Document for the lock of a bucket."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, document: bytes) -> "Owner | None":
         """Owner that a lock names; None if it is damaged, or not a document of `to_bytes`."""
-        if len(document) > MAX_BYTES:
-            return None
-        try:
-            found = json.loads(document)
-        except (ValueError, RecursionError):
-            return None
-        names = {f.name: f.type for f in fields(cls)}
-        if not isinstance(found, dict) or found.keys() != names.keys():
-            return None
-        return cls(**found) if all(_is(found[name], kind) for name, kind in names.items()) else None
+        with suppress(ValueError, TypeError, RecursionError):
+            found = cls(**json.loads(document))
+            is_right = all(isinstance(text, str) and len(text) <= 256 for text in (found.host, found.user, found.token))
+            started = found.started
+            if is_right and type(found.process) is int and 0 < found.process < 2**31 and type(found.beats) is int:
+                return found if started is None or (type(started) is float and abs(started) < 2**53) else None
+        return None
 
     def is_here(self) -> bool:
-        """Whether it is a process of this machine, whose life the system tells."""
-        return bool(self.machine) and self.machine == machine()
-
-    def is_this_process(self) -> bool:
-        """Whether it is the calling process."""
-        return self.is_here() and self.process == os.getpid() and self._started_then(_started(os.getpid()))
+        """Whether it is a process of this machine, whose life the system tells; filelock adds a container's number."""
+        return self.host.partition("?")[0] == platform.node()
 
     def is_running(self) -> bool:
         """Whether its process exists, suspended or not; only where `is_here`."""
-        if not psutil.pid_exists(self.process):
-            return False
         try:
-            return not _is_zombie(self.process) and self._started_then(_started(self.process))
+            found = psutil.Process(self.process)
+            is_same = self.started is None or abs(found.create_time() - self.started) <= _STARTED_WITHIN
+            return is_same and found.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         except psutil.NoSuchProcess:
             return bool(psutil.pid_exists(self.process))  # systems may hide the processes of other users
         except (psutil.Error, OSError):
-            return True  # it exists, and the system does not tell since when
-
-    def _started_then(self, started: float) -> bool:
-        return abs(started - self.started) <= (0.0 if _ticks(os.getpid()) is not None else _STARTED_WITHIN)
+            return True  # it exists, and the system does not tell more
 
     def __str__(self) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        ago = max(time.time() - self.since, 0.0)
-        who = "this process" if self.is_this_process() else f"process {self.process} of {_plain(self.user)}"
-        return f"{who} on {_plain(self.host)} since {when} ({format_seconds(ago)} ago)"
+        user, host = (text if text.isprintable() else ascii(text) for text in (self.user, self.host.partition("?")[0]))
+        is_mine = self.is_here() and self.process == os.getpid()
+        return f"{'this process' if is_mine else f'process {self.process} of {user}'} on {host}"
 
 
 def this_owner() -> Owner:
     """A new ownership of the calling process."""
-    return Owner(
-        host=platform.node(),
-        machine=machine(),
-        process=os.getpid(),
-        started=_started(os.getpid()),
-        user=_user(),
-        since=time.time(),
-    )
-
-
-@cache
-def machine() -> str:
-    """Identifier of the running kernel and the namespace of process numbers: same text, same processes."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        # Without them the name of the host, which serves where machines have names of their own.
-        return f"{platform.node()} {uuid.getnode():x}"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container's user may have neither a name nor an environment
-        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown"
+        user = _name_of(os.getuid())
+    return Owner(platform.node(), os.getpid(), user, float(psutil.Process().create_time()))
 
 
-def _ticks(process: int) -> float | None:
-    """Clock ticks between boot and the start of a process; None where the system does not tell them."""
+def _name_of(uid: int) -> str:
+    import pwd
+
     try:
-        status = Path(f"/proc/{process}/stat").read_bytes()
-        return float(status.rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _started(process: int) -> float:
-    ticks = _ticks(process)
-    return ticks if ticks is not None else float(psutil.Process(process).create_time())
-
-
-def _is_zombie(process: int) -> bool:
-    return bool(psutil.Process(process).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
-
-
-def _is(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON is one that `to_bytes` writes in a field."""
-    if kind is str:
-        return isinstance(value, str) and len(value) <= _MAX_TEXT
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53:
-        return False
-    return isinstance(value, int) and 0 < value < 2**31 if kind is int else math.isfinite(value)
-
-
-def _plain(text: str) -> str:
-    """Text of a document, without what would control a terminal."""
-    return text if text.isprintable() else ascii(text)
-
-
-logger = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 10.0
-STALE_SECONDS = 60.0
-"""Heartbeats that are older are of a dead process: several were missed."""
-SETTLE_SECONDS = 0.5
-"""Time in which two clients of a server without conditional requests see each other."""
-_FLOCK_SECONDS = 10.0
-"""Others hold `flock` for milliseconds; one that is suspended just then must not stop all."""
-
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-
-_tokens: set[str] = set()
-"""Ownerships that this process holds: a lock with another one of its own is left over."""
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 class Ownership:
@@ -240,20 +165,20 @@ def owned(url: str) -> Iterator[Ownership]:
     StoreError
         If no lock can be written there.
     """
-    path, name = local_path(url), _name(url)
-    around = _around.get()
+    name, around = _name(url), _around.get()
     if name in around:
         yield around[name]
         return
-    lock: _Lock = _ObjectLock(name) if path is None else _FileLock(Path(name))
-    ownership, stop = Ownership(), threading.Event()
-    with faults_of(f"lock the store {url}"):
-        mine = this_owner()
-    beating = threading.Thread(target=_beat, args=(lock, mine, ownership, stop), name="dkrr-heartbeat", daemon=True)
+    ownership, process, lock = Ownership(), os.getpid(), None
+    with _guard:
+        if name in _held:
+            raise _busy(url, name, this_owner())
+        _held.add(name)
     try:
-        _take(lock, mine, url)
-        if lock.is_written:
-            beating.start()
+        with faults_of(f"lock the store {url}"):
+            new = _lock_of(name, ownership)
+            _take(new, name, url)
+            lock = new
         before = _around.set({**around, name: ownership})
         try:
             yield ownership
@@ -261,14 +186,14 @@ def owned(url: str) -> Iterator[Ownership]:
             with suppress(ValueError):  # of a generator that is closed elsewhere
                 _around.reset(before)
     finally:
-        stop.set()
-        try:
-            if mine.process == os.getpid():  # not in a fork of the owner, which leaves the block too
-                if beating.ident is not None:
-                    beating.join(timeout=2 * STALE_SECONDS)
-                lock.release(mine)
-        finally:
-            _tokens.discard(mine.token)
+        if process == os.getpid():  # not in a fork of the owner, which leaves the block too
+            try:
+                if lock is not None:
+                    lock.release()
+            except OSError as error:  # StoreError too: deleted with its store, or its disk is gone
+                logger.debug("cannot delete the lock of %s: %s", url, error)
+            finally:
+                _held.discard(name)
 
 
 def check_owned(url: str) -> None:
@@ -292,16 +217,16 @@ def who_owns(url: str) -> str:
     StoreError
         If the lock cannot be read.
     """
-    found = place_at(url).read(LOCK_NAME, MAX_BYTES)
+    found = _lock_of(name := _name(url), Ownership()).seen()
     if found is None:
         return ""
-    owner = Owner.from_bytes(found)
+    owner = found[0]
     if owner is None:
-        return "its lock cannot be read; the next run takes the store over when it is a minute old"
+        return "its lock cannot be read; the next run takes the store over after a minute"
     if owner.is_here():
-        is_alive = _is_held_here(owner)
+        is_alive = name in _held if owner.process == os.getpid() else owner.is_running()
         return f"in use by {owner}" if is_alive else f"last used by {owner}, which has ended without releasing it"
-    return f"in use by {owner}, unless that has ended within the last {STALE_SECONDS:.0f} seconds"
+    return f"in use by {owner}, unless that has ended without releasing it"
 
 
 def _name(url: str) -> str:
@@ -309,248 +234,172 @@ def _name(url: str) -> str:
     return url.rstrip("/") if path is None else os.path.realpath(path)
 
 
-def _take(lock: "_Lock", mine: Owner, url: str) -> None:
-    _tokens.add(mine.token)  # before the lock names it, so that no other thread takes it for left over
-    found = lock.take(mine)
-    if found is None:
-        return
-    earlier, is_stale = found
-    who = "an unreadable lock" if earlier is None else str(earlier)
-    if not is_stale:
-        raise BusyStoreError(
-            f"the store {url} is in use by {who}; expected one run at a time. Wait for its end, or give another store= "
-            f"(a lock without a living owner is taken over within {STALE_SECONDS:.0f} seconds; it is {lock.place})"
-        )
-    logger.warning("took over the store %s from %s, which has ended without releasing it", url, who)
+def _lock_of(name: str, ownership: Ownership) -> "_Lock":
+    return _Lease(name, ownership) if local_path(name) is not None else _Document(name, ownership)
 
 
-def _beat(lock: "_Lock", mine: Owner, ownership: Ownership, stop: threading.Event) -> None:
-    while not stop.wait(HEARTBEAT_SECONDS):
-        try:
-            other = lock.beat(mine)
-        except (OSError, StoreError) as error:
-            logger.debug("no heartbeat at %s: %s", lock.place, error)  # the work itself meets what is wrong with it
-            continue
-        if other:
-            ownership.lost = f"this run has lost its store, {lock.place.removesuffix(LOCK_NAME)}: {other}"
-            logger.warning("%s", ownership.lost)
-            return
+def _take(lock: "_Lock", name: str, url: str) -> None:
+    before, last = None, time.monotonic() + STALE_SECONDS
+    while True:
+        found = lock.seen()
+        owner, beat = found or (None, None)
+        is_here = owner is not None and owner.is_here()
+        if owner is not None and is_here:
+            is_dead = owner.process == os.getpid() or not owner.is_running()
+        else:
+            is_dead = time.monotonic() > last
+        if lock.take(beat if is_dead else None):
+            break
+        if found is not None and not is_dead:
+            if is_here or before not in (None, beat):
+                raise _busy(url, name, owner)
+            before = beat
+        time.sleep(min(1.0, HEARTBEAT_SECONDS / 4))
+    if found is not None:
+        who = owner or "an unreadable lock"
+        logger.warning("took over the store %s from %s, which has ended without releasing it", url, who)
+
+
+def _busy(url: str, name: str, owner: Owner | None) -> BusyStoreError:
+    return BusyStoreError(
+        f"the store {url} is in use by {owner or 'an unreadable lock'}; expected one run at a time. Wait for its end, "
+        f"or give another store= (a lock without a living owner is taken over within {STALE_SECONDS:.0f} seconds; it "
+        f"is {name}/{LOCK_NAME})"
+    )
 
 
 class _Lock(ABC):
-    """A document that names the owner."""
+    """What names the owner of a store, and shows that it lives."""
 
-    place: str
-    """Path or URL of the document."""
-    is_written = True
-    """False where nothing can be written: what is finished can be read there, and nothing damaged."""
+    def __init__(self, name: str, ownership: Ownership) -> None:
+        self.name, self.ownership = name, ownership
 
     @abstractmethod
-    def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
-        """Write `mine`, unless a living owner is named; who was named, and whether that is stale (and replaced)."""
+    def take(self, instead_of: Any) -> bool:
+        """Write it, unless there is one with another heartbeat; whether it was written."""
 
     @abstractmethod
-    def beat(self, mine: Owner) -> str:
-        """Show that the owner lives; a message if the lock is no longer its own."""
+    def seen(self) -> tuple[Owner | None, Any] | None:
+        """Owner that it names, if it can be read, and what changes with each heartbeat; None if there is none."""
 
     @abstractmethod
-    def release(self, mine: Owner) -> None:
-        """Delete the document, if it names `mine`."""
+    def release(self) -> None:
+        """Delete it at the end, if it is still this owner's."""
+
+    def lose(self, *_: Any) -> None:
+        """Note that it is this owner's no longer."""
+        found = None
+        with suppress(OSError):
+            found = self.seen()
+        who = f"it belongs to {found[0]} now" if found and found[0] else "its lock was deleted, or cannot be read"
+        self.ownership.lost = f"this run has lost its store, {self.name}/: {who}"
+        logger.warning("%s", self.ownership.lost)
 
 
-def _is_held_here(owner: Owner) -> bool:
-    """Whether an owner of this machine is alive; its own process knows what it holds."""
-    return owner.token in _tokens if owner.is_this_process() else owner.is_running()
+class _Lease(_Lock):
+    """The lock of a folder."""
 
+    def __init__(self, name: str, ownership: Ownership) -> None:
+        from filelock import SoftFileLease  # half a tenth of a second, which workers do not need
 
-def _taken_by(found: Owner | None) -> str:
-    return "its lock was deleted, or cannot be read" if found is None else f"it belongs to {found} now"
-
-
-class _FileLock(_Lock):
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / LOCK_NAME
+        super().__init__(name, ownership)
+        self._folder, self._path = Path(name), Path(name) / LOCK_NAME
         self._made_folder = False
-        self.place = str(self._path)
+        self._lease = SoftFileLease(
+            self._path,
+            lease_duration=STALE_SECONDS,
+            heartbeat_interval=HEARTBEAT_SECONDS,
+            on_compromise=self.lose,
+            timeout=0,
+            thread_local=False,
+        )
 
-    def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
-        with faults_of(f"lock the store {self._folder}"):
-            self._made_folder = not self._folder.exists()
-            self._folder.mkdir(parents=True, exist_ok=True)
-            try:
-                with _flocked(self._path, create=True) as descriptor:
-                    return self._taken(mine, descriptor)
-            except OSError as error:
-                if isinstance(error, StoreError) or error.errno not in _READ_ONLY or not any(self._folder.iterdir()):
-                    raise
-                self.is_written = False
-            # Without permission to write, another user's lock may be read.
-            with suppress(StoreError):
-                found = Owner.from_bytes(place_at(str(self._folder)).read(LOCK_NAME, MAX_BYTES) or b"")
-                if found is not None and found.is_here() and _is_held_here(found):
-                    return found, False
-            return None
+    def take(self, instead_of: Any) -> bool:
+        from filelock import Timeout
 
-    def _taken(self, mine: Owner, descriptor: int) -> tuple[Owner | None, bool] | None:
-        document = _content(descriptor)
-        found = Owner.from_bytes(document) if document else None
-        if document and self._is_alive(found, descriptor):
-            return found, False
+        self._made_folder |= not self._folder.exists()
+        self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            _replace(descriptor, mine.to_bytes())
-        except OSError:
-            with suppress(OSError):
-                delete_file(self._path)
-            raise
-        return (found, True) if document else None
+            if instead_of is not None and (found := self.seen()) is not None and found[1] == instead_of:
+                delete_file(self._path)  # filelock keeps that of a zombie, of this process, and an empty one
+            self._lease.acquire()
+        except Timeout:
+            return False
+        except OSError as error:
+            if error.errno not in _READ_ONLY or not any(self._folder.iterdir()):
+                raise
+            owner = (self.seen() or (None,))[0]  # another user's lock may be read
+            return owner is None or not owner.is_here() or not owner.is_running()
+        return True
 
-    def _is_alive(self, owner: Owner | None, descriptor: int) -> bool:
-        if owner is not None and owner.is_here():
-            return _is_held_here(owner)
-        # Both times are of the clock of the disk, or of its server, so that other machines' clocks do not matter.
-        probe = self._folder / f"{LOCK_NAME}-{uuid.uuid4().hex}"
+    def seen(self) -> tuple[Owner | None, Any] | None:
         try:
-            with probe.open("xb") as file:
-                now = os.fstat(file.fileno()).st_mtime
-        finally:
-            delete_file(probe)
-        return abs(now - os.fstat(descriptor).st_mtime) < STALE_SECONDS
-
-    def beat(self, mine: Owner) -> str:
-        try:
-            with _flocked(self._path) as descriptor:
-                found = Owner.from_bytes(_content(descriptor))
-                if found is not None and found.token == mine.token:
-                    os.utime(self._path)
-                    return ""
-                return _taken_by(found)
+            status = self._path.lstat()
         except FileNotFoundError:
-            return _taken_by(None)
+            return None
+        found = self._lease.owner
+        owner = None if found is None else Owner(found.hostname, found.pid, _name_of(status.st_uid))
+        return owner, (status.st_ino, status.st_mtime_ns)
 
-    def release(self, mine: Owner) -> None:
-        if not self.is_written:
-            return
-        try:
-            with _flocked(self._path) as descriptor:
-                found = Owner.from_bytes(_content(descriptor))
-                if found is not None and found.token == mine.token:
-                    delete_file(self._path)
-        except (OSError, StoreError) as error:  # deleted with its store, or its disk is gone
-            logger.debug("cannot delete %s: %s", self._path, error)
+    def release(self) -> None:
+        self._lease.release()
         if self._made_folder:
             delete_empty(self._folder)  # nothing was written
 
 
-@contextmanager
-def _flocked(path: Path, *, create: bool = False) -> Iterator[int]:
-    """Descriptor of a file that no other process has open in this way."""
-    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | (os.O_CREAT if create else 0)
-    last = time.monotonic() + _FLOCK_SECONDS
-    while True:
-        descriptor = os.open(path, flags, 0o666)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise StoreError(f"{path} is not a file; expected the lock of a store: delete it")
-            if _is_locked(descriptor) and _is_at(path, descriptor):
-                yield descriptor
-                return
-        finally:
-            os.close(descriptor)
-        if time.monotonic() > last:
-            raise BusyStoreError(
-                f"another process has {path} open for more than {_FLOCK_SECONDS:.0f} seconds; try again"
-            )
-        time.sleep(0.01)
+class _Document(_Lock):
+    """The lock of a bucket."""
 
+    def __init__(self, name: str, ownership: Ownership) -> None:
+        super().__init__(name, ownership)
+        self._bucket, self._mine, self._stop = Bucket(name), this_owner(), threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="dkrr-heartbeat", daemon=True)
 
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        # Some file systems of networks have none: then the owner's name alone decides.
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-    return True
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether a file still has its name: the owner deletes it at the end."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _content(descriptor: int) -> bytes:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return os.read(descriptor, MAX_BYTES + 1)
-
-
-def _replace(descriptor: int, document: bytes) -> None:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    os.ftruncate(descriptor, 0)
-    while document:  # a nearly full disk takes what fits, and says so at the next call
-        document = document[os.write(descriptor, document) :]
-
-
-class _ObjectLock(_Lock):
-    def __init__(self, url: str) -> None:
-        self._bucket = Bucket(url)
-        self.place = f"{url}/{LOCK_NAME}"
-
-    def take(self, mine: Owner) -> tuple[Owner | None, bool] | None:
-        document = replace(mine, beat=time.time()).to_bytes()
-        held = self._bucket.version(LOCK_NAME)
-        found = Owner.from_bytes(held[0]) if held else None
-        if held and self._is_alive(found, held[0]):
-            return found, False
-        is_written = self._bucket.write_if(LOCK_NAME, document, held[1] if held else None)
+    def take(self, instead_of: Any) -> bool:
+        document, held = self._mine.to_bytes(), self._bucket.version(LOCK_NAME)
+        if held != instead_of:
+            return False
+        is_written = self._bucket.write_if(LOCK_NAME, document, None if held is None else held[1])
         if is_written is None:  # a server without conditional requests
             self._bucket.write(LOCK_NAME, [document])
             time.sleep(SETTLE_SECONDS)
-        if not is_written:
-            other = self._found()
-            # A request that was repeated may have found what its first attempt wrote.
-            if other is None or other.token != mine.token:
-                return other, False
-        return (found, True) if held else None
-
-    def _found(self) -> Owner | None:
-        document = self._bucket.read(LOCK_NAME, MAX_BYTES)
-        return Owner.from_bytes(document) if document else None
-
-    def _is_alive(self, owner: Owner | None, document: bytes) -> bool:
-        if owner is not None and owner.is_here():
-            return _is_held_here(owner)
-        if owner is not None and abs(time.time() - owner.beat) < STALE_SECONDS:
+        # A request that was repeated may have found what its first attempt wrote.
+        if is_written or self._is_mine():
+            self._beating.start()
             return True
-        # The clocks may differ, or the document is damaged: a living owner writes it again.
-        time.sleep(2.5 * HEARTBEAT_SECONDS)
-        found = self._bucket.read(LOCK_NAME, MAX_BYTES)
-        return found is not None and found != document
+        return False
 
-    def beat(self, mine: Owner) -> str:
+    def _is_mine(self) -> bool:
+        found = self.seen()
+        return found is not None and found[0] is not None and found[0].token == self._mine.token
+
+    def seen(self) -> tuple[Owner | None, Any] | None:
+        found = self._bucket.version(LOCK_NAME)
+        return None if found is None else (Owner.from_bytes(found[0][:MAX_BYTES]), found)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_SECONDS):
+            try:
+                if not self._refreshed():
+                    self.lose()
+                    return
+            except (OSError, StoreError) as error:
+                logger.debug("no heartbeat at %s: %s", self.name, error)  # the work itself meets what is wrong with it
+
+    def _refreshed(self) -> bool:
         held = self._bucket.version(LOCK_NAME)
         found = Owner.from_bytes(held[0]) if held else None
-        if held is None or found is None or found.token != mine.token:
-            return _taken_by(found)
-        document = replace(mine, beat=time.time()).to_bytes()
+        if held is None or found is None or found.token != self._mine.token:
+            return False
+        document = replace(self._mine, beats=found.beats + 1).to_bytes()
         # A process that was suspended just here must not write over the lock of the one that took the store over.
         is_written = self._bucket.write_if(LOCK_NAME, document, held[1])
         if is_written is None:
             self._bucket.write(LOCK_NAME, [document])
-        elif not is_written:
-            found = self._found()
-            # Not of another: a request that was repeated found what its first attempt wrote.
-            return "" if found is not None and found.token == mine.token else _taken_by(found)
-        return ""
+        return is_written is not False or self._is_mine()
 
-    def release(self, mine: Owner) -> None:
-        try:
-            found = self._found()
-            if found is not None and found.token == mine.token:
-                self._bucket.delete(STORE, LOCK_NAME)
-        except StoreError as error:
-            logger.debug("cannot delete %s: %s", self.place, error)
+    def release(self) -> None:
+        self._stop.set()
+        self._beating.join(timeout=2 * STALE_SECONDS)
+        if self._is_mine():
+            self._bucket.delete(STORE, LOCK_NAME)

@@ -42,9 +42,9 @@ LOCK_NAME = ".dkrr-lock"
 _FOLDER = "[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _LISTED = r"(?:zarr\.json|c(?:\.[0-9]+)+)"
 _ABANDONED = rf"(?:{_LISTED}\.[0-9a-f]{{32}}\.partial)"
-_LOCKS = rf"(?:{re.escape(LOCK_NAME)}(?:-[0-9a-f]{{32}})?)"
+_LOCKS = rf"(?:{re.escape(LOCK_NAME)}(?:\.(?:break|restore)\.[0-9]+\.[0-9a-f]{{32}})?)"
 STORE = re.compile(rf"(?:{_FOLDER}/)*(?:{_LISTED}|{_ABANDONED}|{_LOCKS})")
-"""Paths of the files of a run's store: metadata, chunks, those that a killed process was writing, locks."""
+"""Paths of the files of a run's store: metadata, chunks, those that a killed process was writing, locks of filelock."""
 PARTIAL_FILES = re.compile(rf"(?:{_FOLDER}/)*{_ABANDONED}")
 """Paths of those that killed writers left in a store."""
 

@@ -370,7 +370,6 @@ class TestEnclosing:
 DELETES = {
     "cluster/local_server.py": {"rmtree"},
     "store/buckets.py": {"obstore.delete"},
-    "store/lock.py": {"ftruncate"},
     "data/arrays.py": {"truncate"},
     "store/replacing.py": {"replace", "rename", "rmdir", "rmtree", "unlink"},
 }
