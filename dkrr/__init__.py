@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dkrr.cli.report import report
     from dkrr.data import Table, open_table
     from dkrr.estimators import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
+    from dkrr.estimators.inspection import status, verify
+    from dkrr.estimators.saving import load, save
     from dkrr.gram_matrix import gram
-    from dkrr.inspection import status, verify
     from dkrr.machine import calibrate
-    from dkrr.persistence import load, save
     from dkrr.plans import plan
     from dkrr.predictions_out import predict_to
 
@@ -34,14 +34,14 @@ _HOMES = {
     "KernelRidgeCV": "dkrr.estimators",
     "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
     "Table": "dkrr.data",
-    "load": "dkrr.persistence",
+    "load": "dkrr.estimators.saving",
     "open_table": "dkrr.data",
     "plan": "dkrr.plans",
     "predict_to": "dkrr.predictions_out",
     "report": "dkrr.cli.report",  # not dkrr.report, as above
-    "save": "dkrr.persistence",
-    "status": "dkrr.inspection",
-    "verify": "dkrr.inspection",
+    "save": "dkrr.estimators.saving",
+    "status": "dkrr.estimators.inspection",
+    "verify": "dkrr.estimators.inspection",
 }
 
 __all__ = [

@@ -71,7 +71,7 @@ def fit(
     A fit that does not reach the required accuracy ends with status 1, and its model is saved only with
     --accept-unconverged.
     """
-    from dkrr.persistence import check_model_path
+    from dkrr.estimators.saving import check_model_path
     from dkrr.store.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):

@@ -10,9 +10,10 @@ from dkrr.cli import report_pictures as pictures
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.base import KernelEstimator
-from dkrr.inspection import notes_of_run, status, tile_maps
+from dkrr.estimators.description import describe_model, outcome_of
+from dkrr.estimators.inspection import notes_of_run, status, tile_maps
+from dkrr.estimators.summary import summary_of
 from dkrr.markup import card_of_text
-from dkrr.model_description import describe_model, outcome_of, summary_of
 from dkrr.store.format import read_group
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.places import check_free, written_aside

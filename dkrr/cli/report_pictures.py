@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.errors import InputError
-from dkrr.inspection import TileMap
+from dkrr.estimators.inspection import TileMap
 
 Draw = Callable[[Any], None]
 """Draws on the axes of matplotlib that it is given."""

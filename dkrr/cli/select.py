@@ -105,8 +105,8 @@ def select(
     """
     import dkrr as library
     from dkrr.cli import report_pictures as pictures
-    from dkrr.model_description import search_summary
-    from dkrr.persistence import check_model_path
+    from dkrr.estimators.saving import check_model_path
+    from dkrr.estimators.summary import search_summary
     from dkrr.store.paths import refuse_enclosing
 
     with readable_errors(), cluster(scheduler):

@@ -20,8 +20,8 @@ from dkrr.values import location
 @click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
 def info(model_path: str | None, scheduler: str | None, as_json: bool) -> None:
     """Describe a saved model; without MODEL, this machine (or a cluster) and the rates that plans use."""
+    from dkrr.estimators.description import describe_model
     from dkrr.machine import describe
-    from dkrr.model_description import describe_model
 
     with readable_errors(), cluster(scheduler):
         if model_path is None:
@@ -55,7 +55,7 @@ def status(path: str, as_json: bool) -> None:
     With a map of the tiles of every matrix that is not complete.
     """
     import dkrr as library
-    from dkrr.inspection import map_in_text, tile_maps
+    from dkrr.estimators.inspection import map_in_text, tile_maps
 
     with readable_errors():
         with named("RUN"):

@@ -8,9 +8,9 @@ from sklearn.model_selection import KFold
 import dkrr
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
+from dkrr.estimators.description import search_of
 from dkrr.features import Nystroem, RandomFourier
 from dkrr.kernels import RBF, Columns, Linear
-from dkrr.model_description import search_of
 from dkrr.solvers import ConjugateGradient, RPCholesky
 from tests.pairs import every_pair
 from tests.stores import edit

@@ -129,7 +129,7 @@ def test_lambdas_and_generators_of_random_numbers_cannot_be_saved(transformer, t
 def test_another_version_of_scikit_learn_is_a_warning(tmp_path, monkeypatch):
     model = dkrr.KernelRidge(transformer=preprocessing.OneHotEncoder()).fit(flights()[TEXT], targets())
     with monkeypatch.context() as patched:
-        patched.setattr("dkrr.model_description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
+        patched.setattr("dkrr.estimators.description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
         dkrr.save(model, tmp_path / "m.zarr")
     with pytest.warns(UserWarning, match="fitted with scikit-learn '1.5.0', and this is"):
         dkrr.load(tmp_path / "m.zarr")

@@ -17,13 +17,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dkrr
-from dkrr import inspection, model_description
 from dkrr.cli.report import _template, pictures
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
-from dkrr.inspection import tile_maps
+from dkrr.estimators import inspection, summary
+from dkrr.estimators.description import describe_model
+from dkrr.estimators.inspection import tile_maps
+from dkrr.estimators.summary import search_summary, summary_of
 from dkrr.kernels import CallableKernel
 from dkrr.markup import card_of_text, details, table
-from dkrr.model_description import describe_model, search_summary, summary_of
 from dkrr.solvers import ConjugateGradient
 from dkrr.store import RunStore
 from dkrr.store.format import read_group
@@ -271,7 +272,7 @@ def test_a_picture_of_a_search_shows_its_scores():
 
 def test_a_search_shows_its_advice_and_only_its_best_candidates(tmp_path, monkeypatch):
     search = dkrr.KernelRidgeCV(alphas=np.linspace(10, 90, 9), cv=2).fit(X, Y)
-    monkeypatch.setattr(model_description, "MAX_CANDIDATES", 4)
+    monkeypatch.setattr(summary, "MAX_CANDIDATES", 4)
     found = search_summary(search)
     assert len(found["candidates"]) == 4 and found["n_candidates"] == 9
     best = np.sort(search.cv_results_["mean_test_score"])[-4:]

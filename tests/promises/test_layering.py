@@ -33,7 +33,6 @@ GATEWAYS = {
     "kernels": ("sklearn",),
     "data": ("pandas", "pyarrow", "polars", "narwhals", "h5py", "sklearn", "skops"),
     "estimators": ("sklearn",),
-    "persistence": ("sklearn",),
     "cli": ("click", "matplotlib", "jinja2", "markupsafe"),
     "config": ("yaml",),
 }
@@ -153,7 +152,7 @@ def modules(code):
         ("import dkrr.kernels, dkrr.features", {"scipy"}),
         ("import dkrr; dkrr.plan(n=100, d=3)", {"scipy", "zarr", "rich", "fsspec"}),
         ("import dkrr.cli", {"click"}),
-        (f"import dkrr.persistence\n{FIT}", {"scipy", "zarr", "rich", "fsspec", "sklearn", "pandas", "pyarrow"}),
+        (f"import dkrr.estimators.saving\n{FIT}", {"scipy", "zarr", "rich", "fsspec", "sklearn", "pandas", "pyarrow"}),
     ],
     ids=["package", "kernels", "plan", "command", "fit, saving and loading"],
 )

@@ -105,7 +105,7 @@ def test_a_model_of_any_rows_is_saved(data, tmp_path, kind, tile):
 
 
 def test_rows_too_large_for_memory_are_read_at_prediction(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.persistence.IN_MEMORY_BYTES", 10)
+    monkeypatch.setattr("dkrr.estimators.saving.IN_MEMORY_BYTES", 10)
     model = saved(data, tmp_path / "m.zarr")
     again = dkrr.load(tmp_path / "m.zarr")
     assert again._model.rows.is_shared

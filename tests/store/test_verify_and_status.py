@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import StoreError
-from dkrr.inspection import TileMap, map_in_text
+from dkrr.estimators.inspection import TileMap, map_in_text
 from dkrr.store import RunStore
 from dkrr.store.lock import owned
 

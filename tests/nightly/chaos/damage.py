@@ -311,7 +311,7 @@ def saved(name: str, version: int) -> Saved:
 
 def _predictions(name: str, path: Path) -> tuple[Any, ...]:
     """All numbers that a model gives."""
-    with mock.patch("dkrr.persistence.IN_MEMORY_BYTES", 0 if FROM_STORE in name else 256 * 2**20):
+    with mock.patch("dkrr.estimators.saving.IN_MEMORY_BYTES", 0 if FROM_STORE in name else 256 * 2**20):
         model, X_new = dkrr.load(path), KINDS[name][1][N:]
     found = [model.predict(X_new)]
     if hasattr(model, "predict_proba"):

@@ -17,13 +17,7 @@ from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
-from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
-from dkrr.features.descriptions import parts_of, try_given
-from dkrr.fitting.sampled import is_drawn
-from dkrr.kernels import BagOfWords, Kernel
-from dkrr.kernels.text import TOKEN_PATTERN
-from dkrr.model import FittedFunction
-from dkrr.model_description import (
+from dkrr.estimators.description import (
     ARRAYS,
     FEATURES,
     FILES,
@@ -44,8 +38,14 @@ from dkrr.model_description import (
     search_of,
     solver_of,
     stored_rows,
-    summary_of,
 )
+from dkrr.estimators.summary import summary_of
+from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
+from dkrr.features.descriptions import parts_of, try_given
+from dkrr.fitting.sampled import is_drawn
+from dkrr.kernels import BagOfWords, Kernel
+from dkrr.kernels.text import TOKEN_PATTERN
+from dkrr.model import FittedFunction
 from dkrr.posterior import Kept, Learned, Processes
 from dkrr.requests import FitRequest, Targets
 from dkrr.selection import Folds

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from dkrr.data.stored import described_rows
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
+from dkrr.estimators.description import describe_model, model_arrays
 from dkrr.fitting.batches import GROUP, N_BATCHES
 from dkrr.fitting.checkpoint import Snapshots
 from dkrr.fitting.storage import PLAN, WORK
 from dkrr.markup import card, table, texts
-from dkrr.model_description import describe_model, model_arrays
 from dkrr.plain_text import one_line
 from dkrr.store import ChunkedArray, RunStore
 from dkrr.store.format import read_group
