@@ -65,7 +65,7 @@ class Place(Protocol):
         """Content of a small file; None if there is none."""
 
     def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
-        """Fill consecutive buffers with the bytes of a file from `start` on.
+        """Fill consecutive buffers of bytes from `start` of a file on.
 
         Returns
         -------
@@ -200,7 +200,7 @@ class LocalFolder:
 
     def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
         with suppress(FileNotFoundError), self._opened(name) as (descriptor, size):
-            if size >= start + sum(memoryview(part).nbytes for part in parts):
+            if size >= start + sum(map(len, parts)):
                 try:
                     read_all(descriptor, list(parts), start)
                 except EOFError:
