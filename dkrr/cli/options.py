@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they stand for: models, candidates, folds, columns, transformers."""
+"""Every option of the commands, once, and what its text stands for."""
 
 import json
 import math
@@ -7,9 +7,24 @@ from typing import Any, NoReturn
 
 import click
 import numpy as np
+from click.shell_completion import CompletionItem
 
-from dkrr.errors import InputError, InputTypeError
-from dkrr.values import location, shown
+from dkrr.cli.command import Command, options_from_file
+from dkrr.errors import InputError
+from dkrr.values import shown
+
+PATHS = {"PATH", "FILE", "RUN", "MODEL", "PNG"}
+"""Names of values that are paths, in the help of options and arguments."""
+MAX_ALPHAS = 10**6
+"""No search has more values of λ."""
+
+
+class PathText(click.types.StringParamType):
+    """A path or URL, checked where it is used; shells complete it as a file."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """What a shell completes: files, by itself."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 class OneNumber(click.types.FloatParamType):
@@ -20,12 +35,158 @@ class OneNumber(click.types.FloatParamType):
         super().fail(f"{message} Expected one number: dkrr select chooses among several", param, ctx)
 
 
-kernel_param_option: Callable[..., Any] = click.option(
-    "--kernel-param",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Another parameter of the kernel, such as nu=2.5 or length_scale=0.7 of matern; may be repeated.",
-)
+def _flag(words: str, **settings: Any) -> dict[str, Any]:
+    return {"is_flag": True, "help": words, **settings}
+
+
+def _text(metavar: str | None, words: str, **settings: Any) -> dict[str, Any]:
+    is_path = metavar is not None and PATHS & set(metavar.split("|"))
+    return {"metavar": metavar, "help": words, "type": PathText() if is_path else None, **settings}
+
+
+def _number(kind: Any, words: str, **settings: Any) -> dict[str, Any]:
+    return {"type": kind, "help": words, "show_default": "default" in settings, **settings}
+
+
+def _choice(names: str, words: str, **settings: Any) -> dict[str, Any]:
+    return {"type": click.Choice(names.split()), "help": words, "show_default": "default" in settings, **settings}
+
+
+FILE = {"is_eager": True, "expose_value": False, "callback": options_from_file}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "config": _text("FILE", "TOML file with options as keys, without dashes; options given here come first.", **FILE),
+    # Data
+    "x": _text("PATH", "Training rows."),
+    "y": _text("PATH|NAME", "Targets or class labels, or their column in --x."),
+    "sample_weight": _text("PATH|NAME", "Weights of the rows, or their column in --x."),
+    "columns": _text("NAMES", "Columns of the table --x to use: names and patterns such as 'dep_*,origin'."),
+    "drop_missing": _flag(
+        "Leave out the rows of the table --x with missing values in columns that are used; with --impute only those "
+        "without a target or weight."
+    ),
+    "standardize": _flag("Bring columns of numbers to mean 0 and deviation 1."),
+    "one_hot": _text("NAMES", "Columns of --x that become one for each value."),
+    "unknown": _choice(
+        "error zeros", "With --one-hot: what another value is in new rows, an error or zeros.  [default: error]"
+    ),
+    "impute": _choice("mean median", "Fill missing numbers."),
+    "plan.x": _text("PATH", "Training rows (only sizes and a sample are read)."),
+    "predict.x": _text("PATH", "Rows to predict."),
+    # Sizes instead of data
+    "n": _number(int, "Number of rows, instead of --x."),
+    "d": _number(int, "Number of columns, instead of --x."),
+    "n_targets": _number(int, "Number of targets, instead of --y.", default=1),
+    "n_classes": _number(int, "With --logistic: number of classes, instead of --y.  [default: 2]"),
+    # The model
+    "kernel": _text(None, "rbf, linear, polynomial, laplacian, ...", default="rbf", show_default=True),
+    "gamma": _number(OneNumber(), "γ of the kernel.  [default: 1 / columns]"),
+    "degree": _number(OneNumber(), "Degree of the polynomial kernel.", default=3),
+    "coef0": _number(float, "Constant of polynomial and sigmoid.", default=1),
+    "kernel_param": _text(
+        "NAME=VALUE",
+        "Another parameter of the kernel, such as nu=2.5 or length_scale=0.7 of matern; may be repeated.",
+        multiple=True,
+    ),
+    "alpha": _text(None, "λ ≥ 0, or one for each target: 0.1,1,10, or repeated.  [default: 1.0]", multiple=True),
+    "logistic": _flag("Kernel logistic regression; y holds class labels."),
+    "multi_class": _choice(
+        "multinomial ovr",
+        "With --logistic: one softmax, or each class against the rest.  [default: multinomial]",
+    ),
+    "class_weight": _choice("balanced", "With --logistic: equal total weights."),
+    "max_iter": _number(int, "With --logistic: largest number of Newton steps.  [default: 100]"),
+    "fit_intercept": {
+        "flags": ["--fit-intercept/--no-fit-intercept"],
+        "default": None,
+        "help": "Fit a constant that is not penalised.  [default: only with --logistic]",
+    },
+    "form": _choice(
+        "auto primal dual", "Unknowns: weights of features (primal), or coefficients of rows (dual).", default="auto"
+    ),
+    "solver": _choice("auto cholesky cg", "Direct solver, or conjugate gradient.", default="auto"),
+    "tol": _number(
+        float, "True relative residual required of cg; with --logistic the relative gradient.", default=1e-8
+    ),
+    "solver_max_iter": _number(int, "With --solver cg: largest number of iterations.  [default: 1000]"),
+    # The choice among models
+    "select.kernel": _text(
+        None, "Kernel, or several: rbf,laplacian.", default=["rbf"], multiple=True, show_default=True
+    ),
+    "select.gamma": _text(None, "γ of the kernel; several as for --alphas.  [default: 1 / columns]", multiple=True),
+    "select.degree": _text(
+        None, "Degree of the polynomial kernel; several as for --alphas.  [default: 3]", multiple=True
+    ),
+    "select.alphas": _text(
+        None,
+        "Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]",
+        flags=["--alphas", "--alpha"],
+        multiple=True,
+    ),
+    "select.cv": _text(None, "Number of folds, or loo: leave one row out at a time.", default="5", show_default=True),
+    "shuffle": _number(int, "Folds of random rows, not of consecutive ones.", metavar="SEED"),
+    "scoring": _text(None, "One of scikit-learn's scorers.  [default: mean squared error, log loss]"),
+    "alpha_per_target": _flag("A λ for every target."),
+    "train_sizes": _text("SIZES", "A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers."),
+    "select.out": _text("PNG", "Draw the scores over λ (and rows) as well ('dkrr[report]')."),
+    "plan.alphas": _text(None, "Plan the choice among so many λ (or these: 0.1,1,10) by cross-validation."),
+    "plan.cv": _text(None, "Number of its folds, or loo.  [default: 5 with --alphas]"),
+    # The machine
+    "memory_limit": _text(None, "Memory of this fit on one machine, for example 4GiB."),
+    "tile": _number(int, "Rows in a tile.  [default: chosen by the planner]"),
+    "store": _text("PATH", "Store of the run, kept and resumed from.  [default: a temporary one]"),
+    "select.store": _text(None, "Folder for the stores of the run, kept and resumed from."),
+    "scheduler": _text("ADDRESS", "Use a running Dask cluster, for example tcp://host:8786."),
+    "workers": _number(int, "Worker processes.  [default: one for each core]"),
+    "worker_memory": _text(None, "With --workers: memory of each, for a cluster that need not exist."),
+    "cores": _number(int, "With --worker-memory: threads of each worker.  [default: 1]"),
+    "calibrate.folder": _text(None, "Folder on the file system to measure.  [default: the temporary directory]"),
+    "calibrate.store": _text(None, "No longer an option.", hidden=True),
+    "calibrate.show": _flag("Print what is known, and measure nothing."),
+    # Results
+    "model": _text("PATH", "Where to save the model."),
+    "predict.model": _text("PATH", "Saved model."),
+    "overwrite": _flag("Replace what exists there when the new one is complete."),
+    "uncertainty": _flag("Save what standard deviations and intervals of predictions are computed from as well."),
+    "accept_unconverged": _flag(
+        "Save the model, with exit status 0, even if the fit did not reach the required accuracy."
+    ),
+    "predict.out": _text("PATH", "New file of the predictions: .parquet, .csv, .arrow, .zarr or .npy."),
+    "report.out": _text("HTML", "File to write."),
+    "keep": _text("NAMES", "Columns of the table --x that are copied beside the predictions."),
+    "proba": _flag("Write the probabilities of all classes instead of labels."),
+    "std": _flag("Write the standard deviations of the predictions as well."),
+    "interval": _number(float, "Write intervals of this probability as well: 0.9.", metavar="COVERAGE"),
+    "json": _flag("Print the result as JSON."),
+    "quiet": _flag("Do not show progress; warnings and errors only."),
+}
+"""Settings of click for each option; of one that a single command has, or has otherwise, behind ``command.``."""
+
+
+def command(*names: str, required: str = "", argument: str = "") -> Callable[[Callable[..., None]], Command]:
+    """Command with some options, whose values its function takes by name.
+
+    Parameters
+    ----------
+    names : str
+        Names of options, in the order of the help.
+    required : str
+        Those that must be given.
+    argument : str
+        Name of the argument, ``path``, in the help; in brackets: it may be left out.
+    """
+
+    def made(function: Callable[..., None]) -> Command:
+        parameters: list[click.Parameter] = []
+        for name in " ".join(names).split():
+            settings = dict(OPTIONS.get(f"{function.__name__}.{name}") or OPTIONS[name])
+            flags = settings.pop("flags", [f"--{name.replace('_', '-')}"])
+            parameters.append(click.Option(flags, required=name in required.split(), **settings))
+        if argument:
+            is_optional = argument.startswith("[")
+            parameters.append(click.Argument(["path"], metavar=argument, required=not is_optional, type=PathText()))
+        return click.command(cls=Command, params=parameters)(function)
+
+    return made
 
 
 def kernel_params(given: Sequence[str]) -> dict[str, Any] | None:
@@ -38,98 +199,15 @@ def kernel_params(given: Sequence[str]) -> dict[str, Any] | None:
     """
     found: dict[str, Any] = {}
     for text in given:
-        name, separator, value = text.partition("=")
-        if not separator or not name.strip() or not value.strip() or name.strip() in found:
-            twice = ", given twice" if separator and name.strip() in found else ""
+        name, _, value = (part.strip() for part in text.partition("="))
+        if not name or not value or name in found:
+            twice = ", given twice" if name in found else ""
             raise InputError(f"--kernel-param is {shown(text)}{twice}; expected NAME=VALUE once for each name: nu=2.5")
         try:
-            found[name.strip()] = json.loads(value)
+            found[name] = json.loads(value)
         except ValueError:
-            found[name.strip()] = value.strip()
+            found[name] = value
     return found or None
-
-
-def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a model."""
-    options = [
-        click.option("--kernel", default="rbf", show_default=True, help="rbf, linear, polynomial, laplacian, ..."),
-        click.option("--gamma", type=OneNumber(), help="γ of the kernel.  [default: 1 / columns]"),
-        click.option(
-            "--degree", type=OneNumber(), default=3, show_default=True, help="Degree of the polynomial kernel."
-        ),
-        click.option("--coef0", type=float, default=1, show_default=True, help="Constant of polynomial and sigmoid."),
-        kernel_param_option,
-        click.option(
-            "--alpha", multiple=True, help="λ ≥ 0, or one for each target: 0.1,1,10, or repeated.  [default: 1.0]"
-        ),
-        click.option("--logistic", is_flag=True, help="Kernel logistic regression; y holds class labels."),
-        click.option(
-            "--multi-class",
-            type=click.Choice(["multinomial", "ovr"]),
-            help="With --logistic: one softmax, or each class against the rest.  [default: multinomial]",
-        ),
-        click.option(
-            "--fit-intercept/--no-fit-intercept",
-            default=None,
-            help="Fit a constant that is not penalised.  [default: only with --logistic]",
-        ),
-        click.option(
-            "--form",
-            type=click.Choice(["auto", "primal", "dual"]),
-            default="auto",
-            show_default=True,
-            help="Unknowns: weights of features (primal), or coefficients of rows (dual).",
-        ),
-        click.option(
-            "--solver",
-            type=click.Choice(["auto", "cholesky", "cg"]),
-            default="auto",
-            show_default=True,
-            help="Direct solver, or conjugate gradient.",
-        ),
-        click.option(
-            "--tol",
-            type=float,
-            default=1e-8,
-            show_default=True,
-            help="True relative residual required of cg; with --logistic the relative gradient.",
-        ),
-        click.option(
-            "--solver-max-iter", type=int, help="With --solver cg: largest number of iterations.  [default: 1000]"
-        ),
-        click.option("--memory-limit", help="Memory of this fit on one machine, for example 4GiB."),
-        click.option("--tile", type=int, help="Rows in a tile.  [default: chosen by the planner]"),
-        click.option(
-            "--store", metavar="PATH", help="Store of the run, kept and resumed from.  [default: a temporary one]"
-        ),
-        click.option("--scheduler", metavar="ADDRESS", help="Use a running Dask cluster, for example tcp://host:8786."),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def checked_settings(**options: Any) -> dict[str, Any]:
-    """Arguments of an estimator from the options of `model_options`."""
-    alpha, max_iter = candidates(options.pop("alpha"), "--alpha"), options.pop("solver_max_iter")
-    if options["multi_class"] is None:
-        del options["multi_class"]
-    elif not options["logistic"]:
-        raise InputError("--multi-class is given without --logistic; give --logistic with it")
-    if options["fit_intercept"] is None:
-        options["fit_intercept"] = options["logistic"]
-    if max_iter is not None:
-        from dkrr.solvers import ConjugateGradient
-
-        if options["solver"] != "cg":
-            raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
-        options["solver"] = ConjugateGradient(max_iter=max_iter)
-    options["kernel_params"] = kernel_params(options.pop("kernel_param"))
-    return {**options, "alpha": alpha[0] if len(alpha) == 1 else alpha or 1.0}
-
-
-MAX_ALPHAS = 10**6
-"""No search has more values of λ."""
 
 
 def candidates(given: Sequence[str], option: str) -> list[float]:
@@ -157,22 +235,26 @@ def _values(text: str, option: str) -> list[float]:
         ) from None
 
 
-def train_sizes(text: str, option: str) -> list[float] | list[int]:
+def train_sizes(text: str | None) -> list[float] | list[int] | None:
     """Fractions, or whole numbers of rows, with commas between; raises InputError naming the option."""
+    if text is None:
+        return None
     parts = text.split(",")
     try:
         return [int(part) for part in parts] if all(part.strip().isdigit() for part in parts) else [*map(float, parts)]
     except ValueError:
         raise InputError(
-            f"{option} is {shown(text)}; expected fractions such as 0.125,0.25,0.5, or numbers of rows"
+            f"--train-sizes is {shown(text)}; expected fractions such as 0.125,0.25,0.5, or numbers of rows"
         ) from None
 
 
-def folds_of_rows(cv: str, shuffle: int | None, *, is_classification: bool = False) -> Any:
-    """Number of folds, or a splitter of random rows."""
+def folds(cv: str | None, shuffle: int | None = None, *, is_classification: bool = False) -> Any:
+    """Number of folds, or "loo", or a splitter of random rows."""
+    if cv in (None, "loo"):
+        return cv
     from dkrr.estimators.cross_validation import shuffled_folds
 
-    count = whole(cv, "--cv")
+    count = whole(str(cv), "--cv", "a whole number of folds, or loo")
     if shuffle is not None and not 0 <= shuffle < 2**32:
         raise InputError(f"--shuffle is {shown(shuffle)}; expected a seed from 0 to {2**32 - 1}")
     if shuffle is None or count < 2:
@@ -180,155 +262,9 @@ def folds_of_rows(cv: str, shuffle: int | None, *, is_classification: bool = Fal
     return shuffled_folds(count, shuffle, is_classification=is_classification)
 
 
-def whole(text: str, option: str, expected: str = "a whole number of folds, or loo") -> int:
+def whole(text: str, option: str, expected: str) -> int:
     """Whole number; raises InputError naming the option."""
     try:
         return int(text)
     except ValueError:
         raise InputError(f"{option} is {shown(text)}; expected {expected}") from None
-
-
-columns_option: Callable[..., Any] = click.option(
-    "--columns",
-    metavar="NAMES",
-    help="Columns of the table --x to use: names and patterns such as 'dep_*,origin'.",
-)
-drop_missing_option: Callable[..., Any] = click.option(
-    "--drop-missing",
-    is_flag=True,
-    help="Leave out the rows of the table --x with missing values in columns that are used; with --impute only those "
-    "without a target or weight.",
-)
-
-
-def chosen_rows(x_path: str | None, columns: str | None) -> Any:
-    """Some columns of the table at a path; the path itself without `columns`.
-
-    Raises
-    ------
-    InputError
-        If the path is not that of a table, or has no such column.
-    """
-    if columns is None:
-        return x_path
-    from dkrr.data import open_table
-    from dkrr.data.table_opening import is_table_path
-
-    if x_path is None or not is_table_path(location(x_path, "--x")):
-        raise InputError(
-            f"--columns is {shown(columns)}, and --x is not a table with named columns; expected a file or folder in "
-            f"Parquet, CSV or Arrow's format, or no --columns"
-        )
-    return open_table(x_path).select(columns, "--columns")
-
-
-def training_rows(
-    x_path: str | None, columns: str | None, outputs: Sequence[Any], *, drop_missing: bool, is_filled: bool
-) -> Any:
-    """Some columns of the table at a path, with --drop-missing without the rows that miss a value; or the path.
-
-    Parameters
-    ----------
-    outputs : sequence
-        --y and --sample-weight.
-    is_filled : bool
-        Whether missing values of X are filled, so that only rows without a target or weight are left out.
-
-    Raises
-    ------
-    InputError
-        If the path is not that of a table, has no such column, or --y or --sample-weight is in another file.
-    """
-    X = chosen_rows(x_path, columns)
-    if not drop_missing:
-        return X
-    from dkrr.data import Table, opened, with_columns
-
-    table = None if X is None else opened(X)
-    if not isinstance(table, Table):
-        raise InputError(
-            "--drop-missing is given, and --x is not a table with named columns; expected a file or folder in Parquet, "
-            "CSV or Arrow's format, or no --drop-missing"
-        )
-    rest, *found = with_columns(table, *outputs)
-    taken: list[str] = []
-    for option, value, part in zip(("--y", "--sample-weight"), outputs, found, strict=True):
-        if value is None:
-            continue
-        if not isinstance(part, Table) or part.source is not table.source:
-            raise InputError(
-                f"--drop-missing is given, and {option} is {shown(value)}, whose rows would no longer be those of --x; "
-                f"expected a column of --x"
-            )
-        taken += part.names
-    used = taken if is_filled else [*rest.names, *taken]
-    return table.drop_missing(used) if used else table
-
-
-OPTIONS = ("standardize", "one_hot", "unknown", "impute")
-
-
-def transformer_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that make a transformer."""
-    options = [
-        click.option("--standardize", is_flag=True, help="Bring columns of numbers to mean 0 and deviation 1."),
-        click.option("--one-hot", metavar="NAMES", help="Columns of --x that become one for each value."),
-        click.option(
-            "--unknown",
-            type=click.Choice(["error", "zeros"]),
-            help="With --one-hot: what another value is in new rows, an error or zeros.  [default: error]",
-        ),
-        click.option("--impute", type=click.Choice(["mean", "median"]), help="Fill missing numbers."),
-    ]  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def chosen_transformer(X: Any, y: Any, sample_weight: Any, settings: dict[str, Any]) -> Any:
-    """Transformer that the options in some settings ask for, which are taken out of them; None without any.
-
-    Raises
-    ------
-    InputError
-        If --one-hot is given without a table, or a column of text is not named there.
-    """
-    standardize, one_hot, unknown, impute = (settings.pop(name) for name in OPTIONS)
-    if unknown is not None and one_hot is None:
-        raise InputError("--unknown is given without --one-hot; give --one-hot with it")
-    if one_hot is None and not standardize and impute is None:
-        return None
-    if X is None:
-        raise InputError("--standardize, --one-hot or --impute is given without --x; expected --x with them")
-    from dkrr.data.transformers_fitted import ColumnSteps
-
-    encoded = _encoded(X, y, sample_weight, one_hot)
-    return ColumnSteps(encoded, standardize, impute, takes_unknown=unknown == "zeros")
-
-
-def _encoded(X: Any, y: Any, sample_weight: Any, one_hot: str | None) -> tuple[str, ...]:
-    """Columns that --one-hot names; none of an array."""
-    from dkrr.data import Table, opened, with_columns
-
-    table = opened(X)
-    if not isinstance(table, Table):
-        if one_hot is not None:
-            raise InputError(
-                f"--one-hot is {shown(one_hot)}, and --x is not a table with named columns; expected a file or folder "
-                f"in Parquet, CSV or Arrow's format"
-            )
-        return ()
-    table = with_columns(table, y, sample_weight)[0]
-    chosen = () if one_hot is None else table.select(one_hot, "--one-hot").columns
-    for column in chosen:
-        if column.kind in ("date", "other") or column.dtype.startswith("decimal"):
-            raise InputTypeError(
-                f"--one-hot has the column {column.name!r} of {column.dtype}, whose values a saved model cannot hold; "
-                f"expected numbers, text or categories: convert it to text"
-            )
-    encoded = tuple(column.name for column in chosen)
-    rest = table.without(encoded)
-    for column in rest.columns:
-        if column.kind != "number":
-            raise InputTypeError(rest.not_numbers("--x", column))
-    return encoded

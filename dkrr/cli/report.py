@@ -1,12 +1,11 @@
 """Reports: one self-contained HTML file of a fitted model, a saved one, or a run that may be unfinished."""
 
 import time
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dkrr.cli import report_pictures as pictures
+from dkrr.cli import pictures
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.base import KernelEstimator
@@ -72,8 +71,7 @@ def report(subject: Any, out: str | Path | None = None) -> str:
                 "subject is an estimator without a plan; expected one that was fitted here, not loaded: give the path "
                 "of its model"
             )
-        values = _of_model(type(subject).__name__, summary_of(subject), outcome_of(subject))
-        text = str(template.render(values))
+        text = _page(template, type(subject).__name__, outcome=outcome_of(subject), **summary_of(subject))
     else:
         path = location(subject, "subject", "a fitted estimator, or the path or URL of a run or a model", is_kept=True)
         text = _of_path(template, path)
@@ -100,6 +98,7 @@ def _template() -> Any:
         raise InputError(f"a report needs {error.name}, which is not installed: pip install 'dkrr[report]'") from error
     environment = Environment(loader=PackageLoader("dkrr.cli", ""), autoescape=True, undefined=StrictUndefined)
     environment.filters["card"] = lambda text: Markup(card_of_text(str(text), is_open=True))
+    environment.globals |= {"pictures": pictures, "bytes": format_bytes, "seconds": format_seconds}
     return environment.get_template("report.html")
 
 
@@ -113,91 +112,46 @@ def _of_path(template: Any, path: str) -> str:
         is_model = False  # RunStore says what is wrong
     try:
         if not is_model:
-            return str(template.render(_of_run(path)))
+            return _page(template, path, **_of_run(path))
         found = describe_model(url)
         if found.get("report") is None:
             raise InputError(
                 f"subject is {shown(path)}, a model without a summary of its fit; expected one that was saved where it "
                 f"was fitted: save it again"
             )
-        return str(template.render(_of_model(path, found["report"], found["solve"])))
+        return _page(template, path, outcome=found["solve"], **found["report"])
     except (StoreError, InputError):
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
         raise StoreError(f"{path} is damaged: its description does not fit a report ({error!r})") from error
 
 
-def _of_model(title: str, summary: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the page of a model."""
-    facts, search = _facts(outcome), summary["search"]
-    if search is not None:
-        facts.insert(0, ("best score", ", ".join(f"{score:.5g}" for score in search["score"])))
-        curve = [pictures.learning_curve(search["curve"])] if search["curve"] else []
-        name, advice = search.get("score_name", "score"), search.get("advice", [])
-        picture = pictures.embedded(pictures.scores(search["candidates"], name, advice), *curve)
-        search = {**search, "picture": picture, "advice": advice}
-    residuals = [{**one, "picture": pictures.embedded(pictures.residuals(one))} for one in summary["residuals"]]
-    return _page(
-        title,
-        facts,
-        call=summary["call"],
-        search=search,
-        plan=summary["plan"],
-        result=summary["result"],
-        convergence=_convergence(outcome["steps"], outcome["history"], outcome["tol"]),
-        residuals=residuals,
-    )
-
-
 def _of_run(path: str) -> dict[str, Any]:
     """Values of the page of a run, which may be unfinished."""
-    found, notes, maps = status(path), notes_of_run(path), tile_maps(path)
-    work = notes["work"] or {}
-    n_there, n_wanted = (
-        sum(getattr(array, name) for array in found.arrays if "/sum-" not in array.name)
-        for name in ("present", "expected")
-    )
-    facts = [("run", found.kind), ("chunks written", f"{n_there:,} of {n_wanted:,}")]
-    facts += [("in the store", format_bytes(sum(array.n_bytes for array in found.arrays)))]
-    facts += _facts(work) if work else []
-    facts += [] if work and n_there >= n_wanted and not found.batches_left else [("now", "unfinished")]
-    return _page(
-        path,
-        facts,
-        status=found,
-        maps=[pictures.embedded(pictures.tiles(one)) for one in maps],
-        plan=notes["plan"],
-        result=work.get("text"),
-        convergence=_convergence(work.get("steps"), work.get("history") or notes["history"], None),
-    )
-
-
-def _page(title: str, facts: list[tuple[str, str]], **sections: Any) -> dict[str, Any]:
-    """Values of the template; sections that are not given are left out."""
-    names = ("call", "status", "maps", "search", "plan", "result", "convergence", "residuals")
-    written = time.strftime("%Y-%m-%d %H:%M")
+    found, notes = status(path), notes_of_run(path)
+    outcome = notes["work"] or {}
+    counted = [array for array in found.arrays if "/sum-" not in array.name]
+    n_present, n_expected = (sum(getattr(array, name) for array in counted) for name in ("present", "expected"))
     return {
-        "title": title,
-        "version": VERSIONS["dkrr"],
-        "written": written,
-        "facts": facts,
-        **dict.fromkeys(names),
-        **sections,
+        "status": found,
+        "chunks": f"{n_present:,} of {n_expected:,}",
+        "is_finished": bool(outcome) and n_present >= n_expected and not found.batches_left,
+        "maps": tile_maps(path),
+        "plan": notes["plan"],
+        "result": outcome.get("text"),
+        "outcome": outcome,
+        "history": notes["history"],
     }
 
 
-def _convergence(steps: Any, history: Any, tol: float | None) -> str | None:
-    """Picture of the steps of Newton's method, if there were any, else of the iterations of conjugate gradient."""
-    if not steps and not history:
-        return None
-    return pictures.embedded(pictures.newton_steps(steps) if steps else pictures.convergence(history, tol))
+SECTIONS = ("call", "status", "maps", "search", "plan", "result", "outcome", "history", "residuals")
 
 
-def _facts(outcome: Mapping[str, Any]) -> list[tuple[str, str]]:
-    what = "relative gradient" if outcome["steps"] else "true relative residual"
-    residual = "not known" if outcome["residual"] is None else f"{outcome['residual']:.1e}"
-    facts = [("status", outcome["status"]), (what, residual), ("wall time", format_seconds(outcome["seconds"]))]
-    return [*facts, ("peak of a process", format_bytes(outcome["peak_bytes"]))]
+def _page(template: Any, title: str, **values: Any) -> str:
+    """The page; sections without values are left out."""
+    written = time.strftime("%Y-%m-%d %H:%M")
+    values = dict.fromkeys(SECTIONS) | values
+    return str(template.render(title=title, version=VERSIONS["dkrr"], written=written, **values))
 
 
 def _target(out: Any) -> Path:

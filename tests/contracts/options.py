@@ -45,9 +45,9 @@ ACCEPTED = by_argument(
     (DEGREE | {"1,2"}, "select.degree"),
     (POSITIVE | {"1,2"}, "select.gamma"),
     (POSITIVE | {"0", "1,2"}, "select.alphas"),
-    (NEW, "model_path store"),
-    ((), "info.model_path predict.model_path select.max_iter"),
-    ({"missing.npy"}, "predict.out_path"),
+    (NEW, "model store"),
+    ((), "predict.model select.max_iter"),
+    ({"missing.npy"}, "predict.out"),
     ({"/dev/null"}, "config"),
     ({"."}, "calibrate.folder"),
 )
@@ -117,7 +117,15 @@ def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: 
 def _words_of(option: click.Parameter) -> tuple[str, ...]:
     """How messages name an option: as it is written, or as Python's argument."""
     name = str(option.name).removesuffix("_path")
-    return (*option.opts, name, str(option.metavar), name.upper(), name.replace("solver_", ""), "exist", "exists")
+    return (
+        *option.opts,
+        name,
+        str(option.metavar).strip("[]"),
+        name.upper(),
+        name.replace("solver_", ""),
+        "exist",
+        "exists",
+    )
 
 
 def run(arguments: Sequence[str], *, may_fail: bool = False) -> None:

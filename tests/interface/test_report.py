@@ -17,7 +17,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dkrr
-from dkrr.cli.report import _template, pictures
+from dkrr import inspection, model_description
+from dkrr.cli import pictures
+from dkrr.cli.report import _template
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.estimators import inspection, summary
 from dkrr.estimators.description import describe_model

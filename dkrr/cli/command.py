@@ -1,0 +1,199 @@
+"""How every command runs: options from a file, a cluster, readable errors and exit statuses; what it prints."""
+
+import json
+import logging
+import re
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from dkrr.errors import DkrrError, InputError, PlanError
+from dkrr.plain_text import one_line, printable, safe_message
+from dkrr.values import shown
+
+ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
+"""Of a scheduler: a protocol, a host and a port."""
+LOG = "dkrr.log"
+"""Name of the handler of messages, if the command has its own, in click's context."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+class Commands(click.Group):
+    """Group whose errors are readable, whatever was given."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        """Context of the group, of its own options."""
+        with readable_errors():
+            return super().make_context(*arguments, **settings)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Carry out a command, which reads its options first."""
+        with readable_errors():
+            return super().invoke(ctx)
+
+
+class Command(click.Command):
+    """A command on the cluster that --scheduler names, which says how an interrupted run is resumed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and say where options belong that are given as a file without --config."""
+        _, extra, _ = self.make_parser(ctx).parse_args(list(args))
+        takes_file = any(option.name == "config" for option in self.params)
+        if takes_file and extra and not ctx.resilient_parsing and not set(args) & set(ctx.help_option_names):
+            raise InputError(
+                f"dkrr {ctx.info_name} is given {shown(extra[0])} without an option before it; expected options "
+                f"only: a TOML file of them is given by --config {extra[0]}"
+            )
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Carry it out."""
+        handler = ctx.meta.get(LOG)
+        if ctx.params.get("quiet") and handler is not None:
+            handler.setLevel(logging.WARNING)
+        with readable_errors(ctx.params), cluster(ctx.params.pop("scheduler", None)):
+            return super().invoke(ctx)
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a text for people, or JSON; nothing else of this package prints, but for displays of progress and logs."""
+    click.echo(printable(str(text)), err=err)
+
+
+def answer(given: Mapping[str, Any], values: Mapping[str, Any], text: object) -> None:
+    """Print the result of a command: with --json its values, else as text."""
+    echo(json.dumps(values) if given["json"] else text)
+
+
+@contextmanager
+def printable_warnings() -> Iterator[None]:
+    """Print warnings, which may name anything, without control characters."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda *arguments, **named: safe_message(before(*arguments, **named))
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+@contextmanager
+def readable_errors(options: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Print an error in one line, and end with its exit status.
+
+    Parameters
+    ----------
+    options : mapping, optional
+        Those of the command that runs, for what an interrupt has left of it.
+    """
+    try:
+        yield
+    except DkrrError as error:
+        _end(str(error), 2 if isinstance(error, InputError | PlanError) else 1)
+    except (OSError, MemoryError) as error:  # of the machine, during the work
+        _end(f"{type(error).__name__}: {error}", 1)
+    except KeyboardInterrupt:
+        _end("interrupted" + _left_of(options), INTERRUPTED)
+    except click.ClickException as error:
+        vars(error)["message"] = one_line(safe_message(error.message))
+        raise
+
+
+def _end(message: str, status: int) -> NoReturn:
+    echo(one_line(safe_message(f"dkrr: {message}")), err=True)
+    sys.exit(status)
+
+
+def _left_of(options: Mapping[str, Any] | None) -> str:
+    """What an interrupt has left of a command."""
+    if options is None:  # while libraries are imported
+        return "; no work was begun"
+    if "store" not in options:
+        return ""
+    if options["store"] is None:
+        return "; nothing of it is kept; with --store the same command would resume"
+    return f"; the same command resumes from --store {options['store']}"
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Report an unreadable model or store, which the user named, as bad input."""
+    try:
+        yield
+    except OSError as error:  # as StoreError is
+        raise InputError(f"{name}: {error}") from error
+
+
+@contextmanager
+def cluster(address: str | None) -> Iterator[None]:
+    """Use a running scheduler's client as the ambient one."""
+    if address is None:
+        yield
+        return
+    if re.fullmatch(ADDRESS, address) is None:
+        raise InputError(
+            f"--scheduler is {shown(address)}, and no Dask scheduler has it; expected one such as tcp://host:8786"
+        )
+    from dkrr.cluster.dask_client import connect
+
+    with connect(address):
+        yield
+
+
+def options_from_file(context: click.Context, _: click.Parameter, path: str | None) -> None:
+    """Let the options of a TOML file be the defaults of a command: callback of --config."""
+    if path is None or context.resilient_parsing:
+        return
+    options = {
+        name.removeprefix("--"): option
+        for option in context.command.params
+        if isinstance(option, click.Option) and option.name != "config"
+        for name in option.opts
+    }
+    found = {}
+    for key, value in _read(path).items():
+        if key not in options:
+            (nearest,) = get_close_matches(key, options, 1, cutoff=0)
+            raise InputError(
+                f"{path}: {shown(key)} is not an option of dkrr {context.info_name}; expected the names of options "
+                f"without dashes before them, the nearest is {nearest}"
+            )
+        option, several = options[key], isinstance(value, list) and options[key].multiple
+        for one in value if several else [value]:
+            _check(f"{path}: {key}", one, option.type)
+        found[str(option.name)] = [value] if option.multiple and not several else value
+    context.default_map = found
+
+
+def _read(path: str) -> dict[str, Any]:
+    what = f"--config is {shown(path)}"
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{what}, which cannot be read: {error.strerror}; expected a TOML file") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what}, which is not TOML: {error}; expected lines such as alpha = 0.1") from error
+
+
+def _check(name: str, value: Any, kind: click.ParamType) -> None:
+    """Refuse a value of TOML of another type than the option's, which click might convert."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(kind, click.Choice):
+        expected, is_right = f"one of {', '.join(map(repr, kind.choices))}", value in kind.choices
+    elif isinstance(kind, click.types.BoolParamType):
+        expected, is_right = "true or false", isinstance(value, bool)
+    elif isinstance(kind, click.types.IntParamType):
+        expected, is_right = "a whole number", is_number and isinstance(value, int)
+    elif isinstance(kind, click.types.FloatParamType):
+        expected, is_right = "a number", is_number
+    else:  # text, of which some is a number
+        expected, is_right = "text, or a number", is_number or isinstance(value, str)
+    if not is_right:
+        raise InputError(f"{name} is {shown(value)}; expected {expected}")

@@ -1,0 +1,374 @@
+"""``dkrr fit``, ``select``, ``predict`` and ``plan``."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dkrr.cli.command import answer, echo, named
+from dkrr.cli.options import candidates, command, folds, kernel_params, train_sizes, whole
+from dkrr.config import setting
+from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.values import location, shown
+
+ROWS = "columns drop_missing standardize one_hot unknown impute"
+MODEL = (
+    "kernel gamma degree coef0 kernel_param alpha logistic multi_class fit_intercept form solver tol solver_max_iter "
+    "memory_limit tile store scheduler"
+)
+SETTINGS = ("kernel", "gamma", "degree", "coef0", "form", "solver", "tol", "memory_limit", "tile", "store")
+"""Options that are arguments of an estimator as they are."""
+SEARCH = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
+"""Those of a search."""
+LOGISTIC = ("class_weight", "max_iter", "multi_class")
+RIDGE = ("store", "alpha_per_target")
+"""Options of a search without --logistic."""
+SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores")
+
+
+@command(
+    "config x y sample_weight",
+    ROWS,
+    "model overwrite uncertainty accept_unconverged class_weight max_iter",
+    MODEL,
+    "json quiet",
+    required="x y model",
+)
+def fit(**given: Any) -> None:
+    """Fit a model and save it: kernel ridge regression, or with --logistic kernel logistic regression.
+
+    A fit that does not reach the required accuracy ends with status 1, and its model is saved only with
+    --accept-unconverged.
+    """
+    import dkrr as library
+    from dkrr.cli.show import fit_text
+    from dkrr.solvers import Status
+
+    _check_places(given)
+    _check_store(given["store"])
+    _refuse_other_loss(given)
+    if given["uncertainty"] and (given["logistic"] or given["kernel"] == "precomputed"):
+        what = "--logistic" if given["logistic"] else "--kernel precomputed"
+        raise InputError(f"--uncertainty is given with {what}, which has none; expected a regression of rows")
+    X, transformer = _training_rows(given)
+    settings = _settings(given) | {"transformer": transformer, "progress": not given["quiet"]}
+    if given["logistic"] and isinstance(settings["alpha"], list):
+        raise InputError("--alpha has several values; expected one value with --logistic")
+    model: Any = (library.KernelLogisticRegression if given["logistic"] else library.KernelRidge)(**settings)
+    model.fit(X, given["y"], sample_weight=given["sample_weight"])
+    result = model.solve_result_
+    is_saved = given["accept_unconverged"] or result.status in (Status.SOLVED, Status.CONVERGED)
+    if is_saved:
+        _save(model, given)
+    path = given["model"] if is_saved else None
+    values = {"model": path} | result.to_dict() | {"plan": model.plan_.to_dict()}
+    answer(given, values, fit_text(model, path, is_short=given["quiet"]))
+    if not is_saved:
+        raise DkrrError(
+            f"the fit ended with status {result.status.name}, and its model was not saved: "
+            "--accept-unconverged saves such a model, and with --store the same command resumes the fit"
+        )
+
+
+@command(
+    "config x y sample_weight",
+    ROWS,
+    "model overwrite uncertainty alphas cv shuffle scoring kernel gamma degree kernel_param alpha_per_target "
+    "train_sizes fit_intercept logistic multi_class class_weight max_iter solver tol memory_limit store scheduler out "
+    "json quiet",
+    required="x y",
+)
+def select(**given: Any) -> None:
+    """Choose λ, the kernel and its parameters by cross-validation, and fit with the best.
+
+    Models are of kernel ridge regression, or with --logistic of kernel logistic regression.
+    """
+    import dkrr as library
+    from dkrr.cli import pictures
+    from dkrr.cli.show import search_text, search_values
+    from dkrr.model_description import search_summary
+
+    _refuse_other_loss(given, RIDGE)
+    _check_places(given)
+    if given["uncertainty"] and given["model"] is None:
+        raise InputError("--uncertainty is given without --model; give --model with it")
+    if given["out"] is not None:
+        pictures.check_path(given["out"], overwrite=given["overwrite"])
+    _check_store(given["store"], is_folder=True)
+    X, transformer = _training_rows(given)
+    kernels = ",".join(given["kernel"]).split(",")
+    settings: dict[str, Any] = {
+        "kernel": kernels if len(kernels) > 1 else kernels[0],
+        "kernel_params": kernel_params(given["kernel_param"]),
+        "transformer": transformer,
+        "train_sizes": train_sizes(given["train_sizes"]),
+        "cv": folds(given["cv"], given["shuffle"], is_classification=given["logistic"]),
+        "refit": given["model"] is not None,
+        "progress": not given["quiet"],
+        **{name: candidates(given[name], f"--{name}") for name in ("alphas", "gamma", "degree")},
+        **{name: given[name] for name in (*SEARCH, *(LOGISTIC if given["logistic"] else RIDGE))},
+    }
+    settings = {name: value for name, value in settings.items() if value not in (None, [])}
+    search: Any = (library.KernelLogisticRegressionCV if given["logistic"] else library.KernelRidgeCV)(**settings)
+    search.fit(X, given["y"], sample_weight=given["sample_weight"])
+    if given["model"] is not None:
+        _save(search, given)
+    if given["out"] is not None:
+        pictures.write(given["out"], *pictures.of_search(search_summary(search)), overwrite=given["overwrite"])
+    values = search_values(search, given["model"])
+    answer(given, values, search_text(search, values))
+
+
+@command(
+    "config model x columns out keep overwrite scheduler proba std interval json",
+    required="model x out",
+)
+def predict(**given: Any) -> None:
+    """Predict with a saved model, one block of rows at a time; --out is created only when it is complete."""
+    import dkrr as library
+    from dkrr.predictions_out import check_predictions_path
+    from dkrr.store.paths import refuse_enclosing
+
+    path, out = given["model"], given["out"]
+    refuse_enclosing({"--out": out}, {"--x": given["x"], "--model": path})
+    with named("--out"):
+        check_predictions_path(out, overwrite=given["overwrite"], name="--out")
+    with named("--model"):
+        model = library.load(location(path, "--model", "the path or URL of a saved model", is_kept=True))
+    if given["proba"] and not hasattr(model, "predict_proba"):
+        raise InputError(
+            f"--proba is given, but {path} is a {type(model).__name__}; expected a KernelLogisticRegression"
+        )
+    options: Any = {name: given[name] for name in ("keep", "interval", "overwrite")}
+    X = _chosen_rows(given)
+    shape = list(library.predict_to(model, X, out, probabilities=given["proba"], return_std=given["std"], **options))
+    answer(given, {"out": out, "shape": shape}, f"{shape} predictions in {out}")
+
+
+@command(
+    "config x y",
+    ROWS,
+    " ".join(SIZES),
+    "alphas cv train_sizes",
+    MODEL,
+    "json",
+)
+def plan(**given: Any) -> None:
+    """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
+    import dkrr as library
+    from dkrr.arguments import checked_candidates
+
+    if (given["x"] is None) == (given["n"] is None or given["d"] is None):
+        raise InputError("expected either --x (with --y), or --n and --d")
+    _check_store(given["store"], is_planned=True)
+    _refuse_other_loss(given)
+    X, transformer = _training_rows(given)
+    alphas: Any = given["alphas"]
+    if alphas is not None:  # how many, or which
+        is_count = alphas.isdecimal()
+        expected = "a number of candidates, or the candidates"
+        values = () if is_count else checked_candidates(candidates([alphas], "--alphas"))
+        alphas = whole(alphas, "--alphas", expected) if is_count else len(values)
+    result = library.plan(
+        X,
+        given["y"],
+        **_settings(given),
+        **{name: given[name] for name in SIZES},
+        loss="logistic" if given["logistic"] else "squared",
+        transformer=transformer,
+        alphas=alphas,
+        cv=folds(given["cv"]),
+        train_sizes=train_sizes(given["train_sizes"]),
+    )
+    echo(json.dumps(result.to_dict(), indent=2) if given["json"] else result)
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of an estimator or of `dkrr.plan` from the options of a model."""
+    alpha, found = candidates(given["alpha"], "--alpha"), {name: given[name] for name in SETTINGS}
+    if given["solver_max_iter"] is not None:
+        from dkrr.solvers import ConjugateGradient
+
+        if given["solver"] != "cg":
+            raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
+        found["solver"] = ConjugateGradient(max_iter=given["solver_max_iter"])
+    of_loss = {name: given[name] for name in LOGISTIC if given.get(name) is not None}
+    return (
+        found
+        | of_loss
+        | {
+            "alpha": alpha[0] if len(alpha) == 1 else alpha or 1.0,
+            "kernel_params": kernel_params(given["kernel_param"]),
+            "fit_intercept": given["logistic"] if given["fit_intercept"] is None else given["fit_intercept"],
+        }
+    )
+
+
+def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -> None:
+    """Refuse options of the other loss."""
+    refused, word = (of_ridge, "with") if given["logistic"] else (LOGISTIC, "without")
+    for name in refused:
+        if given.get(name) is not None and given[name] is not False:
+            remedy = "leave it out" if given["logistic"] else "give --logistic with it"
+            raise InputError(f"--{name.replace('_', '-')} is given {word} --logistic; {remedy}")
+
+
+# Places of what is written
+
+
+def _check_places(given: Mapping[str, Any]) -> None:
+    """Refuse a model, a store or a picture that cannot be written, or lies where data are, before any work."""
+    from dkrr.persistence import check_model_path
+    from dkrr.store.paths import refuse_enclosing
+
+    outputs = {f"--{name}": given.get(name) for name in ("model", "store", "out")}
+    inputs = {"--x": given["x"], "--y": given["y"], "--sample-weight": given["sample_weight"]}
+    refuse_enclosing(outputs, inputs)
+    if given["model"] is not None:
+        with named("--model"):
+            check_model_path(given["model"], overwrite=given["overwrite"], name="--model")
+
+
+def _check_store(store: str | None, *, is_folder: bool = False, is_planned: bool = False) -> None:
+    """Report a store that holds something else, or cannot be written unless it is only planned, as bad input.
+
+    With `is_folder` it is a folder for several stores.
+    """
+    from dkrr.requests import stored_layout
+    from dkrr.store.replacing import check_writable, refuse_missing_folder
+
+    if store is None:
+        return
+    what = "a folder for the stores of the run" if is_folder else "the path or URL of the run's store"
+    url = location(store, "--store", what, is_kept=True)
+    refuse_missing_folder(url, "--store")
+    with named("--store"):
+        if is_folder:
+            _refuse_others_than_folders(url, what)
+        else:
+            stored_layout(url)
+        if not is_planned:
+            check_writable(url, is_grown=True)
+
+
+def _refuse_others_than_folders(url: str, expected: str) -> None:
+    """Refuse a file, a model or a store where a folder is to be."""
+    from dkrr.store.format import read_group
+    from dkrr.store.paths import local_path
+
+    path = local_path(url)
+    if path is not None and path.exists() and not path.is_dir():
+        raise InputError(f"--store is {shown(url)}, a file; expected {expected}")
+    found = read_group(url)
+    if found is not None:
+        what = f"a {found['kind']} of dkrr" if found.get("kind") in ("run", "model") else "a group of Zarr"
+        raise InputError(f"--store is {shown(url)}, {what}; expected {expected}, or none")
+
+
+def _save(model: Any, given: Mapping[str, Any]) -> None:
+    """Save a model; where that fails, in a temporary folder, so that the work is not lost.
+
+    Raises
+    ------
+    DkrrError
+        If it is not at its path.
+    """
+    import dkrr as library
+
+    uncertainty = given["uncertainty"]
+    try:
+        library.save(model, given["model"], overwrite=given["overwrite"], uncertainty=uncertainty)
+    except (DkrrError, OSError) as error:
+        place = f"{tempfile.mkdtemp(prefix='dkrr-model-', dir=setting('temporary-directory'))}/model.zarr"
+        for with_uncertainty in (True, False) if uncertainty else (False,):
+            try:
+                library.save(model, place, uncertainty=with_uncertainty)
+            except (DkrrError, OSError) as reason:
+                second = reason
+                continue
+            without = "" if with_uncertainty == uncertainty else " without its uncertainty"
+            raise DkrrError(f"{error}; the model was saved at {place} instead{without}: move it from there") from error
+        raise DkrrError(f"{error}; nor could the model be saved elsewhere ({second}): it is lost") from error
+
+
+# Columns of tables
+
+
+def _table(X: Any, option: str, value: str | None = None) -> Any:
+    """Table that --x is; InputError, naming the option that needs one, if it is something else."""
+    from dkrr.data import Table, opened
+
+    table = None if X is None else opened(X)
+    if isinstance(table, Table):
+        return table
+    raise InputError(
+        f"{option} is {'given' if value is None else shown(value)}, and --x is not a table with named columns; "
+        f"expected a file or folder in Parquet, CSV or Arrow's format, or no {option}"
+    )
+
+
+def _chosen_rows(given: Mapping[str, Any]) -> Any:
+    """Columns of the table --x that --columns names; without it --x."""
+    X, columns = given["x"], given["columns"]
+    return X if columns is None else _table(X, "--columns", columns).select(columns, "--columns")
+
+
+def _training_rows(given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """X with the columns and rows that options ask for, and the transformer that they ask for, or None."""
+    X = _chosen_rows(given)
+    if given["drop_missing"]:
+        X = _without_missing(_table(X, "--drop-missing"), given)
+    one_hot, unknown, impute = given["one_hot"], given["unknown"], given["impute"]
+    if unknown is not None and one_hot is None:
+        raise InputError("--unknown is given without --one-hot; give --one-hot with it")
+    if one_hot is None and not given["standardize"] and impute is None:
+        return X, None
+    if X is None:
+        raise InputError("--standardize, --one-hot or --impute is given without --x; expected --x with them")
+    from dkrr.data.transformers_fitted import ColumnSteps
+
+    encoded = _encoded(X, given)
+    return X, ColumnSteps(encoded, given["standardize"], impute, takes_unknown=unknown == "zeros")
+
+
+def _without_missing(table: Any, given: Mapping[str, Any]) -> Any:
+    """The rows of a table in which no value that is used is missing; --impute fills those of X."""
+    from dkrr.data import Table, with_columns
+
+    outputs = {"--y": given["y"], "--sample-weight": given.get("sample_weight")}
+    rest, *found = with_columns(table, *outputs.values())
+    used = [] if given["impute"] is not None else [*rest.names]
+    for (option, value), part in zip(outputs.items(), found, strict=True):
+        if value is None:
+            continue
+        if not isinstance(part, Table) or part.source is not table.source:
+            raise InputError(
+                f"--drop-missing is given, and {option} is {shown(value)}, whose rows would no longer be those of --x; "
+                f"expected a column of --x"
+            )
+        used += part.names
+    return table.drop_missing(used) if used else table
+
+
+def _encoded(X: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Columns that --one-hot names; none of an array. InputError if another column does not hold numbers."""
+    from dkrr.data import Table, opened, with_columns
+
+    one_hot = given["one_hot"]
+    table = opened(X) if one_hot is None else _table(X, "--one-hot", one_hot)
+    if not isinstance(table, Table):
+        return ()
+    table = with_columns(table, given["y"], given.get("sample_weight"))[0]
+    chosen = () if one_hot is None else table.select(one_hot, "--one-hot").columns
+    for column in chosen:
+        if column.kind in ("date", "other") or column.dtype.startswith("decimal"):
+            raise InputTypeError(
+                f"--one-hot has the column {column.name!r} of {column.dtype}, whose values a saved model cannot hold; "
+                f"expected numbers, text or categories: convert it to text"
+            )
+    encoded = tuple(column.name for column in chosen)
+    rest = table.without(encoded)
+    for column in rest.columns:
+        if column.kind != "number":
+            raise InputTypeError(rest.not_numbers("--x", column))
+    return encoded
