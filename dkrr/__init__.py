@@ -26,23 +26,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Imported when first used: a worker process that forms tiles needs neither scikit-learn nor the estimators.
-_HOMES = {
-    "calibrate": "dkrr.machine",
-    "KernelLogisticRegression": "dkrr.estimators",
-    "KernelLogisticRegressionCV": "dkrr.estimators",
-    "KernelRidge": "dkrr.estimators",
-    "KernelRidgeCV": "dkrr.estimators",
-    "gram": "dkrr.gram_matrix",  # not dkrr.gram: an imported submodule would take the function's name
-    "Table": "dkrr.data",
-    "load": "dkrr.estimators.saving",
-    "open_table": "dkrr.data",
-    "plan": "dkrr.plans",
-    "predict_to": "dkrr.predictions_out",
-    "report": "dkrr.cli.report",  # not dkrr.report, as above
-    "save": "dkrr.estimators.saving",
-    "status": "dkrr.estimators.inspection",
-    "verify": "dkrr.estimators.inspection",
+_MODULES = {
+    "dkrr.cli.report": ("report",),  # not dkrr.report: an imported submodule would take the function's name
+    "dkrr.data": ("Table", "open_table"),
+    "dkrr.estimators": ("KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"),
+    "dkrr.gram_matrix": ("gram",),
+    "dkrr.inspection": ("status", "verify"),
+    "dkrr.machine": ("calibrate",),
+    "dkrr.persistence": ("load", "save"),
+    "dkrr.plans": ("plan",),
+    "dkrr.predictions_out": ("predict_to",),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "KernelLogisticRegression",

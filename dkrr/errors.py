@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dkrr.plain_text import one_line, safe_message
+from dkrr.text import one_line, safe_message
 
 _PACKAGE = str(Path(__file__).parent)
 

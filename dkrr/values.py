@@ -1,28 +1,39 @@
-"""Users' values, checked one by one where they are taken: numbers, flags, names of a choice, paths.
+"""Users' values, checked one by one where they are taken: numbers, flags, names of a choice, paths, sizes of memory.
 
 Each function returns the value in the type that the package works with, or raises `InputError` (`InputTypeError` for a
-wrong type) that names the argument.
+wrong type) that names the argument. Checks of one argument, which several estimators and functions have, are behind
+those of any argument. What needs kernels, rows or likelihoods is checked in `dkrr.requests`.
 """
 
 import re
 import stat
 from collections.abc import Sequence
 from importlib.util import find_spec
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.plain_text import safe_message
+from dkrr.text import safe_message
 
+FLAGS = (bool, np.bool_)
 MAX_WHOLE = 2**53
 """Larger whole numbers are not all represented in float64, in which costs are computed."""
 CLASSES = "convert it, or if it holds class labels, give it to KernelLogisticRegression (or --logistic)"
 """What to do about text as targets."""
+MAX_COUNT = 2**48
+"""No machine holds more rows, columns, targets or classes."""
+MIN_TOL = 1e-15
+"""float64 has no digits below."""
+UNITS = {f"{prefix}b": 1000**k for k, prefix in enumerate(("", *"kmgt"))}
+UNITS |= {unit.removesuffix("b"): size for unit, size in UNITS.items()}
+UNITS |= {f"{prefix}ib": 1024**k for k, prefix in enumerate("kmgt", 1)}
+"""Bytes of a unit of memory, in lower case."""
 MAX_SHOWN = 160
 """Characters of a value in a message."""
 BUCKETS = ("s3", "gs", "az")
@@ -66,7 +77,7 @@ def finite(value: object, name: str) -> float:
 
 def is_real(value: object) -> bool:
     """Whether a value is one real number: neither a flag, nor a duration, which NumPy counts as an integer."""
-    return isinstance(value, Real) and not isinstance(value, bool | np.bool_ | np.timedelta64)
+    return isinstance(value, Real) and not isinstance(value, (*FLAGS, np.timedelta64))
 
 
 def positive(value: object, name: str) -> float:
@@ -92,7 +103,7 @@ def positive_or_none(value: object, name: str) -> float | None:
 
 def whole(value: object, name: str, minimum: int, remedy: str = "", maximum: int = MAX_WHOLE) -> int:
     """Whole number from `minimum` to `maximum` as an int, or InputError."""
-    if isinstance(value, bool | np.bool_ | np.timedelta64) or not isinstance(value, Integral):
+    if isinstance(value, (*FLAGS, np.timedelta64)) or not isinstance(value, Integral):
         raise InputTypeError(f"{name} is {shown(value)} ({type(value).__qualname__}); expected a whole number")
     number = int(value)
     if number < minimum:
@@ -105,9 +116,7 @@ def whole(value: object, name: str, minimum: int, remedy: str = "", maximum: int
 
 def flag(value: object, name: str, remedy: str = "") -> bool:
     """True or False, or InputError: other values would count as one of the two by accident."""
-    if value is True or value is False:
-        return value
-    if isinstance(value, np.bool_):
+    if isinstance(value, FLAGS):
         return bool(value)
     raise InputTypeError(f"{name} is {shown(value)}; expected True or False{remedy}")
 
@@ -200,12 +209,16 @@ def is_existing_folder(path: str, name: str = "") -> bool:
 
 def _check_protocols(url: str, name: str) -> None:
     """Refuse a URL of a protocol that is unknown, or whose package is not installed."""
-    from fsspec import get_filesystem_class  # not by processes that only see paths
-
     for protocol in url.partition("://")[0].split("::"):
         if protocol in BUCKETS:
-            _check_obstore(url, name)
+            if find_spec("obstore") is None:
+                raise InputError(
+                    f"{name} is {shown(url)}, which needs obstore, and it is not installed; expected it: pip install "
+                    f"'dkrr[cloud]', or a path"
+                )
             continue
+        from fsspec import get_filesystem_class  # not by processes that only see paths
+
         try:
             get_filesystem_class(protocol)
         except (ImportError, ValueError) as error:
@@ -233,15 +246,7 @@ def _refuse_secrets(url: str, name: str) -> None:
             )
 
 
-def _check_obstore(url: str, name: str) -> None:
-    if find_spec("obstore") is None:
-        raise InputError(
-            f"{name} is {shown(url)}, which needs obstore, and it is not installed; expected it: pip install "
-            f"'dkrr[cloud]', or a path"
-        )
-
-
-def numbers(values: Any, name: str, expected: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+def numbers(values: Any, name: str, expected: str) -> NDArray[np.float64]:
     """A number, or a sequence of them, as an array of float64; neither text, flags, dates nor masked entries."""
     if type(values) is float:
         return np.asarray(values)
@@ -250,18 +255,155 @@ def numbers(values: Any, name: str, expected: str) -> np.ndarray[Any, np.dtype[n
     try:
         found = np.asarray(values)
         are_numbers = found.dtype.kind in "iuf" or (found.dtype.kind == "O" and all(map(is_real, found.flat)))
-        if are_numbers and _has_no_flags(values):
+        # NumPy turns [True, 2.0] into floats.
+        if are_numbers and not (isinstance(values, list | tuple) and any(isinstance(v, FLAGS) for v in values)):
             return found.astype(np.float64)
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass
     raise InputTypeError(f"{name} is {shown(values)}; expected {expected}")
 
 
-def _has_no_flags(values: Any) -> bool:
-    # NumPy turns [True, 2.0] into floats.
-    return not isinstance(values, list | tuple) or not any(isinstance(v, bool | np.bool_) for v in values)
-
-
 def is_object(value: Any) -> bool:
     """Whether a parameter is a kernel, a function or a transformer: no number, text or array of numbers."""
     return value is not None and not isinstance(value, str | list | dict | bool | int | float | np.ndarray | np.generic)
+
+
+# Arguments of estimators and functions
+
+
+def parse_bytes(value: Any, name: str = "memory_limit") -> int:
+    """Number of bytes that ``"4GiB"``, ``"500 MB"`` or a number stands for.
+
+    Parameters
+    ----------
+    value : int, float, NumPy number or str
+        A number of bytes, or a number with a unit (kB, MB, GB, TB: powers of 1000; KiB ... TiB: of 1024).
+    name : str
+        What the value is, for the error message.
+
+    Raises
+    ------
+    InputError
+        If the text is not a number with a known unit, the number is not positive, or one below a million has no unit.
+    """
+    number, unit = (value, "") if is_real(value) else (0, "")
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", value.lower())
+        if match is not None and match[2] in UNITS:
+            number, unit = float(match[1]) * UNITS[match[2]], match[2]
+    if not 1 <= number < 2**63:
+        raise InputError(
+            f"{name} is {shown(value)}; expected a positive number of bytes: write for example '4GiB' or '500 MB'"
+        )
+    if number < 10**6 and not unit:
+        likely = "GB" if number < 256 else "MB"
+        raise InputError(f"{name} is {shown(value)}, so few bytes; expected a unit with it: {number:g} {likely}?")
+    return int(number)
+
+
+def checked_form(form: Any) -> Any:
+    """Form; None for "auto"."""
+    checked = choice(form, "form", ("auto", "primal", "dual"))
+    return None if checked == "auto" else checked
+
+
+def checked_loss(loss: Any) -> Any:
+    """Loss."""
+    return choice(loss, "loss", ("squared", "logistic"), ": for KernelRidge or KernelLogisticRegression")
+
+
+def checked_multi_class(multi_class: Any) -> bool:
+    """Whether more than two classes make one softmax."""
+    return choice(multi_class, "multi_class", ("multinomial", "ovr")) == "multinomial"
+
+
+def checked_tol(tol: Any, name: str = "tol") -> float:
+    """Relative residual between what float64 can represent and 1."""
+    if not is_real(tol) or not MIN_TOL <= tol < 1:
+        raise InputError(
+            f"{name} is {shown(tol)}; expected a relative residual of at least {MIN_TOL:g} (float64 has no digits "
+            f"below) and less than 1"
+        )
+    return float(tol)
+
+
+def checked_count(value: Any, name: str) -> int:
+    """Number of rows, columns, targets or classes."""
+    expected = "a whole number of at least 1: give it, or X and y instead of sizes"
+    return checked_whole(value, name, expected, MAX_COUNT)
+
+
+def checked_tile(tile: Any) -> int | None:
+    """Tile size; None: the planner chooses."""
+    return None if tile is None else checked_whole(tile, "tile", "a whole number of at least 1 row, or None")
+
+
+def checked_max_iter(max_iter: Any) -> int:
+    """Allowed steps of Newton's method."""
+    return checked_whole(max_iter, "max_iter", "a whole number of at least 1 Newton step")
+
+
+def checked_whole(value: Any, name: str, expected: str, maximum: int = MAX_WHOLE) -> int:
+    """Whole number of at least 1."""
+    try:
+        return whole(value, name, 1, maximum=maximum)
+    except InputError:
+        at_most = f" (at most {maximum:,})" if isinstance(value, int) and value > maximum else ""
+        raise InputError(f"{name} is {shown(value)}; expected {expected}{at_most}") from None
+
+
+def checked_progress(progress: Any) -> bool | None:
+    """Whether progress is shown; None: on a terminal."""
+    return None if progress is None else flag(progress, "progress", ", or None: on a terminal")
+
+
+def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
+    """λ of every target, of shape (n_targets,); finite and ≥ 0."""
+    values = numbers(alpha, "alpha", "a number, or one for each target")
+    if values.ndim > 1 or values.size not in (1, n_targets):
+        raise InputError(
+            f"alpha has shape {values.shape}; expected a number, or shape ({n_targets},): one for each target. "
+            f"KernelRidgeCV (dkrr select) chooses among several"
+        )
+    _refuse_negative(values, alpha, "alpha")
+    return np.full(n_targets, values)
+
+
+def checked_candidates(alphas: Any) -> NDArray[np.float64]:
+    """Values of λ to choose from, finite and ≥ 0, in the order in which they are given."""
+    values = np.atleast_1d(numbers(alphas, "alphas", "numbers >= 0, or None for a range of its own"))
+    if values.ndim != 1 or values.size == 0:
+        raise InputError(f"alphas has shape {values.shape}; expected at least one number, in one dimension")
+    _refuse_negative(values, alphas, "alphas")
+    return values
+
+
+def _refuse_negative(values: NDArray[np.float64], given: Any, name: str) -> None:
+    if not 0 <= values.min() <= values.max() < inf:  # also where one is NaN
+        raise InputError(f"{name} is {shown(given)}; expected finite numbers >= 0: 0 is kernel least squares")
+
+
+def checked_path(alphas: Any, name: str = "alpha") -> tuple[float, ...]:
+    """Values of λ of a logistic regression, one for each model; finite and > 0."""
+    values = numbers(alphas, name, "a number > 0 for each model")
+    if values.ndim != 1 or values.size == 0:
+        raise InputError(f"{name} has shape {values.shape[1:] or values.shape}; expected one number > 0 for each model")
+    is_good = np.isfinite(values) & (values > 0)
+    if not is_good.all():
+        raise InputError(
+            f"{name} is {values[~is_good][0]:g}; expected a finite number > 0: without a penalty the solution of "
+            f"separable classes is infinite"
+        )
+    return tuple(values.tolist())
+
+
+def checked_train_sizes(train_sizes: Any) -> NDArray[np.float64] | NDArray[np.intp]:
+    """Fractions, or numbers of rows; raises InputError if they are neither."""
+    expected = "fractions between 0 and 1 such as (0.125, 0.25, 0.5), or whole numbers of rows"
+    values = numbers(train_sizes, "train_sizes", expected)
+    if values.ndim == 1 and values.size:
+        if np.asarray(train_sizes).dtype.kind in "iu" and (values >= 1).all():
+            return np.asarray(train_sizes).astype(np.intp)
+        if np.asarray(train_sizes).dtype.kind == "f" and ((values > 0) & (values <= 1)).all() and (values < 1).any():
+            return values
+    raise InputError(f"train_sizes is {shown(train_sizes)}; expected {expected}")

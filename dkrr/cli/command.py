@@ -182,7 +182,7 @@ def _read(path: str) -> dict[str, Any]:
         raise InputError(f"{what}, which is not TOML: {error}; expected lines such as alpha = 0.1") from error
 
 
-def _check(name: str, value: Any, kind: click.ParamType) -> None:
+def _check(name: str, value: Any, kind: Any) -> None:
     """Refuse a value of TOML of another type than the option's, which click might convert."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(kind, click.Choice):

@@ -24,6 +24,10 @@ __all__ = ["report"]
 
 BEGINNING = '<!DOCTYPE html><html lang="en"><!-- report of dkrr -->'
 """First line of a report, by which it is known as one that may be replaced."""
+OF_MODEL = ("call", "plan", "result", "residuals", "search")
+"""What is known of a model besides its outcome."""
+SECTIONS = (*OF_MODEL, "outcome", "status", "maps", "history")
+"""Values of the page; what is not known is left out."""
 
 
 def report(subject: Any, out: str | Path | None = None) -> str:
@@ -119,7 +123,8 @@ def _of_path(template: Any, path: str) -> str:
                 f"subject is {shown(path)}, a model without a summary of its fit; expected one that was saved where it "
                 f"was fitted: save it again"
             )
-        return _page(template, path, outcome=found["solve"], **found["report"])
+        known = {name: found["report"][name] for name in OF_MODEL}
+        return _page(template, path, outcome=found["solve"], **known)
     except (StoreError, InputError):
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
@@ -144,11 +149,7 @@ def _of_run(path: str) -> dict[str, Any]:
     }
 
 
-SECTIONS = ("call", "status", "maps", "search", "plan", "result", "outcome", "history", "residuals")
-
-
 def _page(template: Any, title: str, **values: Any) -> str:
-    """The page; sections without values are left out."""
     written = time.strftime("%Y-%m-%d %H:%M")
     values = dict.fromkeys(SECTIONS) | values
     return str(template.render(title=title, version=VERSIONS["dkrr"], written=written, **values))

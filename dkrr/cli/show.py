@@ -168,4 +168,7 @@ def _json_value(value: Any) -> Any:
     if is_object(value):
         return one_line(str(value))
     array = np.asarray(value)
-    return np.where(np.isnan(array), None, array).tolist() if array.dtype.kind == "f" else array.tolist()
+    if array.dtype.kind == "f":
+        unknown, array = np.isnan(array), array.astype(object)
+        array[unknown] = None
+    return array.tolist()
