@@ -182,18 +182,20 @@ def _read(path: str) -> dict[str, Any]:
         raise InputError(f"{what}, which is not TOML: {error}; expected lines such as alpha = 0.1") from error
 
 
+TYPES: dict[type, tuple[str, Any]] = {
+    click.types.BoolParamType: ("true or false", bool),
+    click.types.IntParamType: ("a whole number", int),
+    click.types.FloatParamType: ("a number", int | float),
+}
+"""What a key of TOML is, by the type of its option; of another it is text, of which some is a number."""
+
+
 def _check(name: str, value: Any, kind: Any) -> None:
     """Refuse a value of TOML of another type than the option's, which click might convert."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    of_type = (found for known, found in TYPES.items() if isinstance(kind, known))
+    expected, right = next(of_type, ("text, or a number", str | int | float))
+    is_right = isinstance(value, right) and (right is bool or not isinstance(value, bool))
     if isinstance(kind, click.Choice):
         expected, is_right = f"one of {', '.join(map(repr, kind.choices))}", value in kind.choices
-    elif isinstance(kind, click.types.BoolParamType):
-        expected, is_right = "true or false", isinstance(value, bool)
-    elif isinstance(kind, click.types.IntParamType):
-        expected, is_right = "a whole number", is_number and isinstance(value, int)
-    elif isinstance(kind, click.types.FloatParamType):
-        expected, is_right = "a number", is_number
-    else:  # text, of which some is a number
-        expected, is_right = "text, or a number", is_number or isinstance(value, str)
     if not is_right:
         raise InputError(f"{name} is {shown(value)}; expected {expected}")

@@ -119,10 +119,7 @@ def select(**given: Any) -> None:
     answer(given, values, search_text(search, values))
 
 
-@command(
-    "config model x columns out keep overwrite scheduler proba std interval json",
-    required="model x out",
-)
+@command("config model x columns out keep overwrite scheduler proba std interval json", required="model x out")
 def predict(**given: Any) -> None:
     """Predict with a saved model, one block of rows at a time; --out is created only when it is complete."""
     import dkrr as library
@@ -145,14 +142,7 @@ def predict(**given: Any) -> None:
     answer(given, {"out": out, "shape": shape}, f"{shape} predictions in {out}")
 
 
-@command(
-    "config x y",
-    ROWS,
-    " ".join(SIZES),
-    "alphas cv train_sizes",
-    MODEL,
-    "json",
-)
+@command("config x y", ROWS, *SIZES, "alphas cv train_sizes", MODEL, "json")
 def plan(**given: Any) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
@@ -192,16 +182,11 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         if given["solver"] != "cg":
             raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
         found["solver"] = ConjugateGradient(max_iter=given["solver_max_iter"])
-    of_loss = {name: given[name] for name in LOGISTIC if given.get(name) is not None}
-    return (
-        found
-        | of_loss
-        | {
-            "alpha": alpha[0] if len(alpha) == 1 else alpha or 1.0,
-            "kernel_params": kernel_params(given["kernel_param"]),
-            "fit_intercept": given["logistic"] if given["fit_intercept"] is None else given["fit_intercept"],
-        }
-    )
+    found |= {name: given[name] for name in LOGISTIC if given.get(name) is not None}
+    found["alpha"] = alpha[0] if len(alpha) == 1 else alpha or 1.0
+    found["kernel_params"] = kernel_params(given["kernel_param"])
+    found["fit_intercept"] = given["logistic"] if given["fit_intercept"] is None else given["fit_intercept"]
+    return found
 
 
 def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -> None:
@@ -280,14 +265,14 @@ def _save(model: Any, given: Mapping[str, Any]) -> None:
         library.save(model, given["model"], overwrite=given["overwrite"], uncertainty=uncertainty)
     except (DkrrError, OSError) as error:
         place = f"{tempfile.mkdtemp(prefix='dkrr-model-', dir=setting('temporary-directory'))}/model.zarr"
-        for with_uncertainty in (True, False) if uncertainty else (False,):
+        for without in ("", " without its uncertainty") if uncertainty else ("",):
             try:
-                library.save(model, place, uncertainty=with_uncertainty)
+                library.save(model, place, uncertainty=uncertainty and not without)
             except (DkrrError, OSError) as reason:
                 second = reason
-                continue
-            without = "" if with_uncertainty == uncertainty else " without its uncertainty"
-            raise DkrrError(f"{error}; the model was saved at {place} instead{without}: move it from there") from error
+            else:
+                message = f"{error}; the model was saved at {place} instead{without}: move it from there"
+                raise DkrrError(message) from error
         raise DkrrError(f"{error}; nor could the model be saved elsewhere ({second}): it is lost") from error
 
 

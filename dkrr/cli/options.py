@@ -39,123 +39,117 @@ def _flag(words: str, **settings: Any) -> dict[str, Any]:
     return {"is_flag": True, "help": words, **settings}
 
 
-def _text(metavar: str | None, words: str, **settings: Any) -> dict[str, Any]:
-    is_path = metavar is not None and PATHS & set(metavar.split("|"))
-    return {"metavar": metavar, "help": words, "type": PathText() if is_path else None, **settings}
-
-
-def _number(kind: Any, words: str, **settings: Any) -> dict[str, Any]:
-    return {"type": kind, "help": words, "show_default": "default" in settings, **settings}
-
-
-def _choice(names: str, words: str, **settings: Any) -> dict[str, Any]:
-    return {"type": click.Choice(names.split()), "help": words, "show_default": "default" in settings, **settings}
+def _value(kind: Any, words: str, **settings: Any) -> dict[str, Any]:
+    """Settings of an option with a value: its type, the choice, or the name of a text in the help (or None)."""
+    if isinstance(kind, str):
+        settings |= {"metavar": kind, "type": PathText()} if PATHS & set(kind.split("|")) else {"metavar": kind}
+    elif kind is not None:
+        settings |= {"type": click.Choice(kind) if isinstance(kind, list) else kind}
+    return {"help": words, "show_default": "default" in settings, **settings}
 
 
 FILE = {"is_eager": True, "expose_value": False, "callback": options_from_file}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "config": _text("FILE", "TOML file with options as keys, without dashes; options given here come first.", **FILE),
+    "config": _value("FILE", "TOML file with options as keys, without dashes; options given here come first.", **FILE),
     # Data
-    "x": _text("PATH", "Training rows."),
-    "y": _text("PATH|NAME", "Targets or class labels, or their column in --x."),
-    "sample_weight": _text("PATH|NAME", "Weights of the rows, or their column in --x."),
-    "columns": _text("NAMES", "Columns of the table --x to use: names and patterns such as 'dep_*,origin'."),
+    "x": _value("PATH", "Training rows."),
+    "y": _value("PATH|NAME", "Targets or class labels, or their column in --x."),
+    "sample_weight": _value("PATH|NAME", "Weights of the rows, or their column in --x."),
+    "columns": _value("NAMES", "Columns of the table --x to use: names and patterns such as 'dep_*,origin'."),
     "drop_missing": _flag(
         "Leave out the rows of the table --x with missing values in columns that are used; with --impute only those "
         "without a target or weight."
     ),
     "standardize": _flag("Bring columns of numbers to mean 0 and deviation 1."),
-    "one_hot": _text("NAMES", "Columns of --x that become one for each value."),
-    "unknown": _choice(
-        "error zeros", "With --one-hot: what another value is in new rows, an error or zeros.  [default: error]"
+    "one_hot": _value("NAMES", "Columns of --x that become one for each value."),
+    "unknown": _value(
+        ["error", "zeros"], "With --one-hot: what another value is in new rows, an error or zeros.  [default: error]"
     ),
-    "impute": _choice("mean median", "Fill missing numbers."),
-    "plan.x": _text("PATH", "Training rows (only sizes and a sample are read)."),
-    "predict.x": _text("PATH", "Rows to predict."),
+    "impute": _value(["mean", "median"], "Fill missing numbers."),
+    "plan.x": _value("PATH", "Training rows (only sizes and a sample are read)."),
+    "predict.x": _value("PATH", "Rows to predict."),
     # Sizes instead of data
-    "n": _number(int, "Number of rows, instead of --x."),
-    "d": _number(int, "Number of columns, instead of --x."),
-    "n_targets": _number(int, "Number of targets, instead of --y.", default=1),
-    "n_classes": _number(int, "With --logistic: number of classes, instead of --y.  [default: 2]"),
+    "n": _value(int, "Number of rows, instead of --x."),
+    "d": _value(int, "Number of columns, instead of --x."),
+    "n_targets": _value(int, "Number of targets, instead of --y.", default=1),
+    "n_classes": _value(int, "With --logistic: number of classes, instead of --y.  [default: 2]"),
     # The model
-    "kernel": _text(None, "rbf, linear, polynomial, laplacian, ...", default="rbf", show_default=True),
-    "gamma": _number(OneNumber(), "γ of the kernel.  [default: 1 / columns]"),
-    "degree": _number(OneNumber(), "Degree of the polynomial kernel.", default=3),
-    "coef0": _number(float, "Constant of polynomial and sigmoid.", default=1),
-    "kernel_param": _text(
+    "kernel": _value(None, "rbf, linear, polynomial, laplacian, ...", default="rbf"),
+    "gamma": _value(OneNumber(), "γ of the kernel.  [default: 1 / columns]"),
+    "degree": _value(OneNumber(), "Degree of the polynomial kernel.", default=3),
+    "coef0": _value(float, "Constant of polynomial and sigmoid.", default=1),
+    "kernel_param": _value(
         "NAME=VALUE",
         "Another parameter of the kernel, such as nu=2.5 or length_scale=0.7 of matern; may be repeated.",
         multiple=True,
     ),
-    "alpha": _text(None, "λ ≥ 0, or one for each target: 0.1,1,10, or repeated.  [default: 1.0]", multiple=True),
+    "alpha": _value(None, "λ ≥ 0, or one for each target: 0.1,1,10, or repeated.  [default: 1.0]", multiple=True),
     "logistic": _flag("Kernel logistic regression; y holds class labels."),
-    "multi_class": _choice(
-        "multinomial ovr",
+    "multi_class": _value(
+        ["multinomial", "ovr"],
         "With --logistic: one softmax, or each class against the rest.  [default: multinomial]",
     ),
-    "class_weight": _choice("balanced", "With --logistic: equal total weights."),
-    "max_iter": _number(int, "With --logistic: largest number of Newton steps.  [default: 100]"),
+    "class_weight": _value(["balanced"], "With --logistic: equal total weights."),
+    "max_iter": _value(int, "With --logistic: largest number of Newton steps.  [default: 100]"),
     "fit_intercept": {
         "flags": ["--fit-intercept/--no-fit-intercept"],
         "default": None,
         "help": "Fit a constant that is not penalised.  [default: only with --logistic]",
     },
-    "form": _choice(
-        "auto primal dual", "Unknowns: weights of features (primal), or coefficients of rows (dual).", default="auto"
+    "form": _value(
+        ["auto", "primal", "dual"],
+        "Unknowns: weights of features (primal), or coefficients of rows (dual).",
+        default="auto",
     ),
-    "solver": _choice("auto cholesky cg", "Direct solver, or conjugate gradient.", default="auto"),
-    "tol": _number(
-        float, "True relative residual required of cg; with --logistic the relative gradient.", default=1e-8
-    ),
-    "solver_max_iter": _number(int, "With --solver cg: largest number of iterations.  [default: 1000]"),
+    "solver": _value(["auto", "cholesky", "cg"], "Direct solver, or conjugate gradient.", default="auto"),
+    "tol": _value(float, "True relative residual required of cg; with --logistic the relative gradient.", default=1e-8),
+    "solver_max_iter": _value(int, "With --solver cg: largest number of iterations.  [default: 1000]"),
     # The choice among models
-    "select.kernel": _text(
-        None, "Kernel, or several: rbf,laplacian.", default=["rbf"], multiple=True, show_default=True
-    ),
-    "select.gamma": _text(None, "γ of the kernel; several as for --alphas.  [default: 1 / columns]", multiple=True),
-    "select.degree": _text(
+    "select.kernel": _value(None, "Kernel, or several: rbf,laplacian.", default=["rbf"], multiple=True),
+    "select.gamma": _value(None, "γ of the kernel; several as for --alphas.  [default: 1 / columns]", multiple=True),
+    "select.degree": _value(
         None, "Degree of the polynomial kernel; several as for --alphas.  [default: 3]", multiple=True
     ),
-    "select.alphas": _text(
+    "select.alphas": _value(
         None,
         "Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]",
         flags=["--alphas", "--alpha"],
         multiple=True,
     ),
-    "select.cv": _text(None, "Number of folds, or loo: leave one row out at a time.", default="5", show_default=True),
-    "shuffle": _number(int, "Folds of random rows, not of consecutive ones.", metavar="SEED"),
-    "scoring": _text(None, "One of scikit-learn's scorers.  [default: mean squared error, log loss]"),
+    "select.cv": _value(None, "Number of folds, or loo: leave one row out at a time.", default="5"),
+    "shuffle": _value(int, "Folds of random rows, not of consecutive ones.", metavar="SEED"),
+    "scoring": _value(None, "One of scikit-learn's scorers.  [default: mean squared error, log loss]"),
     "alpha_per_target": _flag("A λ for every target."),
-    "train_sizes": _text("SIZES", "A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers."),
-    "select.out": _text("PNG", "Draw the scores over λ (and rows) as well ('dkrr[report]')."),
-    "plan.alphas": _text(None, "Plan the choice among so many λ (or these: 0.1,1,10) by cross-validation."),
-    "plan.cv": _text(None, "Number of its folds, or loo.  [default: 5 with --alphas]"),
+    "train_sizes": _value("SIZES", "A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers."),
+    "select.out": _value("PNG", "Draw the scores over λ (and rows) as well ('dkrr[report]')."),
+    "plan.alphas": _value(None, "Plan the choice among so many λ (or these: 0.1,1,10) by cross-validation."),
+    "plan.cv": _value(None, "Number of its folds, or loo.  [default: 5 with --alphas]"),
     # The machine
-    "memory_limit": _text(None, "Memory of this fit on one machine, for example 4GiB."),
-    "tile": _number(int, "Rows in a tile.  [default: chosen by the planner]"),
-    "store": _text("PATH", "Store of the run, kept and resumed from.  [default: a temporary one]"),
-    "select.store": _text(None, "Folder for the stores of the run, kept and resumed from."),
-    "scheduler": _text("ADDRESS", "Use a running Dask cluster, for example tcp://host:8786."),
-    "workers": _number(int, "Worker processes.  [default: one for each core]"),
-    "worker_memory": _text(None, "With --workers: memory of each, for a cluster that need not exist."),
-    "cores": _number(int, "With --worker-memory: threads of each worker.  [default: 1]"),
-    "calibrate.folder": _text(None, "Folder on the file system to measure.  [default: the temporary directory]"),
-    "calibrate.store": _text(None, "No longer an option.", hidden=True),
+    "memory_limit": _value(None, "Memory of this fit on one machine, for example 4GiB."),
+    "tile": _value(int, "Rows in a tile.  [default: chosen by the planner]"),
+    "store": _value("PATH", "Store of the run, kept and resumed from.  [default: a temporary one]"),
+    "select.store": _value(None, "Folder for the stores of the run, kept and resumed from."),
+    "scheduler": _value("ADDRESS", "Use a running Dask cluster, for example tcp://host:8786."),
+    "workers": _value(int, "Worker processes.  [default: one for each core]"),
+    "worker_memory": _value(None, "With --workers: memory of each, for a cluster that need not exist."),
+    "cores": _value(int, "With --worker-memory: threads of each worker.  [default: 1]"),
+    "calibrate.folder": _value(None, "Folder on the file system to measure.  [default: the temporary directory]"),
+    "calibrate.store": _value(None, "No longer an option.", hidden=True),
     "calibrate.show": _flag("Print what is known, and measure nothing."),
     # Results
-    "model": _text("PATH", "Where to save the model."),
-    "predict.model": _text("PATH", "Saved model."),
+    "model": _value("PATH", "Where to save the model."),
+    "predict.model": _value("PATH", "Saved model."),
     "overwrite": _flag("Replace what exists there when the new one is complete."),
     "uncertainty": _flag("Save what standard deviations and intervals of predictions are computed from as well."),
     "accept_unconverged": _flag(
         "Save the model, with exit status 0, even if the fit did not reach the required accuracy."
     ),
-    "predict.out": _text("PATH", "New file of the predictions: .parquet, .csv, .arrow, .zarr or .npy."),
-    "report.out": _text("HTML", "File to write."),
-    "keep": _text("NAMES", "Columns of the table --x that are copied beside the predictions."),
+    "predict.out": _value("PATH", "New file of the predictions: .parquet, .csv, .arrow, .zarr or .npy."),
+    "report.out": _value("HTML", "File to write."),
+    "keep": _value("NAMES", "Columns of the table --x that are copied beside the predictions."),
     "proba": _flag("Write the probabilities of all classes instead of labels."),
     "std": _flag("Write the standard deviations of the predictions as well."),
-    "interval": _number(float, "Write intervals of this probability as well: 0.9.", metavar="COVERAGE"),
+    "interval": _value(float, "Write intervals of this probability as well: 0.9.", metavar="COVERAGE"),
     "json": _flag("Print the result as JSON."),
     "quiet": _flag("Do not show progress; warnings and errors only."),
 }

@@ -129,13 +129,9 @@ def search_text(search: Any, values: dict[str, Any]) -> str:
     names = list(dict.fromkeys(name for parameters in search.cv_results_["params"] for name in parameters))
     has_errors = any(one["rmse"] is not None for one in values["candidates"])
     lines = [str(search.selection_plan_)] if values["plan"] else []
-    lines += [
-        f"scores      {values['score_name']}, mean of the folds; larger is better",
-        "  "
-        + "".join(f"{name:>12}" for name in names)
-        + f"{'score':>14}{'± std':>12}"
-        + (f"{'RMSE':>12}{'R²':>9}" if has_errors else ""),
-    ]
+    lines.append(f"scores      {values['score_name']}, mean of the folds; larger is better")
+    more = f"{'RMSE':>12}{'R²':>9}" if has_errors else ""
+    lines.append("  " + "".join(f"{name:>12}" for name in names) + f"{'score':>14}{'± std':>12}{more}")
     for k, one in enumerate(values["candidates"]):
         line = "".join(_cell(one.get(name, "-")) for name in names)
         if one["mean_test_score"] is None:
