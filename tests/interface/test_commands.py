@@ -19,7 +19,7 @@ from dkrr.cli import dkrr
 from dkrr.errors import ConvergenceWarning
 from dkrr.machine import Profile
 from dkrr.machine.profile import machine_fingerprint, save_profile
-from dkrr.planning import KernelRate, Rates
+from dkrr.planning import Rates
 from tests.interface.conftest import run
 from tests.pairs import every_pair
 
@@ -73,14 +73,9 @@ def test_labels_and_probabilities_are_predicted(data, folder, kind):
 
 def test_info_of_the_machine_says_whether_its_rates_were_measured(tmp_path):
     with dask.config.set({"dkrr.profile-directory": str(tmp_path), "dkrr.local.workers": 3}):
-        text = run("info").stdout
-        assert "dkrr's defaults" in text and "dkrr calibrate" in text and "3 × 1 threads" in text
-        kernels = tuple(KernelRate("RBF", 16, precision, 3e-9) for precision in ("float64", "float32"))
-        measured = Rates(gemm_flops=12.5e9, kernels=kernels)
-        save_profile(Profile(machine_fingerprint(), "2026-01-02", measured, other_cores_busy=1.5))
-        text = run("info").stdout
-        assert "measured 2026-01-02" in text and "gemm 12.5" in text and "1.5 cores busy" in text
-        assert "RBF" in text and "3 / 3" in text
+        assert "dkrr's defaults" in run("info").stdout
+        save_profile(Profile(machine_fingerprint(), "2026-01-02", Rates(gemm_flops=12.5e9), other_cores_busy=1.5))
+        assert "measured 2026-01-02" in run("info").stdout
         description = json.loads(run("info --json").stdout)
     assert description["rates"]["gemm_flops"] == 12.5e9 and description["resources"]["n_workers"] == 3
 
@@ -178,27 +173,22 @@ def test_a_selection_has_a_table_a_picture_and_a_model(data, folder):
 
 def test_a_learning_curve_is_printed_and_drawn(folder):
     select = f"{SELECT} --alphas 0.01,1 --gamma 0.1,0.4 --solver cholesky"
-    text = run(f"{select} --train-sizes 0.25,0.5 --out both.png").stdout
-    assert "more rows   from 84 to 169 the score went" in text and "(95 %) for each doubling" in text
+    run(f"{select} --train-sizes 0.25,0.5 --out both.png")
     run(f"{select} --out one.png")
     widths = [int.from_bytes(Path(name).read_bytes()[16:20], "big") for name in ("one.png", "both.png")]
     assert widths[1] > 1.5 * widths[0]
     curve = json.loads(run(f"{select} --train-sizes 0.25,0.5 --json").stdout)["learning_curve"]
     assert curve["train_sizes"] == [42, 84, 169] and np.shape(curve["test_scores"]) == (3, 5)
-    of_rows = json.loads(run(f"{select} --train-sizes 20,50 --cv 2 --json").stdout)["learning_curve"]
-    assert of_rows["train_sizes"][:2] == [20, 50]
 
 
 def test_scores_have_a_name_and_a_size(data, folder):
     select = f"{SELECT} --alphas 10,20,30"
-    text = run(select).stdout
-    assert "neg_mean_squared_error, mean of the folds" in text and "RMSE       R²" in text and "not saved" in text
-    assert "advice      the best alpha is the smallest of the candidates, 10" in text
     found = json.loads(run(f"{select} --json").stdout)
     one = found["candidates"][0]
     assert one["rmse"] ** 2 == pytest.approx(-one["mean_test_score"])
     assert one["r2"] == pytest.approx(1 + one["mean_test_score"] / data.y.var(axis=0).mean())
-    assert found["score_name"] == "neg_mean_squared_error" and len(found["advice"]) == 1
+    assert found["score_name"] == "neg_mean_squared_error"
+    assert found["advice"][0].startswith("the best alpha is the smallest of the candidates, 10")
     text = run(f"{select} --scoring neg_mean_absolute_error").stdout
     assert "neg_mean_absolute_error, mean" in text and "RMSE" not in text
 
@@ -227,10 +217,8 @@ def test_a_selection_for_classes(data, folder):
 
 
 def test_a_plan_of_a_selection():
-    plan = "plan --n 50000 --d 16 --kernel rbf --cv 5 --alphas 10 --memory-limit 64GiB"
-    text = run(f"{plan} --train-sizes 0.25,0.5").stdout
+    text = run("plan --n 50000 --d 16 --cv 5 --alphas 10 --memory-limit 64GiB --train-sizes 0.25,0.5").stdout
     assert "5 folds × 10 λ" in text and "a fit for each of 2 parts" in text
-    assert "10 λ" in run(plan).stdout
 
 
 # Uncertainty
