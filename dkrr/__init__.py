@@ -31,9 +31,9 @@ _MODULES = {
     "dkrr.data": ("Table", "open_table"),
     "dkrr.estimators": ("KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"),
     "dkrr.gram_matrix": ("gram",),
-    "dkrr.inspection": ("status", "verify"),
+    "dkrr.estimators.inspection": ("status", "verify"),
     "dkrr.machine": ("calibrate",),
-    "dkrr.persistence": ("load", "save"),
+    "dkrr.estimators.saving": ("load", "save"),
     "dkrr.plans": ("plan",),
     "dkrr.predictions_out": ("predict_to",),
 }

@@ -14,7 +14,7 @@ from dkrr.features import FeatureMap
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.store.replacing import refuse_missing_folder
+from dkrr.store.places import refuse_missing_folder
 from dkrr.values import (
     FLAGS,
     MIN_TOL,

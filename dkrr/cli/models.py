@@ -86,7 +86,7 @@ def select(**given: Any) -> None:
     import dkrr as library
     from dkrr.cli import pictures
     from dkrr.cli.show import search_text, search_values
-    from dkrr.model_description import search_summary
+    from dkrr.estimators.summary import search_summary
 
     _refuse_other_loss(given, RIDGE)
     _check_places(given)
@@ -203,7 +203,7 @@ def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -
 
 def _check_places(given: Mapping[str, Any]) -> None:
     """Refuse a model, a store or a picture that cannot be written, or lies where data are, before any work."""
-    from dkrr.persistence import check_model_path
+    from dkrr.estimators.saving import check_model_path
     from dkrr.store.paths import refuse_enclosing
 
     outputs = {f"--{name}": given.get(name) for name in ("model", "store", "out")}
@@ -220,7 +220,7 @@ def _check_store(store: str | None, *, is_folder: bool = False, is_planned: bool
     With `is_folder` it is a folder for several stores.
     """
     from dkrr.requests import stored_layout
-    from dkrr.store.replacing import check_writable, refuse_missing_folder
+    from dkrr.store.places import check_writable, refuse_missing_folder
 
     if store is None:
         return
@@ -239,10 +239,9 @@ def _check_store(store: str | None, *, is_folder: bool = False, is_planned: bool
 def _refuse_others_than_folders(url: str, expected: str) -> None:
     """Refuse a file, a model or a store where a folder is to be."""
     from dkrr.store.format import read_group
-    from dkrr.store.paths import local_path
+    from dkrr.store.places import place_at
 
-    path = local_path(url)
-    if path is not None and path.exists() and not path.is_dir():
+    if place_at(url).is_foreign_file():
         raise InputError(f"--store is {shown(url)}, a file; expected {expected}")
     found = read_group(url)
     if found is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dkrr.cli.command import named
 from dkrr.errors import InputError
-from dkrr.inspection import TileMap
+from dkrr.estimators.inspection import TileMap
 from dkrr.values import location, shown
 
 Draw = Callable[[Any], None]
@@ -62,7 +62,7 @@ def embedded(*draws: Draw, **size: float) -> str:
 
 def check_path(path: str, *, overwrite: bool) -> None:
     """Refuse a path for --out that a picture could not be written to, before what it shows is computed."""
-    from dkrr.store.replacing import check_free
+    from dkrr.store.places import check_free
 
     location(path, "--out", "the path of a picture")
     kinds = sorted(figure().canvas.get_supported_filetypes())
@@ -75,7 +75,7 @@ def check_path(path: str, *, overwrite: bool) -> None:
 
 def write(path: str, *draws: Draw, overwrite: bool) -> None:
     """Write pictures side by side to one file."""
-    from dkrr.store.replacing import written_aside
+    from dkrr.store.places import written_aside
 
     with written_aside(path, overwrite=overwrite, listed=None) as place:
         figure(*draws).savefig(place, dpi=150)

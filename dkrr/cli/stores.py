@@ -20,7 +20,7 @@ def info(**given: Any) -> None:
     """Describe a saved model; without MODEL, this machine (or a cluster) and the rates that plans use."""
     from dkrr.cli.show import machine_text, model_text
     from dkrr.machine import describe
-    from dkrr.model_description import describe_model
+    from dkrr.estimators.description import describe_model
 
     if given["path"] is None:
         found = describe()
@@ -50,7 +50,7 @@ def status(**given: Any) -> None:
     With a map of the tiles of every matrix that is not complete.
     """
     import dkrr as library
-    from dkrr.inspection import map_in_text, tile_maps
+    from dkrr.estimators.inspection import map_in_text, tile_maps
 
     with named("RUN"):
         found = library.status(_place(given, "RUN", "a run"))
@@ -67,7 +67,7 @@ def report(**given: Any) -> None:
     learning curve. Needs 'dkrr[report]'.
     """
     import dkrr as library
-    from dkrr.store.replacing import check_free
+    from dkrr.store.places import check_free
 
     out = location(given["out"], "--out")
     with named("--out"):  # what else may be replaced is checked by the report itself

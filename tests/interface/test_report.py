@@ -17,7 +17,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dkrr
-from dkrr import inspection, model_description
 from dkrr.cli import pictures
 from dkrr.cli.report import _template
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
