@@ -39,7 +39,7 @@ from benchmarks.grids import SIZES, Size
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.report import Record, best_run, judge, read_runs, render
 from benchmarks.steps import STEPS, Step, step_named
-from dkrr.units import format_seconds
+from dkrr.text import format_seconds
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "results.jsonl"

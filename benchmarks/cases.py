@@ -28,6 +28,7 @@ from benchmarks import machine
 from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
+from dkrr.checks import parse_bytes
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
@@ -37,7 +38,6 @@ from dkrr.planning.resources import Resources
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import SolveResult
 from dkrr.store.arrays import create_array
-from dkrr.units import parse_bytes
 
 FIGURES = ("seconds", "read_bytes", "written_bytes", "peak_bytes")
 """What a plan promises and a fit shows."""

@@ -27,9 +27,10 @@ from rich.table import Table
 import dkrr
 from benchmarks import qm9
 from benchmarks.qm9 import Floats
+from dkrr.checks import parse_bytes
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
-from dkrr.units import format_bytes, format_seconds, parse_bytes
+from dkrr.text import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

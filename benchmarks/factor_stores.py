@@ -28,9 +28,10 @@ from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, count_cores, describe_machine
 from benchmarks.object_stores import BUCKET, s3_server
 from benchmarks.solve import table_console, write_line
+from dkrr.checks import parse_bytes
 from dkrr.linalg import TASK_MODULES
 from dkrr.solvers import Cholesky
-from dkrr.units import format_bytes, parse_bytes
+from dkrr.text import format_bytes
 
 D, ALPHA = 16, 1e-2
 STAGES = ("factorisation", "substitution")

@@ -27,7 +27,7 @@ from benchmarks.iterative import data
 from benchmarks.machine import LoadMeter, stamped
 from dkrr.cluster.tasks import peak_resident_bytes
 from dkrr.errors import ConvergenceWarning
-from dkrr.units import format_seconds
+from dkrr.text import format_seconds
 
 FOLDS = 5
 ALPHAS = (1e-4, 10.0)

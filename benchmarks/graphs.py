@@ -43,7 +43,7 @@ from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.solve import table_console, write_line
 from dkrr import KernelRidge
 from dkrr.kernels import Graph, RandomWalk
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import format_bytes, format_seconds
 
 N_GRAPHS = 60
 N_MORE = 600

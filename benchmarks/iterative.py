@@ -31,7 +31,7 @@ from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.planning.iteration_dual import cg_tile
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store import TileGrid
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import format_bytes, format_seconds
 
 ALPHA = 1e-2
 N_TEST = 5_000

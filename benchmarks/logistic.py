@@ -33,11 +33,12 @@ from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
+from dkrr.checks import parse_bytes
 from dkrr.cluster.tasks import peak_resident_bytes
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
 from dkrr.solvers.result import NewtonStep
-from dkrr.units import format_bytes, format_seconds, parse_bytes
+from dkrr.text import format_bytes, format_seconds
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

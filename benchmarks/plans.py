@@ -30,7 +30,7 @@ from benchmarks.cases import Case, run_alone
 from benchmarks.grids import SIZES, Size, grid, problems
 from benchmarks.machine import describe_machine
 from benchmarks.solve import write_line
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import format_bytes, format_seconds
 
 Record = dict[str, Any]
 

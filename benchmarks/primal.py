@@ -34,11 +34,12 @@ from benchmarks.machine import LoadMeter, describe_machine, measure_gemm_here, m
 from benchmarks.peers import run_command
 from benchmarks.solve import write_line
 from dkrr import blas
+from dkrr.checks import parse_bytes
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.segments import STRIP_BYTES, STRIP_ROWS
-from dkrr.units import format_bytes, format_seconds, parse_bytes
+from dkrr.text import format_bytes, format_seconds
 
 Floats = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ import click
 from benchmarks.grids import SIZES
 from benchmarks.plans import draw as draw_plans
 from benchmarks.steps import SENTENCES, STEPS, Column, Goal, Sentence, Step, Style
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import format_bytes, format_seconds
 
 Record = dict[str, Any]
 

@@ -39,6 +39,7 @@ from benchmarks.machine import (
     measure_gemm_on_workers,
 )
 from benchmarks.peers import ALPHA, KERNELS, PEERS, Problem, run_peers
+from dkrr.checks import parse_bytes
 from dkrr.cluster import TaskRecord
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.config import setting
@@ -47,7 +48,7 @@ from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.store import TileGrid
-from dkrr.units import format_bytes, format_seconds, parse_bytes
+from dkrr.text import format_bytes, format_seconds
 
 SOLVERS: dict[str, str | ConjugateGradient] = {
     "cholesky": "cholesky",

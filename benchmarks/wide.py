@@ -25,6 +25,7 @@ from benchmarks.clusters import SimulatedRun, WideCluster, promised_seconds, sim
 from benchmarks.machine import describe_machine
 from benchmarks.simulation import Queue
 from benchmarks.solve import Settings, fit_dkrr, stage_times, write_line
+from dkrr.checks import parse_bytes
 from dkrr.cluster import TaskRecord
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
@@ -37,7 +38,7 @@ from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
 from dkrr.planning.tilings import tile_grid
 from dkrr.store import TileGrid
-from dkrr.units import format_bytes, format_seconds, parse_bytes
+from dkrr.text import format_bytes, format_seconds
 
 D = 16
 """Columns of X: as in the other benchmarks. They weigh little beside n³."""

@@ -7,8 +7,8 @@ from typing import Any
 import dask
 import yaml
 
+from dkrr.checks import flag, location, not_negative, positive, positive_or_none, shown, whole
 from dkrr.errors import InputError, StoreError
-from dkrr.values import flag, location, not_negative, positive, positive_or_none, shown, whole
 
 with (Path(__file__).parent / "dkrr.yaml").open() as _file:
     _defaults: dict[str, Any] = yaml.safe_load(_file)

@@ -8,7 +8,7 @@ import dask
 import dask.array as da
 import numpy as np
 
-from dkrr.arguments import checked_kernel, checked_whole
+from dkrr.checks import checked_whole, location, shown
 from dkrr.cluster import Executor, Progress, SerialExecutor, Task
 from dkrr.cluster.process import ended_in_order
 from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
@@ -21,11 +21,11 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
 from dkrr.machine import ambient_client
+from dkrr.requests import checked_kernel
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import owned
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.places import delete_partial, refuse_missing_folder
-from dkrr.values import location, shown
 
 DEFAULT_CHUNK_ROWS = 2048
 """Rows and columns of a block of 32 MiB."""

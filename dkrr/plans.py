@@ -6,19 +6,19 @@ from typing import Any, overload
 
 import numpy as np
 
-from dkrr.arguments import (
+from dkrr.checks import (
     checked_alphas,
     checked_candidates,
     checked_count,
-    checked_kernel,
-    checked_likelihood,
     checked_loss,
     checked_multi_class,
     checked_path,
     checked_tol,
     checked_train_sizes,
     checked_whole,
-    checked_width,
+    is_real,
+    parse_bytes,
+    shown,
 )
 from dkrr.cluster.process import available_bytes
 from dkrr.data import as_rows, in_memory, with_columns
@@ -30,9 +30,17 @@ from dkrr.kernels.columns import encodes
 from dkrr.machine import detect, measured_plan
 from dkrr.planning import Plan, Problem
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
-from dkrr.requests import Settings, fields_of_classes, fields_of_targets, place_of_targets, plan_for_rows, with_spectrum
-from dkrr.units import parse_bytes
-from dkrr.values import is_real, shown
+from dkrr.requests import (
+    Settings,
+    checked_kernel,
+    checked_likelihood,
+    checked_width,
+    fields_of_classes,
+    fields_of_targets,
+    place_of_targets,
+    plan_for_rows,
+    with_spectrum,
+)
 
 MAX_CANDIDATES = 10**6
 """No search has more values of λ."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.checks import flag, location, shown
 from dkrr.cluster.process import ended_in_order
 from dkrr.data import MemoryRows, Rows, Table, as_table, is_pandas_like, opened
 from dkrr.data.transformed import TransformedRows
@@ -23,7 +24,6 @@ from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, fil
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
-from dkrr.values import flag, location, shown
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
 ARRAYS = (".zarr", ".npy")

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import click
 
+from dkrr.checks import shown
 from dkrr.errors import DkrrError, InputError, PlanError
-from dkrr.plain_text import one_line, printable, safe_message
-from dkrr.values import shown
+from dkrr.text import one_line, printable, safe_message
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
 """Of a scheduler: a protocol, a host and a port."""

@@ -5,11 +5,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dkrr.checks import location, shown
 from dkrr.cli.command import answer, echo, named
 from dkrr.cli.options import candidates, command, folds, kernel_params, train_sizes, whole
 from dkrr.config import setting
 from dkrr.errors import DkrrError, InputError, InputTypeError
-from dkrr.values import location, shown
 
 ROWS = "columns drop_missing standardize one_hot unknown impute"
 MODEL = (
@@ -146,7 +146,7 @@ def predict(**given: Any) -> None:
 def plan(**given: Any) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
-    from dkrr.arguments import checked_candidates
+    from dkrr.checks import checked_candidates
 
     if (given["x"] is None) == (given["n"] is None or given["d"] is None):
         raise InputError("expected either --x (with --y), or --n and --d")

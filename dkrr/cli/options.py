@@ -9,9 +9,9 @@ import click
 import numpy as np
 from click.shell_completion import CompletionItem
 
+from dkrr.checks import shown
 from dkrr.cli.command import Command, options_from_file
 from dkrr.errors import InputError
-from dkrr.values import shown
 
 PATHS = {"PATH", "FILE", "RUN", "MODEL", "PNG"}
 """Names of values that are paths, in the help of options and arguments."""

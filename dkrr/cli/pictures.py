@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.checks import location, shown
 from dkrr.cli.command import named
 from dkrr.errors import InputError
 from dkrr.estimators.inspection import TileMap
-from dkrr.values import location, shown
 
 Draw = Callable[[Any], None]
 """Draws on the axes of matplotlib that it is given."""

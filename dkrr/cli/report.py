@@ -5,20 +5,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dkrr.checks import location, shown
 from dkrr.cli import pictures
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.base import KernelEstimator
-from dkrr.estimators.description import describe_model, outcome_of
+from dkrr.estimators.description import VERSIONS, describe_model, outcome_of
 from dkrr.estimators.inspection import notes_of_run, status, tile_maps
 from dkrr.estimators.summary import summary_of
-from dkrr.markup import card_of_text
 from dkrr.store.format import read_group
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.places import check_free, written_aside
-from dkrr.units import format_bytes, format_seconds
-from dkrr.values import location, shown
-from dkrr.versions import VERSIONS
+from dkrr.text import card_of_text, format_bytes, format_seconds
 
 __all__ = ["report"]
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.plain_text import one_line
-from dkrr.units import format_bytes, format_seconds
-from dkrr.values import is_object
+from dkrr.checks import is_object
+from dkrr.text import format_bytes, format_seconds, one_line
 
 MAX_BUSY_CORES = 0.2
 """Cores kept busy by other processes, above which a profile is unreliable."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from dkrr.checks import location
 from dkrr.cli.command import answer, echo, named
 from dkrr.cli.options import command
-from dkrr.values import location
 
 
 def _place(given: dict[str, Any], name: str, what: str) -> str:
@@ -19,8 +19,8 @@ def _place(given: dict[str, Any], name: str, what: str) -> str:
 def info(**given: Any) -> None:
     """Describe a saved model; without MODEL, this machine (or a cluster) and the rates that plans use."""
     from dkrr.cli.show import machine_text, model_text
-    from dkrr.machine import describe
     from dkrr.estimators.description import describe_model
+    from dkrr.machine import describe
 
     if given["path"] is None:
         found = describe()

@@ -38,7 +38,7 @@ from dkrr.errors import ClusterError, DkrrError, InputError, StoreError
 from dkrr.store.arrays import zarr_store
 from dkrr.store.paths import faults_of
 from dkrr.store.replacing import delete_file
-from dkrr.units import format_seconds
+from dkrr.text import format_seconds
 
 logger = logging.getLogger(__name__)
 

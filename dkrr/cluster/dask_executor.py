@@ -25,7 +25,7 @@ from dkrr.cluster.dask_client import CANCELLED, KEPT, LOST, Watch
 from dkrr.cluster.progress import Progress
 from dkrr.cluster.tasks import FAN_IN, ReadyQueue, RunRecord, Task, TaskRecord, execute_on_worker
 from dkrr.errors import ClusterError, DkrrError
-from dkrr.units import format_bytes
+from dkrr.text import format_bytes
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""

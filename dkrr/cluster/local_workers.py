@@ -34,7 +34,7 @@ from dkrr.cluster import workers
 from dkrr.cluster.local_server import MAX_STARTS, NOT_STARTED
 from dkrr.cluster.process import ENDING
 from dkrr.errors import DkrrError
-from dkrr.units import format_bytes
+from dkrr.text import format_bytes
 
 
 def new_credentials() -> dict[str, Any]:

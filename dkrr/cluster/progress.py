@@ -22,8 +22,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 from dkrr.cost import Stage
-from dkrr.plain_text import one_line, printable, safe_message
-from dkrr.units import format_seconds
+from dkrr.text import format_seconds, one_line, printable, safe_message
 
 LOG_SECONDS = (2.0, 30.0)
 REFRESH_SECONDS = 0.5

@@ -10,7 +10,7 @@ import psutil
 
 from dkrr.cluster.process import usable_cores
 from dkrr.errors import MemoryLimitError
-from dkrr.units import format_bytes
+from dkrr.text import format_bytes
 
 SETTINGS: dict[str, Any] = {
     # A plan bounds every task. The memory holds buffers of running tasks and what dkrr keeps between them, which Dask

@@ -35,7 +35,7 @@ from dkrr.store.arrays import (
 )
 from dkrr.store.paths import faults_of, local_path
 from dkrr.store.places import read_all
-from dkrr.units import format_bytes
+from dkrr.text import format_bytes
 
 
 class MemoryRows(ArrayRows):

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from dkrr.cluster.process import available_bytes
 from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
-from dkrr.units import format_bytes
+from dkrr.text import format_bytes
 
 MAGIC = b"\x93NUMPY"
 LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}

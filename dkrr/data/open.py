@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.checks import CLASSES, is_existing_folder, location
 from dkrr.config import setting
 from dkrr.data.arrays import (
     DaskRows,
@@ -36,7 +37,6 @@ from dkrr.data.table import Table, TableRows, table_rows
 from dkrr.data.table_opening import as_table, is_pandas_like, table_at
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
 from dkrr.store.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
-from dkrr.values import CLASSES, is_existing_folder, location
 
 HELD_BYTES = 64 * 2**20
 """Targets up to this size are read into memory, whatever holds them."""

@@ -17,6 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.checks import may_keep
 from dkrr.data.arrays import DaskRows, row_major
 from dkrr.data.rows import (
     ALL,
@@ -35,7 +36,6 @@ from dkrr.sparse import check_structure
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.store.format import DTYPES, write_group
 from dkrr.store.places import Place
-from dkrr.values import may_keep
 
 
 @dataclass(frozen=True)

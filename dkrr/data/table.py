@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.checks import CLASSES, shown, whole
 from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError
-from dkrr.values import CLASSES, shown, whole
 
 if TYPE_CHECKING:
     import pandas

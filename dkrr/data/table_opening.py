@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from dkrr.checks import is_existing_folder, location, shown
 from dkrr.data.arrays import is_dask_frame
 from dkrr.data.table import Table, matching, split_patterns, suggested
 from dkrr.errors import InputError, InputTypeError
-from dkrr.values import is_existing_folder, location, shown
 
 PARQUET = (".parquet", ".pq", ".parq")
 CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.bz2", ".csv.zst")

@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.checks import shown
 from dkrr.data.arrays import canonical, is_dask_frame, partition_lengths
 from dkrr.data.open import as_rows
 from dkrr.data.rows import ALL, Block, Rows, cut, first_bad, joined, taken
@@ -21,7 +22,6 @@ from dkrr.data.table import FrameRows, Table
 from dkrr.data.table_opening import opened
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.sparse import check_structure
-from dkrr.values import shown
 
 BLOCK_BYTES = 16 * 2**20
 """Rows that are transformed together, as float64."""

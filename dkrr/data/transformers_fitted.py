@@ -18,14 +18,14 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
+from dkrr.checks import shown
 from dkrr.data.rows import Rows, joined
 from dkrr.data.rows import n_bytes as block_bytes
 from dkrr.data.transformed import HeldRows, input_blocks
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns
-from dkrr.units import format_bytes
-from dkrr.values import shown
+from dkrr.text import format_bytes
 
 HEAD_ROWS = 256
 """Rows of the first block, by which a ColumnTransformer of fitted parts learns which columns they make."""

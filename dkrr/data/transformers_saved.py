@@ -19,9 +19,9 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import InconsistentVersionWarning
 from sklearn.preprocessing import OneHotEncoder
 
+from dkrr.checks import shown
 from dkrr.errors import InputError, StoreError
 from dkrr.store.format import DTYPES
-from dkrr.values import shown
 
 CLASSES = {
     "sklearn.compose": ("ColumnTransformer",),

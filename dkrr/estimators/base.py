@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn import exceptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.arguments import checked_kernel, checked_progress, checked_store, checked_weights
+from dkrr.checks import checked_progress, parse_bytes, shown
 from dkrr.cluster.process import available_bytes
 from dkrr.data import (
     MemoryRows,
@@ -39,17 +39,15 @@ from dkrr.fitting import Fit
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
-from dkrr.markup import card_of_text, details
 from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.prediction import predict
-from dkrr.requests import Settings
+from dkrr.requests import Settings, checked_kernel, checked_store, checked_weights
 from dkrr.solvers import SolveResult
 from dkrr.sparse import check_structure
 from dkrr.store.arrays import is_dask_array, is_zarr_array
 from dkrr.store.paths import refuse_enclosing
-from dkrr.units import parse_bytes
-from dkrr.values import shown
+from dkrr.text import card_of_text, details
 
 DTYPES = [np.float64, np.float32]
 SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")

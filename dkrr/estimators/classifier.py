@@ -11,15 +11,15 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from dkrr.arguments import checked_weights, likelihood_of
+from dkrr.checks import not_negative, shown
 from dkrr.data import NO_LABELS, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator, is_local
 from dkrr.estimators.typed import ClassifierMixin, InMemory
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.model import FittedFunction
+from dkrr.requests import checked_weights, likelihood_of
 from dkrr.store.arrays import is_dask_array
-from dkrr.values import not_negative, shown
 
 Array = NDArray[np.float64]
 

@@ -11,10 +11,9 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import get_scorer
 from sklearn.model_selection import KFold, LeaveOneOut, StratifiedKFold, check_cv
 
-from dkrr.arguments import checked_train_sizes
+from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.selection import Folds, LearningCurve, Score, negative_squared_error
-from dkrr.values import shown, whole
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

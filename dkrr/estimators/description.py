@@ -2,15 +2,18 @@
 
 import json
 import os
+import platform
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dkrr.checks import MAX_SHOWN, MAX_WHOLE, is_object, shown
 from dkrr.data import described_rows
 from dkrr.data.stored import StoredCopy
 from dkrr.errors import StoreError
@@ -23,15 +26,19 @@ from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.model import FittedFunction
-from dkrr.plain_text import one_line
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import Status
 from dkrr.store import ChunkedArray
 from dkrr.store.format import read_group
 from dkrr.store.places import place_at
 from dkrr.store.replacing import arrays_below
-from dkrr.values import MAX_SHOWN, MAX_WHOLE, is_object, shown
-from dkrr.versions import VERSIONS
+from dkrr.text import one_line
+
+# Read with this module: they lie in files, and a process that saves a model may have no descriptor left to open one.
+VERSIONS = {
+    "python": platform.python_version(),
+    **{name: version(name) for name in ("dkrr", "numpy", "scipy", "scikit-learn", "zarr")},
+}
 
 Estimator = KernelRidge | KernelLogisticRegression
 

@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.checks import location, shown
 from dkrr.data.stored import described_rows
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.estimators.description import describe_model, model_arrays
 from dkrr.fitting.batches import GROUP, N_BATCHES
 from dkrr.fitting.checkpoint import Snapshots
 from dkrr.fitting.storage import PLAN, WORK
-from dkrr.markup import card, table, texts
-from dkrr.plain_text import one_line
 from dkrr.store import ChunkedArray, RunStore
 from dkrr.store.format import read_group
 from dkrr.store.lock import who_owns
 from dkrr.store.paths import resolved_place
-from dkrr.units import format_bytes
-from dkrr.values import location, shown
+from dkrr.text import card, format_bytes, one_line, table, texts
 
 MAX_TILES = 2**23
 """Chunks of an array of which a map is made."""

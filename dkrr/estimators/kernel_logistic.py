@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from dkrr.arguments import checked_max_iter, checked_multi_class, checked_path
+from dkrr.checks import checked_max_iter, checked_multi_class, checked_path, flag
 from dkrr.data import Rows, as_rows, load_labels
 from dkrr.errors import InputError
 from dkrr.estimators.base import OF_INPUTS, KernelEstimator, is_local, is_plain
@@ -18,7 +18,6 @@ from dkrr.linalg.likelihood import Softmax
 from dkrr.requests import FitRequest, Labels, Settings, WarmStart
 from dkrr.solvers import SolveResult
 from dkrr.solvers.newton import Point
-from dkrr.values import flag
 
 
 @dataclass(eq=False, repr=False)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss
 from sklearn.utils import _safe_indexing
 
-from dkrr.arguments import checked_path, checked_weights
+from dkrr.checks import checked_path, flag, shown
 from dkrr.cluster import Whole, make_progress
 from dkrr.data import Rows, with_columns
 from dkrr.errors import ConvergenceWarning, InputError
@@ -29,9 +29,9 @@ from dkrr.estimators.search import (
 )
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels.columns import encodes
+from dkrr.requests import checked_weights
 from dkrr.selection import Folds, no_choice, without_score
 from dkrr.solvers import Status
-from dkrr.values import flag, shown
 
 Array = NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dkrr.arguments import checked_alphas
+from dkrr.checks import checked_alphas
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
 from dkrr.fitting import fit
 from dkrr.requests import FitRequest, Targets

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import _safe_indexing
 
-from dkrr.arguments import checked_candidates, checked_kernel, checked_tol
+from dkrr.checks import checked_candidates, checked_tol, flag
 from dkrr.cluster import Whole, make_progress
 from dkrr.data import MemoryRows, Rows, in_memory, with_columns
 from dkrr.data.rows import check_finite
@@ -36,6 +36,7 @@ from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
+from dkrr.requests import checked_kernel
 from dkrr.selection import (
     Candidate,
     Folds,
@@ -50,7 +51,6 @@ from dkrr.selection import (
     in_range,
     select,
 )
-from dkrr.values import flag
 
 Array = NDArray[np.float64]
 

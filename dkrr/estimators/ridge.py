@@ -10,7 +10,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 
-from dkrr.arguments import checked_weights
+from dkrr.checks import flag, is_real, positive_or_none, shown
 from dkrr.data import MemoryRows, Rows, as_array, as_rows, load_array, load_targets, opened, with_columns
 from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
@@ -24,10 +24,9 @@ from dkrr.model import FittedFunction
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.posterior import CrossValidationIntervals, Learned, Processes, Variances
 from dkrr.prediction import at_once, by_blocks
-from dkrr.requests import FitRequest
+from dkrr.requests import FitRequest, checked_weights
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult
-from dkrr.values import flag, is_real, positive_or_none, shown
 
 Array = NDArray[np.float64]
 

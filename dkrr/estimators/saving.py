@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import clone
 
-from dkrr.arguments import checked_alphas, checked_weights
+from dkrr.checks import checked_alphas, flag, location, shown
 from dkrr.cluster.process import ended_in_order
 from dkrr.data import MemoryRows, Rows, whole, write_rows
 from dkrr.data.stored import StoredCopy
@@ -26,6 +26,7 @@ from dkrr.estimators.description import (
     ROWS,
     TARGETS,
     TRANSFORMER,
+    VERSIONS,
     WEIGHTS,
     Estimator,
     custom_parts,
@@ -47,14 +48,12 @@ from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.model import FittedFunction
 from dkrr.posterior import Kept, Learned, Processes
-from dkrr.requests import FitRequest, Targets
+from dkrr.requests import FitRequest, Targets, checked_weights
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
 from dkrr.store.format import read_json, write_group
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
-from dkrr.values import flag, location, shown
-from dkrr.versions import VERSIONS
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""

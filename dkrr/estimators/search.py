@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import ParameterGrid
 
+from dkrr.checks import shown
 from dkrr.errors import InputError
 from dkrr.kernels.descriptions import DEFAULTS, taken_by
 from dkrr.linalg.operator import root_mean_squares
 from dkrr.selection import LearningCurve, gain_of, times_square
-from dkrr.values import shown
 
 Array = NDArray[np.float64]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from dkrr.checks import shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features.base import OWN_CLASS, FeatureMap, MapKernel
 from dkrr.features.custom import CallableMap, given_map
@@ -35,7 +36,6 @@ from dkrr.kernels import (
 )
 from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.descriptions import Reader, read_kernel
-from dkrr.values import shown, whole
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map

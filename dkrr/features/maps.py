@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dkrr import blas
+from dkrr.checks import finite, n_dimensions, positive, positive_or_none, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap, check_map, dense_rows
@@ -16,7 +17,6 @@ from dkrr.kernels import Columns, Cosine, Kernel, Linear, Normalized, Polynomial
 from dkrr.kernels.blocks import STRIP_ENTRIES, STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.centring import AboutOrigin, CentredLinear
 from dkrr.kernels.dot import unit_rows
-from dkrr.values import finite, n_dimensions, positive, positive_or_none, shown, whole
 
 
 class RowsMap(FeatureMap):

@@ -9,13 +9,13 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import gammainc
 
+from dkrr.checks import finite, positive, whole
 from dkrr.errors import InputError
 from dkrr.features import multisets
 from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
 from dkrr.kernels import Kernel, TaylorRBF
 from dkrr.kernels.blocks import Block, squared_norms
 from dkrr.kernels.dot import MAX_DEGREE
-from dkrr.values import finite, positive, whole
 
 MAX_FEATURES = 100_000
 """Most features of a map that `TaylorMap.for_error` returns, unless it is asked for more."""

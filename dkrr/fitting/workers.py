@@ -19,7 +19,7 @@ from dkrr.planning import Plan
 from dkrr.store import RunStore
 from dkrr.store.paths import local_path
 from dkrr.store.places import place_at
-from dkrr.units import format_bytes
+from dkrr.text import format_bytes
 
 logger = logging.getLogger("dkrr")
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from dkrr.checks import MAX_WHOLE, positive, shown, whole
 from dkrr.errors import InputError
 from dkrr.kernels.blocks import (
     PIECE_ENTRIES,
@@ -38,7 +39,6 @@ from dkrr.kernels.blocks import (
     pieces_of,
     strips,
 )
-from dkrr.values import MAX_WHOLE, positive, shown, whole
 
 WRITE_SECONDS = 0.5e-9  # per entry of a product of narrow blocks, besides its flops
 PASS_SECONDS = 0.2e-9  # one addition, product or clamp of a strip that is in cache

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
+from dkrr.checks import not_negative, shown
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import HAMMING_SECONDS, TABLE_SECONDS, WRITE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import Block, Fill, FloatArray, is_sparse
 from dkrr.kernels.objects import is_objects
-from dkrr.values import not_negative, shown
 
 UNKNOWN = -1.0
 """Code of a category that the training rows do not have."""

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from dkrr.checks import numbers, shown
 from dkrr.errors import InputError
 from dkrr.kernels.base import EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, checksum, dot_products, is_sparse, squared_norms
 from dkrr.kernels.columns import Columns, leaves
 from dkrr.kernels.composite import Scaled, Sum
 from dkrr.kernels.dot import Linear, Polynomial
-from dkrr.values import numbers, shown
 
 FAR = 10.0
 """Ratio of the rows' mean to their spread from which an origin is chosen: below, fewer than two digits are lost."""

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from dkrr.checks import numbers, positive, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, Fill, Fillers, FloatArray, Scratch, are_moderate, check_diagonal, moderate_rows
 from dkrr.kernels.columns import Compound
-from dkrr.values import numbers, positive, shown, whole
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dkrr.checks import flag, shown
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.kernels.base import CALLABLE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import (
@@ -29,7 +30,6 @@ from dkrr.kernels.blocks import (
 )
 from dkrr.kernels.objects import WIDTH as OBJECT_WIDTH
 from dkrr.kernels.objects import decode_objects, encode_objects, is_container, is_objects
-from dkrr.values import flag, shown
 
 # Rows passed at once to a function for a diagonal: few, since it computes all their pairs.
 DIAGONAL_ROWS = 16

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
+from dkrr.checks import finite, shown
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.categories import Categories
@@ -25,7 +26,6 @@ from dkrr.kernels.lengths import scales_of
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
 from dkrr.kernels.random_walk import RandomWalk
 from dkrr.kernels.text import BagOfWords
-from dkrr.values import finite, shown
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 
+from dkrr.checks import shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import as_rows
-from dkrr.values import shown, whole
 
 Verdict = Literal["indefinite", "semidefinite", "definite"]
 

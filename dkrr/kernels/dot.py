@@ -13,6 +13,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.special import gammaincc
 
+from dkrr.checks import finite, positive_or_none
 from dkrr.errors import InputError
 from dkrr.kernels.base import PASS_SECONDS, POWER_SECONDS, TANH_SECONDS, WRITE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import (
@@ -26,7 +27,6 @@ from dkrr.kernels.blocks import (
     moderate_rows,
     squared_norms,
 )
-from dkrr.values import finite, positive_or_none
 
 
 @dataclass(frozen=True)

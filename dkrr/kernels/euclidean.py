@@ -11,6 +11,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from dkrr import blas
+from dkrr.checks import finite
 from dkrr.errors import InputError
 from dkrr.kernels.base import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS, WRITE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import (
@@ -26,7 +27,6 @@ from dkrr.kernels.blocks import (
     times_powers_of_two,
 )
 from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
-from dkrr.values import finite
 
 # ‖x‖² + ‖z‖² − 2xᵀz is wrong by a few eps (‖x‖² + ‖z‖²). RBF: that times γ is the error of the kernel, so
 # beyond this γ(‖x‖² + ‖z‖²) (about 1e-11 in float64, 1e-4 in float32) it is recomputed from x − z, unless

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dkrr.checks import n_dimensions, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
-from dkrr.values import n_dimensions, whole
 
 MAX_NODES = 2**24 - 1
 """Bound up to which float32 represents all whole numbers."""

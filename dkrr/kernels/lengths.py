@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dkrr.checks import positive
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, is_sparse
-from dkrr.values import positive
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Scales: TypeAlias = float | tuple[float, ...]

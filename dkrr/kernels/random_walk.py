@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dkrr.checks import flag, positive, shown, whole
 from dkrr.errors import InputTypeError
 from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, FloatArray, Scratch
 from dkrr.kernels.graph_products import PRODUCT_ENTRIES
 from dkrr.kernels.graph_walks import MATCHED_PAIRS, common_walks
 from dkrr.kernels.graphs import encode_graphs
-from dkrr.values import flag, positive, shown, whole
 
 # One pair of labelled molecules of 18 atoms, at half of the largest decay: sizes of graphs are not known here.
 PAIR_SECONDS = 10e-6

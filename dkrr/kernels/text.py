@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dkrr.checks import choice, flag, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, WRITE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill
 from dkrr.kernels.dot import Cosine, Linear
-from dkrr.values import choice, flag, shown, whole
 
 
 def as_documents(X: Any) -> list[str] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from dkrr import blas
+from dkrr.checks import parse_bytes, shown, whole
 from dkrr.cluster.process import (
     ROOT,
     Confinement,
@@ -40,8 +41,7 @@ from dkrr.planning.resources import (
     Share,
 )
 from dkrr.store.places import free_bytes
-from dkrr.units import format_bytes, parse_bytes
-from dkrr.values import shown, whole
+from dkrr.text import format_bytes
 
 DEFAULTS: RatesFrom = "defaults"
 MAX_WORKERS = 10**5

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import psutil
 
 from dkrr import blas
+from dkrr.checks import location, positive
 from dkrr.cluster.folders import private_folder
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
@@ -35,7 +36,6 @@ from dkrr.machine.profile import (
     save_profile,
 )
 from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
-from dkrr.values import location, positive
 
 LONG_SECONDS = 4.0
 """Projected time of a fit above which the measurement is worth its half a second."""

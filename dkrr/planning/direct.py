@@ -12,7 +12,7 @@ from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, Reason, Settings, Strategy, Systems, Tiling
 from dkrr.planning.tilings import TileChoice, place_line, short_place, tile_choices, tile_reasons, tiles_line
 from dkrr.solvers import Cholesky
-from dkrr.units import format_bytes
+from dkrr.text import format_bytes
 
 KEPT_TIME_FRACTION = 0.95
 """Fraction of the time below which a second triangle in memory pays."""

@@ -12,7 +12,7 @@ from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Reason, Settings, Strategy, Systems, Tiling
 from dkrr.planning.tilings import TileChoice, place_line, short_place, tile_choices, tiles_line
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
-from dkrr.units import format_seconds
+from dkrr.text import format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from dkrr.planning.products import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import SMALL_SECONDS, Reason, Settings, Strategy, Systems, Tiling, count_of_processes
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import format_bytes, format_seconds
 
 SURELY_FASTER = 3.0
 """By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dkrr.markup import Explained
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Execution, RatesFrom, Resources
 from dkrr.planning.strategy import Reason, Strategy, codes_of, plural
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import Explained, format_bytes, format_seconds
 
 ITERATING = "conjugate gradient"
 """Stage whose time is proportional to the iterations."""

@@ -16,7 +16,7 @@ from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Reason, Strategy
 from dkrr.solvers import ConjugateGradient
-from dkrr.units import format_bytes, format_count, format_seconds
+from dkrr.text import format_bytes, format_count, format_seconds
 
 STRATEGIES: Mapping[Loss, tuple[type[Strategy], ...]] = {
     "squared": (Direct, Float32Factor, Iterative),

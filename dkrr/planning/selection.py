@@ -11,7 +11,6 @@ from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.segments import strip_rows
-from dkrr.markup import Explained
 from dkrr.planning.direct import Direct
 from dkrr.planning.inputs import feature_bytes
 from dkrr.planning.iteration import Iterative
@@ -21,7 +20,7 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
 from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, Reason, Systems, codes_of, plural
 from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import Explained, format_bytes, format_seconds
 
 Method = Literal["sweep", "factors", "primal", "refits"]
 

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from dkrr.cost import Cost
 from dkrr.errors import MemoryLimitError, PlanError
-from dkrr.markup import Explained
 from dkrr.planning.iteration import CG_REQUESTED, DIRECT_IS_SOON_DONE, NOT_SURELY_FASTER, SURELY_FASTER, Iterative
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
@@ -14,7 +13,7 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import NO_REASON, SMALL_SECONDS, Reason, codes_of, plural
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import Explained, format_bytes, format_seconds
 
 MAX_COLUMNS = 128
 """Rows whose variances are computed in one run: forming K then takes less time than using it."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from dkrr.arguments import MIN_TOL
+from dkrr.checks import MIN_TOL, shown, whole
 from dkrr.cluster import Progress, make_progress
 from dkrr.cost import Stage
 from dkrr.data.rows import digest_of
@@ -25,7 +25,6 @@ from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
-from dkrr.markup import Explained
 from dkrr.planning.gradients import plan_gradient
 from dkrr.planning.resources import Resources
 from dkrr.planning.selection import FoldSizes, SelectionPlan
@@ -36,7 +35,7 @@ from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.selection.scores import times_square
 from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.store import RunStore
-from dkrr.values import shown, whole
+from dkrr.text import Explained
 
 Array = NDArray[np.float64]
 What = Literal["alpha", "length", "lengths"]

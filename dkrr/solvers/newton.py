@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.solvers.result import NewtonStep, Status
-from dkrr.units import format_seconds
+from dkrr.text import format_seconds
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

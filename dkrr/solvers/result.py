@@ -10,8 +10,7 @@ from typing import Any
 
 from dkrr.cluster import RunRecord
 from dkrr.cost import STAGE_NAMES, Stage
-from dkrr.markup import Explained
-from dkrr.units import format_bytes, format_seconds
+from dkrr.text import Explained, format_bytes, format_seconds
 
 
 class Status(Enum):

@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
+from dkrr.checks import MAX_WHOLE, choice, is_real, shown
 from dkrr.errors import InputError
-from dkrr.values import MAX_WHOLE, choice, is_real, shown
 
 
 @dataclass(frozen=True)

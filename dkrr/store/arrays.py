@@ -11,13 +11,13 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from dkrr.checks import BUCKETS
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.store.buckets import bucket_url, errors_of, store_below
 from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
 from dkrr.store.places import place_at
 from dkrr.store.replacing import files_of_arrays
-from dkrr.values import BUCKETS
 
 PREDICTIONS = "predictions"
 """Kind, in the attributes of an array or a group of predictions, by which it is known as one that may be replaced."""

@@ -18,10 +18,10 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from dkrr.checks import refuse_others_than_kept, shown
 from dkrr.errors import DkrrError, InputError, UnreachableStoreError
 from dkrr.store.paths import checked_name, exists_already, short_name, too_large
 from dkrr.store.replacing import NEW
-from dkrr.values import refuse_others_than_kept, shown
 
 RETRY_SECONDS = 60.0
 """Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes."""

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from dkrr.checks import location, shown
 from dkrr.errors import DamagedChunkError, DiskSpaceError, DkrrError, InputError, StoreError, UnreachableStoreError
-from dkrr.values import location, shown
 
 MAX_NAME_BYTES = 200
 """Longest file name made of text; file systems take 255 bytes, and dkrr puts a few before or behind it."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from dkrr.checks import shown
 from dkrr.config import setting
 from dkrr.errors import DamagedChunkError, InputError, StoreError
 from dkrr.store import replacing
@@ -31,7 +32,6 @@ from dkrr.store.paths import (
     unwritable,
 )
 from dkrr.store.replacing import NEW, PARTIAL, PARTIAL_FILES, beside, delete_file, replace_file, sync_folder
-from dkrr.values import shown
 
 Buffer = Any
 """Bytes, or what has their interface."""

@@ -25,7 +25,7 @@ import dkrr
 from dkrr.data.transformed import transformed_block
 from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_transformer
 from dkrr.errors import DkrrError, InputError, StoreError
-from dkrr.versions import VERSIONS
+from dkrr.estimators.description import VERSIONS
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, targets
 
 OTHERS = {

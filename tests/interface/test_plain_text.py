@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dkrr.checks import location, shown
 from dkrr.cluster.progress import LineFormatter
 from dkrr.errors import DamagedChunkError, InputError, NotFiniteError, StoreError
-from dkrr.markup import escape
-from dkrr.plain_text import one_line, printable, safe_message
-from dkrr.values import location, shown
+from dkrr.text import escape, one_line, printable, safe_message
 
 ANY = st.text(st.characters(codec=None))
 

@@ -25,10 +25,10 @@ from dkrr.estimators.description import describe_model
 from dkrr.estimators.inspection import tile_maps
 from dkrr.estimators.summary import search_summary, summary_of
 from dkrr.kernels import CallableKernel
-from dkrr.markup import card_of_text, details, table
 from dkrr.solvers import ConjugateGradient
 from dkrr.store import RunStore
 from dkrr.store.format import read_group
+from dkrr.text import card_of_text, details, table
 from tests.interface.conftest import run as command
 from tests.stores import edit
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dkrr.checks import parse_bytes
 from dkrr.errors import InputError
-from dkrr.units import format_bytes, format_count, format_seconds, parse_bytes
+from dkrr.text import format_bytes, format_count, format_seconds
 
 UNITS = {f"{p}B": 1000**k for k, p in enumerate(["", *"kMGT"])} | {f"{p}iB": 1024**k for k, p in enumerate("KMGT", 1)}
 UNITS |= {unit[0]: factor for unit, factor in UNITS.items() if unit[1:] == "B"}

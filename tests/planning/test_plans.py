@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from dkrr.checks import parse_bytes
 from dkrr.cost import STAGE_NAMES
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE
@@ -20,7 +21,7 @@ from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.resources import Share
 from dkrr.planning.strategy import codes_of
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
-from dkrr.units import format_seconds, parse_bytes
+from dkrr.text import format_seconds
 from tests.pairs import every_pair
 from tests.planning.problems import GIB, KERNELS, MIB, cluster, direct, machine, problem
 
