@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from dkrr.cli.report import report
     from dkrr.data import Table, open_table
     from dkrr.estimators import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
+    from dkrr.estimators.gram import gram
     from dkrr.estimators.inspection import status, verify
+    from dkrr.estimators.predict_to import predict_to
     from dkrr.estimators.saving import load, save
-    from dkrr.gram_matrix import gram
+    from dkrr.fitting.plans import plan
     from dkrr.machine import calibrate
-    from dkrr.plans import plan
-    from dkrr.predictions_out import predict_to
 
 __version__ = "0.1.0"
 
@@ -30,12 +30,12 @@ _MODULES = {
     "dkrr.cli.report": ("report",),  # not dkrr.report: an imported submodule would take the function's name
     "dkrr.data": ("Table", "open_table"),
     "dkrr.estimators": ("KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"),
-    "dkrr.gram_matrix": ("gram",),
+    "dkrr.estimators.gram": ("gram",),
     "dkrr.estimators.inspection": ("status", "verify"),
     "dkrr.machine": ("calibrate",),
     "dkrr.estimators.saving": ("load", "save"),
-    "dkrr.plans": ("plan",),
-    "dkrr.predictions_out": ("predict_to",),
+    "dkrr.fitting.plans": ("plan",),
+    "dkrr.estimators.predict_to": ("predict_to",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

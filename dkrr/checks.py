@@ -2,7 +2,7 @@
 
 Each function returns the value in the type that the package works with, or raises `InputError` (`InputTypeError` for a
 wrong type) that names the argument. Checks of one argument, which several estimators and functions have, are behind
-those of any argument. What needs kernels, rows or likelihoods is checked in `dkrr.requests`.
+those of any argument. What needs kernels, rows or likelihoods is checked in `dkrr.fitting.requests`.
 """
 
 import re

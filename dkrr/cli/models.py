@@ -123,7 +123,7 @@ def select(**given: Any) -> None:
 def predict(**given: Any) -> None:
     """Predict with a saved model, one block of rows at a time; --out is created only when it is complete."""
     import dkrr as library
-    from dkrr.predictions_out import check_predictions_path
+    from dkrr.estimators.predict_to import check_predictions_path
     from dkrr.store.paths import refuse_enclosing
 
     path, out = given["model"], given["out"]
@@ -219,7 +219,7 @@ def _check_store(store: str | None, *, is_folder: bool = False, is_planned: bool
 
     With `is_folder` it is a folder for several stores.
     """
-    from dkrr.requests import stored_layout
+    from dkrr.fitting.requests import stored_layout
     from dkrr.store.places import check_writable, refuse_missing_folder
 
     if store is None:

@@ -36,13 +36,13 @@ from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, re
 from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
+from dkrr.fitting.model import FittedFunction
+from dkrr.fitting.prediction import predict
+from dkrr.fitting.requests import Settings, checked_kernel, checked_store, checked_weights
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
-from dkrr.model import FittedFunction
 from dkrr.planning import Plan
-from dkrr.prediction import predict
-from dkrr.requests import Settings, checked_kernel, checked_store, checked_weights
 from dkrr.solvers import SolveResult
 from dkrr.sparse import check_structure
 from dkrr.store.arrays import is_dask_array, is_zarr_array

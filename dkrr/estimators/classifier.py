@@ -16,9 +16,9 @@ from dkrr.data import NO_LABELS, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator, is_local
 from dkrr.estimators.typed import ClassifierMixin, InMemory
+from dkrr.fitting.model import FittedFunction
+from dkrr.fitting.requests import checked_weights, likelihood_of
 from dkrr.linalg.likelihood import Likelihood
-from dkrr.model import FittedFunction
-from dkrr.requests import checked_weights, likelihood_of
 from dkrr.store.arrays import is_dask_array
 
 Array = NDArray[np.float64]

@@ -22,10 +22,10 @@ from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.search import parameter_columns
 from dkrr.features import CallableMap, FeatureMap, Nystroem
 from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
+from dkrr.fitting.model import FittedFunction
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
-from dkrr.model import FittedFunction
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import Status
 from dkrr.store import ChunkedArray

@@ -13,9 +13,9 @@ from dkrr.errors import InputError
 from dkrr.estimators.base import OF_INPUTS, KernelEstimator, is_local, is_plain
 from dkrr.estimators.classifier import KernelClassifier, checked_labels, class_weights, encoded
 from dkrr.fitting import Fit, Solved, fit
+from dkrr.fitting.requests import FitRequest, Labels, Settings, WarmStart
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Softmax
-from dkrr.requests import FitRequest, Labels, Settings, WarmStart
 from dkrr.solvers import SolveResult
 from dkrr.solvers.newton import Point
 

@@ -27,9 +27,9 @@ from dkrr.estimators.search import (
     score_name,
     search_results,
 )
+from dkrr.fitting.requests import checked_weights
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels.columns import encodes
-from dkrr.requests import checked_weights
 from dkrr.selection import Folds, no_choice, without_score
 from dkrr.solvers import Status
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 from dkrr.checks import checked_alphas
 from dkrr.estimators.ridge import RidgeRegressor, as_columns
 from dkrr.fitting import fit
-from dkrr.requests import FitRequest, Targets
+from dkrr.fitting.requests import FitRequest, Targets
 
 
 @dataclass(eq=False, repr=False)

@@ -33,10 +33,10 @@ from dkrr.features import Nystroem
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.norms import gram_diagonal
+from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
-from dkrr.requests import checked_kernel
 from dkrr.selection import (
     Candidate,
     Folds,

@@ -19,12 +19,12 @@ from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, na
 from dkrr.estimators.cross_validation import check_groups, checked_folds
 from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit
+from dkrr.fitting.model import FittedFunction
+from dkrr.fitting.prediction import at_once, by_blocks
+from dkrr.fitting.requests import FitRequest, checked_weights
 from dkrr.kernels import Kernel
-from dkrr.model import FittedFunction
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.posterior import CrossValidationIntervals, Learned, Processes, Variances
-from dkrr.prediction import at_once, by_blocks
-from dkrr.requests import FitRequest, checked_weights
 from dkrr.selection import Folds
 from dkrr.solvers import SolveResult
 

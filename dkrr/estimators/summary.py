@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from dkrr.errors import InputError
 from dkrr.estimators.base import KernelEstimator
+from dkrr.fitting.requests import Targets
 from dkrr.linalg.operator import root_mean_squares
-from dkrr.requests import Targets
 
 Array = NDArray[np.float64]
 

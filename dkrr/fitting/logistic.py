@@ -18,9 +18,9 @@ from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
 from dkrr.fitting.objectives import OBJECTIVES, ObjectiveAt
+from dkrr.fitting.requests import FitRequest, WarmStart
 from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.planning import Plan
-from dkrr.requests import FitRequest, WarmStart
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.newton import PROBABILITY_POWER, Newton, NewtonOutcome, NewtonState, Objective, Point
 from dkrr.solvers.result import Residuals

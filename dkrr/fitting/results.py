@@ -15,11 +15,11 @@ from dkrr.errors import NotFiniteError, StoreError
 from dkrr.features.maps import difference_at_zero
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
+from dkrr.fitting.model import FittedFunction
 from dkrr.fitting.norms import function_norms
 from dkrr.fitting.storage import WORK
 from dkrr.kernels.centring import Centring
 from dkrr.linalg.operator import column_norms
-from dkrr.model import FittedFunction
 from dkrr.planning import Plan
 from dkrr.solvers import SolveResult
 from dkrr.solvers.iteration_state import CGOutcome

@@ -11,11 +11,11 @@ from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitEr
 from dkrr.fitting import logistic, solve
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
 from dkrr.fitting.repair import with_repairs
+from dkrr.fitting.requests import FitRequest, plan_of
 from dkrr.fitting.results import Solved
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.planning import Plan
 from dkrr.planning.problem import Loss
-from dkrr.requests import FitRequest, plan_of
 from dkrr.solvers import Cholesky, ConjugateGradient, SolveResult, Status
 
 QUIET_SECONDS = 2.0

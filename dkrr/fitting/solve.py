@@ -15,12 +15,12 @@ from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.iteration import resumed
 from dkrr.fitting.norms import scale_of
+from dkrr.fitting.requests import DualStart, FitRequest
 from dkrr.fitting.results import Solution, Solved, solved
 from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
 from dkrr.linalg.residual import worst
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
 from dkrr.planning.problem import Form
-from dkrr.requests import DualStart, FitRequest
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.solvers.iteration_state import CGOutcome

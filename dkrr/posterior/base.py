@@ -22,9 +22,9 @@ from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.prediction import BLOCK_ROWS
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
-from dkrr.prediction import BLOCK_ROWS
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

@@ -14,6 +14,7 @@ from dkrr.errors import StoreError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import direct_gram
+from dkrr.fitting.requests import FitRequest, Targets, plan_of
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.held_out import LeftOut
@@ -33,7 +34,6 @@ from dkrr.posterior.base import (
     diagonal_of,
     product_of,
 )
-from dkrr.requests import FitRequest, Targets, plan_of
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.store import TileGrid

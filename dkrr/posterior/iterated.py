@@ -22,6 +22,7 @@ from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
+from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.low_rank import LowRank
 from dkrr.linalg.operator import Operator, column_sizes
@@ -31,7 +32,6 @@ from dkrr.machine import detect
 from dkrr.planning import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 from dkrr.posterior.base import Array, Estimate, Numbers, Posterior, blocks, cross_of, diagonal_of, warn_of_width
-from dkrr.requests import FitRequest, Targets, with_spectrum
 from dkrr.solvers import Status
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.direct import in_terms_of_alpha

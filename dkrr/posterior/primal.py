@@ -24,10 +24,10 @@ from dkrr.fitting.normal_sums import (
     sums_of_others,
     weighted_means,
 )
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.posterior.base import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers
-from dkrr.requests import FitRequest, Targets
 from dkrr.solvers import Cholesky
 from dkrr.solvers.direct import in_terms_of_alpha
 

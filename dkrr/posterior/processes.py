@@ -16,6 +16,7 @@ from dkrr.data.rows import digest_of
 from dkrr.errors import InputError
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.data import sizes_out_of_range
+from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.linalg.variance_bounds import VarianceBounds
@@ -28,7 +29,6 @@ from dkrr.posterior.intervals import CrossValidationIntervals
 from dkrr.posterior.iterated import IteratedPosterior
 from dkrr.posterior.primal import PrimalPosterior
 from dkrr.posterior.refits import Learned, refitted
-from dkrr.requests import FitRequest, Targets, plan_of, with_spectrum
 
 
 class Processes:

@@ -11,10 +11,10 @@ import scipy.sparse as sp
 from dkrr.data import MemoryRows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
+from dkrr.fitting.prediction import predict_in_memory
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.kernels import Kernel
 from dkrr.posterior.base import Array, FoldModels, Numbers
-from dkrr.prediction import predict_in_memory
-from dkrr.requests import FitRequest, Targets
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dkrr.data.rows import digest_of
 from dkrr.errors import ConvergenceWarning, DkrrError, InputError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
+from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels import Kernel
@@ -29,7 +30,6 @@ from dkrr.planning.gradients import plan_gradient
 from dkrr.planning.resources import Resources
 from dkrr.planning.selection import FoldSizes, SelectionPlan
 from dkrr.planning.strategy import plural
-from dkrr.requests import FitRequest, Targets, with_spectrum
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.selection.scores import times_square

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.requests import DualStart
+from dkrr.fitting.requests import DualStart
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

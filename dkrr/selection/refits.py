@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from dkrr.data import MemoryRows
 from dkrr.fitting import fit
+from dkrr.fitting.prediction import predict_in_memory
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import is_drawn
-from dkrr.prediction import predict_in_memory
-from dkrr.requests import FitRequest, Targets
 from dkrr.selection.folds import Folds
 from dkrr.selection.report import Report
 from dkrr.selection.scores import ScoreSheet

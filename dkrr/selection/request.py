@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data import Rows
+from dkrr.fitting.requests import FitRequest, Settings, Targets
 from dkrr.fitting.sampled import is_drawn
 from dkrr.planning.selection import FoldSizes
-from dkrr.requests import FitRequest, Settings, Targets
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Search

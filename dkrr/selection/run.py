@@ -12,10 +12,10 @@ from dkrr.cluster import Whole
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
+from dkrr.fitting.requests import DualStart, FitRequest, Targets
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.machine import detect
 from dkrr.planning.gradients import refuse_gradient
-from dkrr.requests import DualStart, FitRequest, Targets
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import negative_squared_error

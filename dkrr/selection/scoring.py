@@ -15,12 +15,12 @@ from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.fitting.norms import scale_of
 from dkrr.fitting.repair import with_repairs
+from dkrr.fitting.requests import DualStart, Settings, Targets, with_spectrum
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative, Problem, Resources
 from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
-from dkrr.requests import DualStart, Settings, Targets, with_spectrum
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.data import SelectionData
 from dkrr.selection.factors import score_by_factors

@@ -10,10 +10,11 @@ import zarr
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from dkrr import KernelRidge, kernels, requests
+from dkrr import KernelRidge, kernels
 from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.data.rows import ALL
 from dkrr.errors import InputError, StoreError
+from dkrr.fitting import requests
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
 from dkrr.store import ChunkedArray

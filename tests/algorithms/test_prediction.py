@@ -15,9 +15,9 @@ from dkrr.cluster.process import usable_cores
 from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.features import CallableMap
+from dkrr.fitting.model import FittedFunction
+from dkrr.fitting.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
 from dkrr.kernels import RBF
-from dkrr.model import FittedFunction
-from dkrr.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
 from tests.stores import place
 from tests.systems import random, traced_peak
 
@@ -45,7 +45,7 @@ def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatc
     assert len(pickle.dumps(model)) == len(pickled)
     for other in (model, pickle.loads(pickled)):
         assert_array_equal(predict(other, X), first)
-    monkeypatch.setattr("dkrr.model.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
+    monkeypatch.setattr("dkrr.fitting.model.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
     other = replace(model)
     assert_array_equal(predict(other, X), first)
     assert not other._kernels_to

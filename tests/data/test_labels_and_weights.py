@@ -9,8 +9,8 @@ from numpy.testing import assert_array_equal
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, InputTypeError
+from dkrr.fitting.requests import checked_likelihood, checked_weights
 from dkrr.linalg.likelihood import Bernoulli, Softmax
-from dkrr.requests import checked_likelihood, checked_weights
 from tests.inputs import table
 from tests.pairs import every_pair
 

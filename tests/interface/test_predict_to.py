@@ -16,8 +16,8 @@ import zarr
 from distributed import Client
 
 import dkrr
-from dkrr import predictions_out
 from dkrr.errors import InputError, NotFiniteError, StoreError
+from dkrr.estimators import predict_to as predictions_out
 from dkrr.store.places import place_at
 from tests.data.flights import flights, targets
 

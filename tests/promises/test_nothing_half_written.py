@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import dkrr
-from dkrr import predictions_out
+from dkrr.estimators import predict_to as predictions_out
 
 root, ENDS = Path(sys.argv[1]), json.loads(sys.argv[2])
 frame = pd.DataFrame({"a": np.random.default_rng(0).normal(size=3000), "id": [f"row {k}" for k in range(3000)]})

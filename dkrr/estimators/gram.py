@@ -15,13 +15,13 @@ from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.fitting.context import Context
+from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.storage import StoredArrays
 from dkrr.fitting.workers import check_store_is_shared, dask_executor
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
 from dkrr.machine import ambient_client
-from dkrr.requests import checked_kernel
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import owned
 from dkrr.store.paths import refuse_enclosing, resolved_place

@@ -17,9 +17,9 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.ridge import RidgeRegressor
+from dkrr.fitting.prediction import check_width, predict_in_memory
 from dkrr.machine import ambient_client
 from dkrr.posterior.base import power_of_two
-from dkrr.prediction import check_width, predict_in_memory
 from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside

@@ -25,12 +25,7 @@ from dkrr.data import as_rows, in_memory, with_columns
 from dkrr.errors import InputError
 from dkrr.features import feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
-from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes
-from dkrr.machine import detect, measured_plan
-from dkrr.planning import Plan, Problem
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
-from dkrr.requests import (
+from dkrr.fitting.requests import (
     Settings,
     checked_kernel,
     checked_likelihood,
@@ -41,6 +36,11 @@ from dkrr.requests import (
     plan_for_rows,
     with_spectrum,
 )
+from dkrr.kernels import Kernel
+from dkrr.kernels.columns import encodes
+from dkrr.machine import detect, measured_plan
+from dkrr.planning import Plan, Problem
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
 
 MAX_CANDIDATES = 10**6
 """No search has more values of λ."""

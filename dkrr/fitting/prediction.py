@@ -23,9 +23,9 @@ from dkrr.data.rows import check_finite, dense
 from dkrr.data.table import FrameRows
 from dkrr.data.transformed import HeldRows, PartitionRows, TransformedRows, transformed_block
 from dkrr.errors import InputError, NotFiniteError
+from dkrr.fitting.model import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.machine.detection import usable_threads
-from dkrr.model import FittedFunction
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
