@@ -1,4 +1,4 @@
-"""Faults of disks, caused for real: a clear error, nothing damaged, and the next call works once they are fixed.
+"""Faults of disks and permissions, caused for real: a clear error, nothing damaged, and the next call works.
 
 As a program, which may mount, in a folder of its own, this module causes them. Each case prints a line of JSON: its
 name, and what was found for every attempt: the name of the error ("" for none, and "raw ..." for one that is not of
@@ -34,7 +34,7 @@ def in_a_namespace():
     """Beginning of a command that mounts file systems which nobody else sees; skips the test where none can."""
     unshare = ["unshare", "--mount"]
     if os.geteuid() != 0:
-        pytest.skip("needs root: mounts")
+        pytest.skip("needs root: mounts, and a second user without the rights of the first")
     if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
         pytest.skip("needs a namespace of its own for mounts")
     return unshare
@@ -45,6 +45,8 @@ def found(tmp_path_factory):
     """What the program below found, which runs once: it mounts file systems that nobody else sees."""
     unshare = in_a_namespace()
     root = tmp_path_factory.mktemp("faults")
+    for folder in (root, *root.parents[:2]):
+        folder.chmod(0o755)  # for the other user
     command = [*unshare, sys.executable, "-m", "tests.nightly.test_faults", str(root)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
@@ -86,6 +88,15 @@ def test_few_open_files_and_small_files_only(found):
     assert not [name for name in failed if name.startswith("ulimit -n 64")]
     assert "Allow more open files (ulimit -n)" in failed["1 files left ridge"]
     assert "Allow larger files (ulimit -f)" in failed["2000 bytes ridge"]
+
+
+def test_folders_and_files_of_another_user(found):
+    attempts = found["permissions"]
+    check(attempts, "StoreError", "UnreachableStoreError", "InputError")
+    failed = {name: message for name, kind, message, _ in attempts if kind}
+    assert {name for name, _, _, _ in attempts} - failed.keys() == {"fit without a home directory"}
+    assert "ermission denied" in failed["calibrate"]
+    assert all("ermission denied" in failed[name] for name in ("closed ridge", "X", "y", "part of a model"))
 
 
 # The program
@@ -251,7 +262,40 @@ def limits(folder):
         yield [*one, is_answer(name, at, expected[name])]
 
 
-CASES = (full_disk, vanished, read_only, limits)
+def permissions(folder):
+    """Another user's folders and files, and no home directory."""
+    closed, others, secret = folder / "closed", folder / "others", str(folder / "secret.npy")
+    np.save(secret, X)
+    for at in (closed, others):
+        at.mkdir()
+        save(at)
+        OPERATIONS["ridge"](at)
+    Path(secret).chmod(0o600)
+    (others / "model.zarr" / "dual_coef" / "c.0.0").chmod(0o600)
+    closed.chmod(0o700)
+    folder.chmod(0o755)
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    os.environ["HOME"] = "/nonexistent"
+    os.environ.pop("XDG_CACHE_HOME", None)
+    plain = dkrr.KernelRidge(kernel="rbf")
+    calls = {
+        "X": lambda: plain.fit(secret, Y),
+        "X in a closed folder": lambda: plain.fit(str(closed / "x.npy"), Y),
+        "y": lambda: plain.fit(X, secret),
+        "model in a closed folder": lambda: dkrr.load(closed / "model.zarr"),
+        "part of a model": lambda: dkrr.load(others / "model.zarr"),
+        "fit without a home directory": lambda: plain.fit(X, Y),
+    }
+    calls |= {f"{at.name} {name}": partial(OPERATIONS[name], at) for name in OPERATIONS for at in (closed, others)}
+    for each in calls.items():
+        yield [*attempted(*each), True]
+    with dask.config.set({"dkrr.profile-directory": str(others)}):
+        yield [*attempted("calibrate", dkrr.calibrate), True]
+
+
+CASES = (full_disk, vanished, read_only, limits, permissions)
 
 
 def main(root):

@@ -82,3 +82,21 @@ def test_a_process_that_is_killed_at_any_step_leaves_the_old_or_the_new(tmp_path
         found.add(at_path)
     assert {"old", "new"} <= found and (None in found) == (method == "two renames")
     assert not others, "the last one was not killed"
+
+
+FORKED = """
+import os, sys
+from dkrr.store.lock import LOCK_NAME, owned
+with owned(sys.argv[1]):
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        print(os.listdir(sys.argv[1]) == [LOCK_NAME])
+"""
+
+
+def test_a_fork_that_leaves_the_block_does_not_release_the_lock(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path / "run.zarr")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+    assert not (tmp_path / "run.zarr").exists()

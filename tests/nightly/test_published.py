@@ -10,12 +10,15 @@ import zipfile
 from email import message_from_string
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli import dkrr as command
+from tests import typed_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +46,16 @@ def test_wheel_and_sdist_hold_what_they_should_and_the_index_takes_both(tmp_path
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= {"pyproject.toml", "Makefile", "LICENSE", "cluster/dask-cli/start.sh", "tests/conftest.py"}
     assert not [name for name in names if name.startswith((".venv", "output", ".git/"))]
+
+
+def test_a_typed_program_runs(tmp_path):
+    """Its types are checked with those of the package; it uses all public names."""
+    program = Path(typed_program.__file__).read_text()
+    assert {name for name in dkrr.__all__ if f"dkrr.{name}" not in program} == {"__version__", "calibrate"}
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y = np.sin(X[:, 0])
+    pd.DataFrame({"a0": X[:, 0], "a1": X[:, 1], "target": y}).to_parquet(tmp_path / "x.parquet")
+    assert min(typed_program.work(X, y, tmp_path / "x.parquet", tmp_path)) > 0.8
 
 
 DOCS = ROOT / "docs"

@@ -1,23 +1,28 @@
 """Buckets of a real server of the S3 interface: fits, models, rows, locks, the command line, and workers with TLS."""
 
+import json
 import os
 import signal
 import sys
+import time
 
 import dask.array as da
 import numpy as np
 import pytest
 import zarr
+from click.testing import CliRunner
 from distributed import Client
 from distributed.security import Security
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
+from dkrr.cli import dkrr as command
 from dkrr.errors import StoreError
+from dkrr.store import buckets
 from dkrr.store.arrays import create_array, open_array
 from dkrr.store.places import place_at
 from dkrr.store.replacing import STORE
-from tests.nightly.cluster.recipes import new_certificates, problem, run, started
+from tests.nightly.cluster.recipes import FIT, new_certificates, problem, run, saved, started
 from tests.processes import CLUSTER
 from tests.s3 import variables
 
@@ -85,6 +90,37 @@ def test_models_rows_and_gram_matrices_are_kept_in_buckets(bucket, whole):
     assert_allclose(K, dkrr.gram(X, kernel="rbf", gamma=0.1), rtol=0, atol=1e-14)
     model = dkrr.KernelRidge(kernel="precomputed", alpha=1.0).fit(f"{bucket}/gram.zarr", X[:, 0])
     assert_allclose(model.dual_coef_, np.linalg.solve(K.compute() + np.eye(len(X)), X[:, 0]), rtol=0, atol=1e-10)
+
+
+def invoked(*arguments):
+    return CliRunner().invoke(command, [str(a) for a in arguments])
+
+
+def test_the_command_line_takes_buckets(bucket, tmp_path):
+    *_, (_, _, *targets) = saved(tmp_path, TILE * SIDE)
+    create_array(f"{bucket}/x", X.shape, X.dtype)[:] = X
+    model, rows = f"{bucket}/m.zarr", ["--x", f"{bucket}/x"]
+    more = ["--tile", TILE, "--solver", "cholesky", "--store", f"{bucket}/run.zarr", "--model", model, "--quiet"]
+    for arguments, printed in {
+        ("fit", *rows, *targets, *FIT, *more): "",
+        ("status", f"{bucket}/run.zarr"): "run",
+        ("info", model): "rbf",
+        ("predict", "--model", model, *rows, "--out", f"{bucket}/p.zarr"): "",
+    }.items():
+        result = invoked(*arguments)
+        assert result.exit_code == 0 and printed in result.stdout, result.output
+    assert json.loads(invoked("verify", model, "--json").stdout)["is_whole"]
+    assert_allclose(open_array(f"{bucket}/p.zarr")[:], fitted().predict(X), rtol=0, atol=1e-12)
+
+
+def test_missing_credentials_are_an_error_after_a_bounded_time(bucket, monkeypatch):
+    monkeypatch.setattr(buckets, "FIRST_SECONDS", 0.5)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    started_at = time.monotonic()
+    with pytest.raises(StoreError, match="no credentials; expected them in the environment"):
+        place_at(f"{bucket}-mine/run.zarr").read("a", 100)
+    assert time.monotonic() - started_at < 30.0
 
 
 CLIENT = """

@@ -1,11 +1,13 @@
 """cluster/dask-cli for real: schedulers and workers in processes of their own, with TLS, and on machines by SSH."""
 
 import os
+import shutil
 import signal
 import stat
 import sys
 import urllib.request
 from contextlib import suppress
+from pathlib import Path
 
 import dask
 import numpy as np
@@ -17,7 +19,7 @@ from distributed.security import Security
 import dkrr
 from dkrr.cluster.dask_client import connect
 from dkrr.cluster.local_workers import new_credentials
-from dkrr.errors import InputError
+from dkrr.errors import ClusterError, InputError
 from tests.nightly.cluster.recipes import (
     FIT,
     SETTINGS,
@@ -30,7 +32,7 @@ from tests.nightly.cluster.recipes import (
     started,
     until,
 )
-from tests.processes import CLUSTER, blas_threads, free_port, gone, session
+from tests.processes import CLUSTER, blas_threads, free_port, gone, session, wait_for_text
 from tests.programs import kill_everything, tiles, wait_for_tiles
 
 N_WORKERS, TILE, SIDE = 4, 128, 14
@@ -80,6 +82,35 @@ def test_command_runs_and_its_status_comes_back(tmp_path):
     ) as process:
         assert process.wait(60) == 7, log.read_text()
         assert gone(process.pid), "a process is left behind"
+
+
+WITHOUT_DKRR = "import sys; sys.modules['dkrr'] = None; from distributed.cli.dask_scheduler import main; main()"
+
+
+def test_a_scheduler_without_dkrr(tmp_path):
+    port = free_port()
+    options = ["--host", "127.0.0.1", "--port", port, "--dashboard-address", "127.0.0.1:0"]
+    worker = ["--nthreads", 1, "--memory-limit", "1GiB", "--no-dashboard", "--preload", "dkrr.preload"]
+    log, address = tmp_path / "log", f"tcp://127.0.0.1:{port}"
+    with session([sys.executable, "-c", WITHOUT_DKRR, *options], log) as process:
+        wait_for_text("Scheduler at", log, process)
+        with (
+            session(["dask", "worker", address, *worker], tmp_path / "worker"),
+            Client(address) as client,
+            dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}),
+        ):
+            client.wait_for_workers(1, timeout=60)
+            for solver in ("cholesky", "cg"):
+                with pytest.raises(ClusterError, match="install dkrr where the scheduler runs"):
+                    dkrr.KernelRidge(kernel="rbf", solver=solver, tile=128).fit(np.eye(300), np.eye(300)[0])
+
+
+def test_a_port_in_use_is_reported_at_once(running, tmp_path):
+    log = tmp_path / "log"
+    with session([START, "-w", 1, "-p", running.port], log) as process:
+        assert process.wait(60) == 1
+        assert gone(process.pid), "a process is left behind"
+    assert "did not start" in log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -150,17 +181,52 @@ def test_a_fit_is_killed_and_resumed(whole, client, running, certificates, tmp_p
 
 
 SSH = '#!/usr/bin/env bash\nexec bash -c "${!#}"\n'
-"""In place of ssh: the last argument is the command; docs/clusters.md says what was run with a server of SSH."""
+"""In place of ssh: the last argument is the command."""
+
+SERVER = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/client.pub
+AuthenticationMethods publickey
+PidFile none
+UsePAM no
+StrictModes no
+"""
 
 
-def test_start_runs_workers_on_two_hosts_with_certificates(tmp_path):
+@pytest.fixture(params=["a stand-in", "a server"])
+def ssh(request, tmp_path):
+    """Command that logs in at 127.0.0.1, as cluster/dask-cli takes it."""
+    if request.param == "a stand-in":
+        (tmp_path / "ssh").write_text(SSH)
+        (tmp_path / "ssh").chmod(0o755)
+        yield str(tmp_path / "ssh")
+        return
+    server = shutil.which("sshd", path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+    if server is None or not shutil.which("ssh") or not shutil.which("ssh-keygen"):
+        pytest.skip("not installed: sshd, ssh or ssh-keygen (Debian: openssh-server, openssh-client)")
+    folder, port, log = tmp_path, free_port(), tmp_path / "server"
+    for name in ("host", "client"):
+        assert run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name).returncode == 0
+    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder))
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # what the server of a distribution changes its root to
+    with session([server, "-D", "-e", "-f", folder / "sshd_config"], log) as process:
+        wait_for_text("Server listening", log, process)
+        command = f"ssh -p {port} -i {folder}/client -o IdentitiesOnly=yes -F none -o LogLevel=ERROR"
+        command += f" -o UserKnownHostsFile={folder}/known -o StrictHostKeyChecking=accept-new"
+        if (tried := run(*command.split(), "127.0.0.1", "true")).returncode:
+            pytest.skip(f"no login at 127.0.0.1 here: {tried.stderr}")
+        yield command
+
+
+def test_start_runs_workers_on_two_hosts_with_certificates(ssh, tmp_path):
     X, y, paths = saved(tmp_path, 700)
     port, log, tls = free_port(), tmp_path / "log", new_certificates(tmp_path / "tls")
-    (tmp_path / "ssh").write_text(SSH)
-    (tmp_path / "ssh").chmod(0o755)
     options = ["--hosts", "127.0.0.1,localhost", "-w", 1, "-m", "600MiB", "-p", port, "--tls", tls]
     fit = ["dkrr", "fit", "--scheduler", f"tls://127.0.0.1:{port}", *paths, "--model", tmp_path / "m.zarr", *FIT]
-    with session([START, *options, "--", *fit, "--tile", 128], log, DKRR_SSH=str(tmp_path / "ssh")) as process:
+    with session([START, *options, "--", *fit, "--tile", 128], log, DKRR_SSH=ssh) as process:
         assert process.wait(120) == 0, log.read_text()
         assert gone(process.pid), "a process is left behind"
 

@@ -1,5 +1,6 @@
 """Fits of several users at once on the workers of one cluster; workers that join it, and that leave it with notice."""
 
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from functools import partial
 import dask
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from numpy.testing import assert_array_equal
 
 import dkrr
@@ -132,6 +133,23 @@ def test_ctrl_c_of_one_does_not_disturb_the_other(users, monkeypatch, solver):
     with ThreadPoolExecutor(1, thread_name_prefix="bob") as pool:
         model = pool.submit(fit, bob, 3, solver=solver).result(WAIT)
     assert_same(model, whole)
+
+
+def test_a_worker_that_joins_gets_tasks(slow_machine, monkeypatch):
+    monkeypatch.setattr(dask_executor, "ASK_SECONDS", 0.0)
+    options = {"threads_per_worker": 1, "memory_limit": 2**30, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(n_workers=1, **options) as cluster, Client(cluster, set_as_default=False) as client:
+        before = {str(pid) for pid in client.run(os.getpid).values()}
+
+        def join():
+            cluster.scale(2)
+            client.wait_for_workers(2, timeout=240)
+
+        after_first_task(monkeypatch, {threading.current_thread().name: join})
+        model = fit(client, 4, n=1500, tile=100)
+        both = {str(pid) for pid in client.run(os.getpid).values()}
+    assert model.plan_.chosen.n_workers == 1
+    assert before < both == {task.worker for task in model.solve_result_.record.tasks}
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])

@@ -1,14 +1,19 @@
-"""cluster/slurm with stand-ins for the commands of Slurm; docs/clusters.md says what was run with Slurm itself."""
+"""cluster/slurm with Slurm where it is installed, and with stand-ins for its commands."""
 
+import getpass
 import json
+import os
 import shutil
+import socket
 import sys
+import time
 
+import numpy as np
 import pytest
 
 import dkrr
 from tests.nightly.cluster.recipes import FIT, assert_predicts_like_sklearn, problem, result_of, run, saved
-from tests.processes import CLUSTER, environment, gone, session
+from tests.processes import CLUSTER, environment, free_port, gone, session, stop
 
 SBATCH = CLUSTER / "slurm" / "fit.sbatch"
 SCRIPT = CLUSTER / "slurm" / "fit_slurm.py"
@@ -114,18 +119,107 @@ def test_job_script(tmp_path):
         assert part in done.stdout
 
 
-def test_workers_run_in_jobs_of_their_own(tmp_path):
-    """With stand-ins for the two commands that dask-jobqueue calls."""
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "sinfo")
+
+# auth/none and no address but the node's: nobody else can reach it while the test runs. Nothing enforces the memory.
+CONFIGURATION = """
+ClusterName=dkrrtest
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/none
+CredType=cred/none
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+PlugStackConfig={folder}/plugstack.conf
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SwitchType=switch/none
+KillWait=5
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=4096
+PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm_conf(tmp_path_factory):
+    """Configuration with which Slurm's commands reach a controller with one node; skips the test where none can run."""
+    folder = tmp_path_factory.mktemp("slurm")
+    path = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
+    programs = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    if missing := [name for name, found in programs.items() if found is None]:
+        pytest.skip(f"not installed: {', '.join(missing)} (Debian: slurmctld, slurmd, slurm-client)")
+    if os.getuid() != 0:
+        pytest.skip("slurmd starts jobs as root only")
+    (folder / "state").mkdir()
+    (folder / "spool").mkdir()
+    host = socket.gethostname().partition(".")[0]
+    values = {"host": host, "user": getpass.getuser(), "folder": folder, "cores": os.cpu_count()}
+    (folder / "plugstack.conf").touch()
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(ports=(free_port(), free_port()), **values))
+    variables = {"SLURM_CONF": str(folder / "slurm.conf")}
+    logs = [folder / "controller.log", folder / "node.log"]
+    with (
+        session([programs["slurmctld"], "-D"], logs[0], **variables) as controller,
+        session([programs["slurmd"], "-D"], logs[1], **variables) as node,
+    ):
+        deadline = time.monotonic() + 60
+        while run("sinfo", "--noheader", "--format=%T", seconds=30, **variables).stdout.strip() != "idle":
+            if controller.poll() is not None or node.poll() is not None or time.monotonic() > deadline:
+                pytest.skip(f"Slurm does not start here: {[log.read_text()[-1000:] for log in logs]}")
+            time.sleep(0.2)
+        yield variables["SLURM_CONF"]
+        for process in (node, controller):
+            stop(process)
+            assert gone(process.pid)
+
+
+def test_slurm_runs_the_script_in_an_array_of_jobs(slurm_conf, tmp_path):
+    X, y, _ = saved(tmp_path, 601)
+    for k in (0, 1):
+        np.save(tmp_path / f"y{k}.npy", y + k * X[:, 1] ** 2)
+    (tmp_path / "cluster").symlink_to(CLUSTER)  # the root of the repository, as far as the script knows
+    command = ["sbatch", "--wait", "--array=0-1", "--ntasks=1", "--mem-per-cpu=700M", "--output=%a.log", SBATCH]
+    command += ["--x", "X.npy", "--y", "y%a.npy", "--store", "run%a.zarr", "--model", "m%a.zarr", "--json"]
+    done = run(*command, *FIT, "--tile", 256, cwd=tmp_path, seconds=200, SLURM_CONF=slurm_conf)
+    logs = [(tmp_path / f"{k}.log").read_text() for k in (0, 1)]
+    assert done.returncode == 0, (done.stderr, logs)
+    for k, log in enumerate(logs):
+        plan = result_of(log)["plan"]
+        assert (plan["execution"], plan["limit_bytes"]) == ("dask", 630 * 2**20)
+        assert_predicts_like_sklearn(dkrr.load(tmp_path / f"m{k}.zarr"), X, y + k * X[:, 1] ** 2)
+    assert not list(tmp_path.glob(".dkrr-*")), "certificates are left behind"
+
+
+@pytest.mark.parametrize("slurm", ["stand-ins", "slurm_conf"])
+def test_workers_run_in_jobs_of_their_own(slurm, tmp_path, request):
+    """With Slurm, and with stand-ins for the two commands that dask-jobqueue calls."""
     pytest.importorskip("dask_jobqueue")
-    sbatch = 'script=$(cat "$1"); setsid bash -c "$script" >> jobs.log 2>&1 & echo "Submitted batch job $!"'
-    folder = stand_ins(tmp_path / "bin", sbatch=sbatch, scancel='kill -- "-$1"')
+    if slurm == "slurm_conf":
+        variables = {"SLURM_CONF": request.getfixturevalue(slurm)}
+    else:
+        sbatch = 'setsid bash -c "$(cat "$1")" > "shared/logs/$$.err" 2>&1 & echo "Submitted batch job $!"'
+        folder = stand_ins(tmp_path / "bin", sbatch=sbatch, scancel='kill -- "-$1"')
+        variables = {"PATH": f"{folder}:{environment()['PATH']}"}
     *_, paths = saved(tmp_path, 601)
     options = ["--shared", "shared", "--jobs", 2, "--cores", 1, "--memory", "700MiB", "--start-with", 2]
     command = [sys.executable, SCRIPT, *paths, *options, "--walltime", "00:05:00", *FIT[2:]]
-    done = run(*command, cwd=tmp_path, seconds=200, PATH=f"{folder}:{environment()['PATH']}")
+    done = run(*command, cwd=tmp_path, seconds=200, **variables)
     assert done.returncode == 0, done.stderr
     assert "on Dask workers, tiles on disk (2 processes)" in done.stdout
-    log = (tmp_path / "jobs.log").read_text()
-    assert "tls://" in log and "tcp://" not in log
-    assert_predicts_like_sklearn(dkrr.load(tmp_path / "shared" / "model.zarr"), *problem(601))
-    assert sorted(p.name for p in (tmp_path / "shared").iterdir()) == ["logs", "model.zarr", "run.zarr"]
+    shared = tmp_path / "shared"
+    logs = [path.read_text() for path in (shared / "logs").glob("*.err")]
+    assert len(logs) == 2 and all("tls://" in log and "tcp://" not in log for log in logs)
+    assert_predicts_like_sklearn(dkrr.load(shared / "model.zarr"), *problem(601))
+    assert sorted(p.name for p in shared.iterdir()) == ["logs", "model.zarr", "run.zarr"]
