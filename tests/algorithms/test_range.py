@@ -302,6 +302,16 @@ def test_a_far_row_that_hardly_counts_does_not_move_the_origin(form, weight):
     assert_allclose(model.predict(X[:5]), expected.predictions, atol=1e-8)
 
 
+def test_lazy_rows_of_which_the_first_do_not_count(tmp_path):
+    X, y, weights = rows(60, 3, 1e6), rows(60, 1, 0.0, seed=1), np.ones(60)
+    X[:5], X[20] = 1e9, -1e9
+    weights[:5] = weights[20] = 0.0
+    expected = precise.ridge(Linear(), X, y, 0.1, sample_weight=weights, fit_intercept=True, X_new=X[30:])
+    model = KernelRidge(0.1, fit_intercept=True, form="dual", tile=32, store=str(tmp_path / "run.zarr"))
+    model.fit(da.from_array(X, chunks=(30, 3)), y, sample_weight=weights)
+    assert_allclose(model.predict(X[30:]), expected.predictions, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("kind", "form"), [(KernelRidge, "dual"), (KernelRidge, "primal"), (KernelLogisticRegression, "primal")]
 )
