@@ -361,7 +361,14 @@ def _opened_once(process: int, settings: Any, protocol: str, name: str, seconds:
 
 
 def store_below(url: str) -> Any:
-    """Store of obstore whose names are those below a URL, for libraries that read it themselves."""
+    """Store of obstore whose names are those below a URL, for libraries that read it themselves.
+
+    Raises
+    ------
+    StoreError
+        If nothing answers there: asked once here, so that the library's own requests are repeated for longer.
+    """
+    Bucket(url).size("zarr.json")
     protocol, _, rest = url.partition("://")
     name, _, key = rest.partition("/")
     return _opened(protocol, name, key.strip("/") or None)

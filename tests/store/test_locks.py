@@ -120,7 +120,7 @@ def test_a_lock_is_released_after_any_error_and_leaves_no_empty_folder(tmp_path,
     with pytest.raises(error), owned(str(tmp_path / "run.zarr")):
         raise error
     assert list(tmp_path.iterdir()) == []
-    assert not [t for t in threading.enumerate() if "lease" in t.name or "dkrr" in t.name]
+    assert not [t for t in threading.enumerate() if "lease" in t.name or t.name == "dkrr-heartbeat"]
 
 
 def test_another_process_is_refused_and_a_killed_owner_is_replaced(tmp_path, caplog):

@@ -15,6 +15,7 @@ from sklearn.base import clone
 
 import dkrr
 from dkrr import KernelRidge
+from dkrr.data import DaskRows
 from dkrr.errors import InputError, StoreError
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.kernels import RBF, CallableKernel, Linear, Matern, Polynomial
@@ -186,7 +187,7 @@ def test_the_old_model_stays_until_the_new_one_is_whole(data, path, tmp_path):
 
     lazy = da.from_array(data.X, chunks=50)
     model = KernelRidge(kernel="rbf", alpha=7.0).fit(lazy, data.y)
-    model._model.rows.array = lazy.map_blocks(broken, dtype=float, meta=np.empty((0, 0)))
+    vars(model._model)["rows"] = DaskRows(lazy.map_blocks(broken, dtype=float, meta=np.empty((0, 0))), "X")
     with pytest.raises(OSError, match="disk is full"):
         dkrr.save(model, path, overwrite=True)
     assert dkrr.load(path).alpha == 1.0 and [p.name for p in tmp_path.iterdir()] == ["m.zarr"]

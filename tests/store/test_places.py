@@ -88,7 +88,7 @@ def test_a_fit_on_a_server_that_fails_now_and_then_is_exact_and_resumes_when_it_
         np.testing.assert_allclose(model.dual_coef_, expected, rtol=1e-9, atol=1e-12)
         return len(numbers)
 
-    total = fitted(f"{bucket}/run.zarr", lambda number: number % 3 == 0)
+    total = fitted(f"{bucket}/run.zarr", lambda number: number % 10 == 0)
     with monkeypatch.context() as patch:
         patch.setattr(buckets, "RETRY_SECONDS", 0.3)
         with pytest.raises(StoreError, match="in the store s3://.* run again with the same store"):
