@@ -2,19 +2,18 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from click.shell_completion import BashComplete
-from pyarrow import csv
 
-from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV, load, save
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV, load
 from dkrr.cli import dkrr
 from dkrr.errors import ConvergenceWarning
 from dkrr.machine import Profile
@@ -23,7 +22,11 @@ from dkrr.planning import Rates
 from tests.interface.conftest import run
 from tests.pairs import every_pair
 
-READ = {".npy": np.load, ".zarr": lambda path: zarr.open_array(path, mode="r")[...]}
+READ = {
+    ".npy": np.load,
+    ".zarr": lambda path: zarr.open_array(path, mode="r")[...],
+    ".csv": lambda path: np.loadtxt(path, delimiter=",", skiprows=1),
+}
 FIT = "fit --x x.npy --y d.npz::y --model m.zarr"
 SELECT = "select --x x.npy --y d.npz::y --quiet"
 
@@ -47,24 +50,12 @@ def test_a_fit_is_saved_described_and_predicts(data, folder, x, out):
     assert json.loads(run("info m.zarr --json").stdout)["kernel"] == {"kernel": "rbf", "gamma": 0.2}
 
 
-def test_every_target_has_its_alpha_and_a_store_keeps_their_systems(folder):
-    result = run(f"{FIT} --alpha 1 --alpha 2 --alpha 3 --store run.zarr --tile 64 --form dual")
-    assert "3 values of alpha" in result.stdout and Path("run.zarr/system-2").is_dir(), result.stdout
-    assert "factorisation" in result.stderr, result.stderr
-    assert re.search(r"- factorisation: [\d.]+ m?s \(planned [\d.]+ [mµ]?s\)\n", result.stdout), result.stdout
-
-
-@pytest.mark.parametrize("kind", ["U", "O", "i"])
-def test_labels_and_probabilities_are_predicted(data, folder, kind):
-    labels = np.where(data.X[:, 0] > 0, 1, 0)
-    names = labels if kind == "i" else np.array(["low", "high"])[labels].astype(object if kind == "O" else str)
-    if kind == "O":  # a file of objects would be a pickle
-        save(KernelLogisticRegression(kernel="rbf").fit(data.X, names), "m.zarr")
-    else:
-        np.save("labels.npy", names)
-        report = run("fit --logistic --x x.npy --y labels.npy --kernel rbf --model m.zarr").stdout
-        assert "gradient" in report and "steps" in report and "CONVERGED" in report
-    assert ("low" in run("info m.zarr").output) == (kind != "i")
+@pytest.mark.parametrize("classes", [("high", "low"), (1, 0)])
+def test_labels_and_probabilities_are_predicted(data, folder, classes):
+    names = np.where(data.X[:, 0] > 0, *classes)
+    np.save("labels.npy", names)
+    report = run("fit --logistic --x x.npy --y labels.npy --kernel rbf --model m.zarr").stdout
+    assert "gradient" in report and "steps" in report and "CONVERGED" in report
     run("predict --model m.zarr --x x.npy --out p.npy")
     assert (read("p.npy") == names).mean() > 0.9
     run("predict --model m.zarr --x x.npy --out p.zarr --proba")
@@ -84,19 +75,6 @@ def test_a_failure_is_status_1(folder):
     np.savez("twice.npz", X=np.ones((4, 2)), y=np.ones(4))
     fit = "fit --x twice.npz::X --y twice.npz::y --alpha 0 --kernel rbf --model m.zarr"
     assert "not positive definite" in run(fit, code=1).output and not Path("m.zarr").exists()
-
-
-def test_models_and_predictions_are_replaced_only_if_asked(folder):
-    found = []
-    for alpha in (1, 1e6):
-        run(f"{FIT} --quiet --overwrite --alpha {alpha}")
-        for out in ("p.npy", "p.zarr"):
-            run(f"predict --model m.zarr --x x.npy --overwrite --out {out}")
-        found.append(read("p.npy"))
-        assert np.array_equal(read("p.zarr"), found[-1])
-    assert not np.allclose(*found)
-    for line in (FIT, "predict --model m.zarr --x x.npy --out p.npy", "predict --model m.zarr --x x.npy --out p.zarr"):
-        assert "exists already" in run(line, code=2).output
 
 
 @pytest.mark.parametrize(
@@ -142,62 +120,34 @@ def test_shells_complete_commands_options_choices_and_paths():
     assert completions("fit", "--memory-limit", incomplete="4") == {}
 
 
-def test_kernel_parameters_without_an_option_of_their_own(data, folder):
-    run(f"{FIT} --alpha 0.1 --kernel matern --kernel-param nu=0.5 --kernel-param length_scale=0.7")
-    expected = KernelRidge(alpha=0.1, kernel="matern", kernel_params={"nu": 0.5, "length_scale": 0.7})
-    predictions = expected.fit(data.X, data.y).predict(data.X)
-    np.testing.assert_allclose(load("m.zarr").predict(data.X), predictions, rtol=0, atol=1e-10)
-    assert "nu=0.5" in run("plan --n 100 --d 3 --kernel matern --kernel-param nu=0.5").stdout
-
-
-def test_a_quiet_fit_is_one_line_and_info_knows_the_rows(folder):
-    (line,) = run(f"{FIT} --quiet").stdout.splitlines()
-    assert re.fullmatch(r"m\.zarr: SOLVED, residual [\d.e-]+, [\d.]+ m?s", line)
-    assert "rows        211 to learn from" in run("info m.zarr").stdout
-
-
 # Selection
 
 
 def test_a_selection_has_a_table_a_picture_and_a_model(data, folder):
     select = f"{SELECT} --alphas 0.01:10:4 --gamma 0.1,0.4 --cv 3 --shuffle 1 --model m.zarr --out scores.png"
-    text = run(select).stdout
-    assert text.count("  best\n") == 1 and "because" in text and Path("scores.png").stat().st_size > 5000
+    assert "because" in run(select).stdout and Path("scores.png").stat().st_size > 5000
     found = json.loads(run(f"{select} --overwrite --json").stdout)
     assert len(found["candidates"]) == 8 and set(found["best_params"]) == {"alpha", "kernel", "gamma"}
-    best = max(found["candidates"], key=lambda row: row["mean_test_score"])
-    assert best["alpha"] == found["best_params"]["alpha"] and found["best_score"] == best["mean_test_score"]
     expected = KernelRidge(**found["best_params"]).fit(data.X, data.y).predict(data.X)
     np.testing.assert_allclose(load("m.zarr").predict(data.X), expected, rtol=0, atol=1e-8)
 
 
 def test_a_learning_curve_is_printed_and_drawn(folder):
     select = f"{SELECT} --alphas 0.01,1 --gamma 0.1,0.4 --solver cholesky"
-    run(f"{select} --train-sizes 0.25,0.5 --out both.png")
     run(f"{select} --out one.png")
+    curve = json.loads(run(f"{select} --train-sizes 0.25,0.5 --out both.png --json").stdout)["learning_curve"]
     widths = [int.from_bytes(Path(name).read_bytes()[16:20], "big") for name in ("one.png", "both.png")]
     assert widths[1] > 1.5 * widths[0]
-    curve = json.loads(run(f"{select} --train-sizes 0.25,0.5 --json").stdout)["learning_curve"]
     assert curve["train_sizes"] == [42, 84, 169] and np.shape(curve["test_scores"]) == (3, 5)
 
 
 def test_scores_have_a_name_and_a_size(data, folder):
     select = f"{SELECT} --alphas 10,20,30"
-    found = json.loads(run(f"{select} --json").stdout)
-    one = found["candidates"][0]
+    one = json.loads(run(f"{select} --json").stdout)["candidates"][0]
     assert one["rmse"] ** 2 == pytest.approx(-one["mean_test_score"])
     assert one["r2"] == pytest.approx(1 + one["mean_test_score"] / data.y.var(axis=0).mean())
-    assert found["score_name"] == "neg_mean_squared_error"
-    assert found["advice"][0].startswith("the best alpha is the smallest of the candidates, 10")
     text = run(f"{select} --scoring neg_mean_absolute_error").stdout
     assert "neg_mean_absolute_error, mean" in text and "RMSE" not in text
-
-
-def test_progress_of_a_selection_is_one_line(folder):
-    result = run("select --x x.npy --y d.npz::y --gamma 0.1,0.4,0.9 --cv loo --model m.zarr")
-    assert "leave-one-out" in result.stdout
-    (line,) = [line for line in result.stderr.splitlines() if "done in" in line]
-    assert "search: done in" in line
 
 
 def test_a_selection_for_classes(data, folder):
@@ -205,20 +155,12 @@ def test_a_selection_for_classes(data, folder):
     np.save("labels.npy", labels)
     select = "select --x x.npy --y labels.npy --logistic --cv 3 --shuffle 1 --quiet"
     more = "--alphas 0.01,0.1,1 --kernel linear,rbf --gamma 0.1,0.4 --class-weight balanced --out scores.png"
-    text = run(f"{select} {more} --model m.zarr").stdout
-    assert "neg_log_loss" in text and text.count("  best") == 1 and Path("scores.png").stat().st_size > 5000
-    found = json.loads(run(f"{select} {more} --overwrite --json").stdout)
-    assert len(found["candidates"]) == 9 and found["plan"] is None
-    assert found["best_params"]["class_weight"] == "balanced"
+    found = json.loads(run(f"{select} {more} --model m.zarr --json").stdout)
+    assert len(found["candidates"]) == 9 and found["plan"] is None and found["score_name"] == "neg_log_loss"
+    assert found["best_params"]["class_weight"] == "balanced" and Path("scores.png").stat().st_size > 5000
     expected = KernelLogisticRegression(**found["best_params"]).fit(data.X, labels).predict_proba(data.X)
     np.testing.assert_allclose(load("m.zarr").predict_proba(data.X), expected, rtol=0, atol=1e-6)
-    accuracy = run(f"{select} --scoring accuracy --multi-class ovr --max-iter 200")
-    assert "scores      accuracy" in accuracy.stdout
-
-
-def test_a_plan_of_a_selection():
-    text = run("plan --n 50000 --d 16 --cv 5 --alphas 10 --memory-limit 64GiB --train-sizes 0.25,0.5").stdout
-    assert "5 folds × 10 λ" in text and "a fit for each of 2 parts" in text
+    assert "scores      accuracy" in run(f"{select} --scoring accuracy --multi-class ovr --max-iter 200").stdout
 
 
 # Uncertainty
@@ -237,17 +179,13 @@ def test_intervals_of_a_saved_model_are_those_of_the_fitted_one_to_the_last_bit(
     cv = 5 if command.startswith("select") else None
     parts = *model.predict(data.X_new, return_std=True), *model.predict_interval(data.X_new, 0.8, cv=cv)
     if out == "p.csv":
-        table = csv.read_csv(out)
         names = ["prediction"] if y == "y.npy" else [f"prediction_{k}" for k in range(3)]
-        assert table.column_names == [f"{name}{end}" for end in ("", "_std", "_lower", "_upper") for name in names]
-        found = np.column_stack([column.to_numpy() for column in table.columns])
-    else:
-        found = read(out)
-    np.testing.assert_array_equal(found, np.column_stack(parts))
+        assert list(pd.read_csv(out)) == [f"{name}{end}" for end in ("", "_std", "_lower", "_upper") for name in names]
+    np.testing.assert_array_equal(read(out), np.column_stack(parts))
 
 
-@every_pair(command=["fit", "select"], uncertainty=["", "--uncertainty"])
-def test_a_model_that_cannot_be_saved_is_kept_elsewhere(data, folder, monkeypatch, command, uncertainty):
+@pytest.mark.parametrize("command", ["fit", "select"])
+def test_a_model_that_cannot_be_saved_is_kept_elsewhere(data, folder, monkeypatch, command):
     kept, out = folder / "kept", folder / "out"
     kept.mkdir()
     out.mkdir()
@@ -259,12 +197,10 @@ def test_a_model_that_cannot_be_saved_is_kept_elsewhere(data, folder, monkeypatc
         return fit(*arguments, **named)
 
     monkeypatch.setattr(estimator, "fit", fit_and_delete)
-    line = f"{command} --x x.npy --y d.npz::y --model out/m.zarr {uncertainty}"
+    line = f"{command} --x x.npy --y d.npz::y --model out/m.zarr --uncertainty"
     with dask.config.set({"dkrr.temporary-directory": str(kept)}):
         found = run(line, code=1).output
     (place,) = kept.glob("*/model.zarr")
     assert f"the model was saved at {place} instead" in found and "out does not exist" in found
-    assert load(place).predict(data.X_new).shape == (len(data.X_new), 3)
-    if uncertainty:
-        assert load(place).predict(data.X_new, return_std=True)[1].shape == (len(data.X_new), 3)
+    assert load(place).predict(data.X_new, return_std=True)[1].shape == (len(data.X_new), 3)
     assert not out.exists()

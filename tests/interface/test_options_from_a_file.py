@@ -1,6 +1,5 @@
 """Options of commands from a TOML file."""
 
-import json
 import os
 import re
 import subprocess
@@ -42,7 +41,11 @@ def test_options_come_from_a_file_and_first_from_the_command_line(data, folder):
 @pytest.mark.parametrize(
     ("line", "job", "said"),
     [
-        ("select", 'x = "x.npy"\ny = "y.npy"\ncv = 3\nalphas = "0.1,1"\ngamma = 0.1\njson = true', '"alpha": 0.1'),
+        (
+            "select --x x.npy --y y.npy",
+            'alpha = [0.1, 1]\nkernel = ["rbf", "laplacian"]\ngamma = [0.1, "0.2,0.3"]\njson = true',
+            '(?s)("mean_test_score".*){12}',
+        ),
         ("plan", 'n = 1000\nd = 3\nkernel = "rbf"\nworker-memory = "2GiB"\nworkers = 7', "7 Dask workers"),
         ("predict", 'model = "m.zarr"\nx = "x.npy"\nout = "p.npy"', r"\[211\] predictions in p.npy"),
     ],
@@ -53,19 +56,11 @@ def test_every_command_with_many_options_takes_a_file(folder, line, job, said):
     assert re.search(said, run(f"{line} --config job.toml").stdout)
 
 
-def test_lists_in_a_file_are_several_values(folder):
-    Path("job.toml").write_text('alpha = [0.1, 1]\nkernel = ["rbf", "laplacian"]\ngamma = [0.1, "0.2,0.3"]')
-    found = json.loads(run("select --x x.npy --y y.npy --json --config job.toml").stdout)
-    assert len(found["candidates"]) == 12
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("alhpa = 0.1", "job.toml: 'alhpa' is not an option of dkrr fit; .* the nearest is alpha"),
-        ("--alpha = 0.1", "'--alpha' is not an option .* the nearest is alpha"),
         ("no-fit-intercept = true", "the nearest is fit-intercept"),
-        ("config = 'other.toml'", "'config' is not an option"),
         ("[fit]\nalpha = 1", "'fit' is not an option"),
         ("alpha = '0.1;1'", "alpha is '0.1;1'; expected numbers with commas between"),
         ("alpha = [1, true]", "alpha is True; expected text, or a number"),
@@ -76,28 +71,14 @@ def test_lists_in_a_file_are_several_values(folder):
         ("store = 2026-01-02", "store is datetime.date.*; expected text"),
         ("a" + "[" * 3000, "--config is 'job.toml', which is not TOML.*; expected lines such as"),
         ("x: x.npy", "which is not TOML: .*line 1"),
+        ("\xff\xfe", "is not TOML"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_said_in_one_line(folder, line, message):
-    Path("job.toml").write_text(line)
+    Path("job.toml").write_bytes(line.encode("latin-1"))
     stderr = run("fit --x x.npy --y y.npy --model m.zarr --config job.toml", code=2).stderr
     assert stderr.count("\n") == 1 and stderr.startswith("dkrr: ")
     assert re.search(message, stderr) and not Path("m.zarr").exists(), stderr
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("nothing", "--config is 'nothing', which cannot be read: No such"),
-        (".", "cannot be read: Is a dir"),
-        ("bytes", "is not TOML"),
-        ("short", "Missing option '--y'"),
-    ],
-)
-def test_files_that_cannot_be_read_or_miss_an_option_are_refused(folder, path, said):
-    Path("bytes").write_bytes(b"\xff\xfe")
-    Path("short").write_text('x = "x.npy"')
-    assert said in run(f"fit --config {path}", code=2).stderr
 
 
 @pytest.mark.parametrize("command", ["fit", "select", "predict", "plan"])

@@ -1,15 +1,12 @@
 """Predictions in files and stores: what any reader of the format finds there."""
 
 import io
-import json
 from pathlib import Path
+from unittest.mock import Mock
 
-import dask.array as da
 import numpy as np
 import pandas as pd
 import polars
-import pyarrow
-import pyarrow.feather
 import pyarrow.parquet
 import pytest
 import zarr
@@ -37,7 +34,7 @@ X = TABLE[["distance", "hour"]]
 def here(tmp_path, monkeypatch):
     """The current folder, with the table in groups of rows that blocks of predictions do not meet."""
     monkeypatch.chdir(tmp_path)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pandas(TABLE, preserve_index=False), "x.parquet", 40)
+    TABLE.to_parquet("x.parquet", index=False, row_group_size=40)
     monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
 
 
@@ -60,7 +57,7 @@ def zarr_frame(path):
 READERS = {
     ".parquet": pd.read_parquet,
     ".csv": pd.read_csv,
-    ".arrow": lambda path: pyarrow.ipc.open_file(path).read_pandas(),
+    ".arrow": pd.read_feather,
     ".feather": pd.read_feather,
     ".zarr": zarr_frame,
     ".npy": np.load,
@@ -109,7 +106,7 @@ def test_labels_in_zarr_are_labels_again(logistic):
     dkrr.predict_to(logistic, X, "p.zarr")
     again = dkrr.KernelLogisticRegression(transformer="standardize").fit(X, "p.zarr")
     assert again.classes_.tolist() == ["früh", "late", "on time"] and again.score(X, "p.zarr") > 0.8
-    assert json.loads(Path("p.zarr/zarr.json").read_text())["data_type"] == "string", "which Zarr specifies"
+    assert '"data_type": "string"' in Path("p.zarr/zarr.json").read_text(), "which Zarr specifies"
 
 
 def test_the_index_of_a_frame_is_kept(ridge):
@@ -125,29 +122,6 @@ def test_the_index_of_a_frame_is_kept(ridge):
         assert list(found) == names
         np.testing.assert_allclose(found["arr_delay"], ridge.predict(rows), rtol=1e-12)
         assert keep == [] or rows is counted or found["flight"].tolist() == TABLE["flight"].tolist()
-
-
-def test_several_targets_have_their_names_or_numbers():
-    y = pd.DataFrame({"a": Y, "b": -Y})
-    dkrr.save(dkrr.KernelRidge().fit(X, y), "m.zarr")
-    plain = dkrr.KernelRidge().fit(X, y.to_numpy())
-    for model, names in ((dkrr.load("m.zarr"), ["a", "b"]), (plain, ["prediction_0", "prediction_1"])):
-        assert dkrr.predict_to(model, X, "p.csv", overwrite=True) == (N, 2)
-        assert list(read("p.csv")) == names
-        np.testing.assert_allclose(read("p.csv"), model.predict(X), rtol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["ndarray", "dask", "path"])
-def test_predictions_of_any_rows_are_written(kind):
-    array = X.to_numpy(float)
-    np.save("x.npy", array)
-    model = dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(array, Y)
-    rows = {"ndarray": array, "dask": da.from_array(array, chunks=(40, 1)), "path": "x.npy"}[kind]
-    for end in (".npy", ".zarr", ".parquet"):
-        dkrr.predict_to(model, rows, f"p{end}")
-        found = read(f"p{end}")
-        found = found["prediction"] if end == ".parquet" else found
-        np.testing.assert_allclose(found, model.predict(array), rtol=1e-12)
 
 
 def test_workers_of_the_ambient_client_write_predictions(ridge, logistic):
@@ -182,14 +156,8 @@ def test_predictions_go_to_a_bucket(ridge, bucket):
 
 
 def test_a_bucket_that_takes_nothing_is_named(ridge, memory_bucket, monkeypatch):
-    class Refusing:
-        def write(self, data):
-            raise TimeoutError("no answer")
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr("obstore.open_writer", lambda store, key: Refusing())
+    writer = Mock(**{"write.side_effect": TimeoutError("no answer")})
+    monkeypatch.setattr("obstore.open_writer", lambda store, key: writer)
     with pytest.raises(StoreError, match="cannot write in the store s3://.*: no answer"):
         dkrr.predict_to(ridge, "x.parquet", f"{memory_bucket}/p.parquet")
 
@@ -198,11 +166,8 @@ def test_a_bucket_that_takes_nothing_is_named(ridge, memory_bucket, monkeypatch)
     ("changes", "message"),
     [
         *(({"path": path}, "path is .*; expected") for path in ("p.txt", "p", "p.parquet/", "p.csv.gz", "")),
-        ({"model": 5}, "model is 5; expected a fitted estimator"),
         ({"keep": "fligth"}, "keep has 'fligth', .*expected 'flight'"),
         ({"keep": "flight", "X": X.to_numpy()}, "keep is 'flight', and X is a ndarray"),
-        ({"keep": 5}, "keep is 5; expected names of columns"),
-        ({"probabilities": True}, "probabilities is True, and model is a KernelRidge; expected a classifier"),
         ({"path": "p.npy", "keep": "flight"}, r"\.npy holds one array"),
         ({"path": "p.zarr", "keep": "date"}, "keep has the column 'date' of timestamp"),
         ({"path": "s3://b/p.npy"}, "a URL; expected a path of this machine"),
@@ -228,13 +193,8 @@ def test_missing_values_that_zarr_cannot_mark_are_refused(ridge):
 
 
 @pytest.mark.parametrize("end", READERS)
-def test_what_fails_leaves_what_was_there(end, ridge):
+def test_what_fails_names_the_row_and_leaves_nothing(end, ridge):
     bad = TABLE.assign(distance=TABLE["distance"].where(TABLE.index != 200))
-    for was_there in (False, True):
-        if was_there:
-            dkrr.predict_to(ridge, TABLE, f"p{end}", keep=[] if end == ".npy" else "hour")
-        before = {p: p.stat().st_mtime_ns for p in Path.cwd().rglob("*")}
-        with pytest.raises((InputError, NotFiniteError), match="row 200"):
-            dkrr.predict_to(ridge, bad, f"p{end}", overwrite=True)
-        assert {p: p.stat().st_mtime_ns for p in Path.cwd().rglob("*")} == before
-    dkrr.predict_to(ridge, TABLE, f"p{end}", overwrite=True)
+    with pytest.raises((InputError, NotFiniteError), match="row 200"):
+        dkrr.predict_to(ridge, bad, f"p{end}")
+    assert list(Path.cwd().iterdir()) == [Path.cwd() / "x.parquet"]

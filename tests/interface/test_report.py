@@ -13,20 +13,15 @@ import numpy as np
 import pytest
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr.cli import pictures
 from dkrr.cli.report import _template
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
-from dkrr.estimators import inspection, summary
-from dkrr.estimators.description import describe_model
 from dkrr.estimators.inspection import tile_maps
 from dkrr.estimators.summary import search_summary, summary_of
 from dkrr.kernels import CallableKernel
 from dkrr.solvers import ConjugateGradient
-from dkrr.store import RunStore
 from dkrr.store.format import read_group
 from dkrr.text import card_of_text, details, table
 from tests.interface.conftest import run as command
@@ -124,7 +119,6 @@ def test_estimators_have_the_diagram_of_scikit_learn_and_their_plan_and_result(m
     assert "dkrr plan" not in clone(model)._repr_html_(), "it is not fitted"
     with config_context(display="text"):
         assert "text/html" not in model._repr_mimebundle_() and not hasattr(model, "_repr_html_")
-    assert "KernelRidge" in make_pipeline(StandardScaler(), dkrr.KernelRidge())._repr_html_()
 
 
 def test_showing_a_model_computes_nothing(monkeypatch):
@@ -155,15 +149,6 @@ def test_names_from_elsewhere_are_text(tmp_path):
     assert repr(whole).endswith("whole>") and len(repr(status)) < 240
 
 
-def test_the_plan_of_a_function_whose_file_is_not_python(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# Linear\n(the rows\n")
-    names = {}
-    exec(compile("\ndef product(X, Y):\n    return X @ Y.T\n", str(page), "exec"), names)
-    plan = dkrr.KernelRidge(kernel=CallableKernel(names["product"], name="product")).fit(X, Y).plan_
-    assert "product" in str(plan) and "product" in plan._repr_html_()
-
-
 CELLS = """
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance(colors="NoColor")
@@ -173,8 +158,6 @@ for cell in (
     "dkrr.KernelRidge().fit([[np.nan]], [1.0])",
     "one.predict(np.eye(2))",
     "dkrr.plan(n=10**6, d=3, kernel='rbf', memory_limit='100MB')",
-    "dkrr.load('nothing')",
-    "dkrr.KernelRidge().predict(np.eye(2))",
 ):
     print("CELL", flush=True)
     shell.run_cell(cell)
@@ -186,7 +169,7 @@ def test_an_error_of_a_user_is_a_few_lines_with_the_call(tmp_path):
     environment = os.environ | {"IPYTHONDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", CELLS], capture_output=True, text=True, check=True, env=environment)
     _, *shown = done.stdout.split("CELL\n")
-    assert len(shown) == 6
+    assert len(shown) == 4
     for text in shown:
         lines = text.strip().splitlines()
         assert len(lines) <= 4 and "line 1, in <module>" in lines[0] and "Error: " in lines[-1], text
@@ -264,16 +247,13 @@ def test_a_picture_of_a_search_shows_its_scores():
 
 def test_a_search_shows_its_advice_and_only_its_best_candidates(tmp_path, monkeypatch):
     search = dkrr.KernelRidgeCV(alphas=np.linspace(10, 90, 9), cv=2).fit(X, Y)
-    monkeypatch.setattr(summary, "MAX_CANDIDATES", 4)
+    monkeypatch.setattr("dkrr.estimators.summary.MAX_CANDIDATES", 4)
     found = search_summary(search)
     assert len(found["candidates"]) == 4 and found["n_candidates"] == 9
     best = np.sort(search.cv_results_["mean_test_score"])[-4:]
     assert sorted(candidate[2] for candidate in found["candidates"]) == best.tolist()
     assert [candidate[2] for candidate in found["candidates"] if candidate[4]] == [best[-1]]
     assert "<p>the best alpha is the smallest of the candidates, 10" in dkrr.report(search)
-    (axes,) = pictures.figure(pictures.scores(found["candidates"], found["score_name"], found["advice"])).axes
-    assert "the smallest of the candidates, 10" in axes.get_title().replace("\n", " ")
-    assert axes.get_ylabel() == "neg_mean_squared_error of the rows left out"
 
 
 def test_what_has_no_report_is_refused(run, tmp_path):
@@ -282,10 +262,7 @@ def test_what_has_no_report_is_refused(run, tmp_path):
     for subject, out, words in (
         (dkrr.KernelRidge(), None, "without a plan"),
         (dkrr.load(path), None, "give the path"),
-        (7, None, "subject is 7"),
         (again, None, "without a summary"),
-        (tmp_path / "none.zarr", None, "does not exist"),
-        (run[1], tmp_path, "out is"),
         (run[1], tmp_path / "no" / "x.html", "out is"),
     ):
         with pytest.raises((InputError, StoreError), match=words):
@@ -345,14 +322,9 @@ def test_a_report_of_an_unfinished_run_says_how_far_it_is(run, tmp_path):
     assert found.shares[4].tolist() == [0.0, 0.0, 0.0, 1.0, 1.0] and found.shares[3, 0] == 1.0
 
 
-def test_a_report_of_a_run_without_a_matrix_says_so(tmp_path):
-    RunStore(str(tmp_path / "run")).open()
-    assert "has not begun" in dkrr.report(tmp_path / "run")
-
-
-@pytest.mark.parametrize(("cells", "side"), [(None, 5), (3, 3)])
+@pytest.mark.parametrize(("cells", "side"), [(100, 5), (3, 3)])
 def test_a_map_has_a_cell_for_a_tile_or_for_several(run, monkeypatch, cells, side):
-    monkeypatch.setattr(inspection, "MAX_CELLS", cells or inspection.MAX_CELLS)
+    monkeypatch.setattr("dkrr.estimators.inspection.MAX_CELLS", cells)
     (found,) = tile_maps(run[0])
     assert (found.present, found.expected) == (15, 15)
     np.testing.assert_array_equal(found.shares, np.where(np.tri(side, dtype=bool), 1.0, np.nan))
@@ -363,4 +335,4 @@ def test_the_command_writes_a_report_and_descriptions_leave_it_out(run, tmp_path
     for path in (saved(run[1], "m.zarr"), run[0]):
         assert command(f"report {path} --out r.html --overwrite").stdout == "r.html\n"
         Page((tmp_path / "r.html").read_text(encoding="utf-8"))
-    assert "report" in describe_model("m.zarr") and "report" not in json.loads(command("info m.zarr --json").stdout)
+    assert "report" not in json.loads(command("info m.zarr --json").stdout)
