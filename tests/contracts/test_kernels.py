@@ -180,7 +180,15 @@ def test_memory_stays_within_what_the_kernel_says(case):
         assert kept <= one.kept_bytes(*Y.shape) + 10_000
 
 
-SPARSE = [k.Polynomial(), k.Cosine(), k.RBF(), k.Laplacian(), k.TaylorRBF(3), k.Normalized(k.Polynomial())]
+SPARSE = [
+    k.BagOfWords(),
+    k.Polynomial(),
+    k.Cosine(),
+    k.RBF(),
+    k.Laplacian(),
+    k.TaylorRBF(3),
+    k.Normalized(k.Polynomial()),
+]
 
 
 @pytest.mark.parametrize("kernel", SPARSE, ids=str)

@@ -43,30 +43,18 @@ def test_categories_of_a_table_are_equal_or_not(convert, weight):
 
 
 def test_categories_of_named_columns_stand_beside_numbers():
-    kernel = Columns(2.0 * Categories(0.1), ["colour", "size"]) * Columns(Categories(), "kind")
+    kernel = 2.0 * Columns(Categories(0.1), ["colour", "size"]) * Columns(Categories(), "kind")
+    kernel = (kernel + Columns(RBF(1.0), ["price"])).fitted(TABLE)
     pair, kind, price = (TABLE[names].to_numpy(object) for names in (["colour", "size"], ["kind"], ["price"]))
-    values = 2.0 * expected(pair, pair, 0.1) * expected(kind, kind, 0.0)
-    assert_allclose(kernel.fitted(TABLE)(TABLE), values, rtol=0, atol=1e-14)
-    more = (kernel + Columns(RBF(1.0), ["price"])).fitted(TABLE)
-    assert_allclose(more(TABLE), values + RBF(1.0)(price.astype(float)), rtol=0, atol=1e-14)
-    assert kernel_from_dict(json.loads(json.dumps(more.to_dict()))) == more
-    alone = (Categories(0.1) * 2.0).fitted(CATEGORIES)
-    assert_allclose(alone(CATEGORIES), 2.0 * expected(CATEGORIES.to_numpy(object), CATEGORIES.to_numpy(object), 0.1))
+    values = 2.0 * expected(pair, pair, 0.1) * expected(kind, kind, 0.0) + RBF(1.0)(price.astype(float))
+    assert_allclose(kernel(TABLE), values, rtol=0, atol=1e-14)
+    assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        ["red", "blue", "red"],
-        np.array(["red", "blue", "red"]),
-        pd.Series(["red", "blue", "red"], dtype="category"),
-        pd.DataFrame({"x": ["red", "blue", "red"]}),
-        [True, "blue", True],
-    ],
-    ids=lambda c: type(c).__name__,
-)
-def test_one_column_of_categories_in_any_container(column):
-    assert_array_equal(Categories(0.5).fitted(column)(column), [[1, 0.5, 1], [0.5, 1, 0.5], [1, 0.5, 1]])
+@pytest.mark.parametrize("make", [list, np.array, lambda c: pd.Series(c, dtype="category")])
+def test_one_column_of_categories_in_any_container(make):
+    rows = make(["red", "blue", "red"])
+    assert_array_equal(Categories(0.5).fitted(rows)(rows), [[1, 0.5, 1], [0.5, 1, 0.5], [1, 0.5, 1]])
 
 
 def test_rows_of_numbers_are_compared_as_they_are():
@@ -94,9 +82,6 @@ def test_models_with_categories_are_saved_and_predict_unknown_ones(estimator, tm
     dkrr.save(model, tmp_path / "model.zarr")
     new = TABLE[::-1].assign(colour="violet")
     assert_array_equal(dkrr.load(tmp_path / "model.zarr").predict(new), model.predict(new))
-    by_number = Columns(Categories(0.1), [0, 1, 2]) + Columns(RBF(1.0), [3])
-    again = estimator(kernel=by_number).fit(model.X_fit_, targets)
-    assert_array_equal(again.predict(model.X_fit_), model.predict(TABLE))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +89,6 @@ def test_models_with_categories_are_saved_and_predict_unknown_ones(estimator, tm
     [
         (["red", None], r"column 0 of X has a missing value in row 1 .*fillna"),
         (pd.DataFrame({"x": ["red", np.nan]}), "column 'x' of X has a missing value in row 1"),
-        (pd.DataFrame({"x": pd.array(["red", pd.NA])}), "column 'x' of X has a missing value in row 1"),
         (pd.DataFrame({"x": ["red", b"blue"]}), r"column 'x' of X has b'blue' \(bytes\) in row 1 .*astype\(str\)"),
         (pd.DataFrame({"x": ["red", np.inf]}), "expected text, finite numbers or flags"),
         ([["red", "a"], ["blue"]], "rows of X have different lengths"),

@@ -2,7 +2,6 @@
 
 import pickle
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -16,18 +15,16 @@ from zarr.codecs import BytesCodec
 import dkrr
 from dkrr import KernelRidge
 from dkrr.cluster import Meter
-from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, stage, stored, write_rows
+from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, stored, write_rows
 from dkrr.data.arrays import is_mapped
-from dkrr.data.rows import SCRATCH_BYTES, WINDOW_ROWS, dense, n_bytes
+from dkrr.data.rows import SCRATCH_BYTES, dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.segments import Segment
 from dkrr.planning.problem import Problem
-from dkrr.store import ChunkedArray
 from tests.contracts.test_rows import ranges
 from tests.inputs import numbers, table
 from tests.stores import place
-from tests.systems import traced_peak
 
 
 def csr(counts, width):
@@ -37,26 +34,9 @@ def csr(counts, width):
     return sp.csr_array((np.ones(len(indices)), indices, pointers), shape=(len(counts), width))
 
 
-def test_arrays_in_memory_are_not_copied_and_memory_maps_read_in_blocks(tmp_path):
+def test_arrays_in_memory_are_not_copied():
     X = numbers()
     assert np.shares_memory(as_rows(X).read(3, 9, slice(1, 4)), X)
-    mapped = table("memory map", tmp_path).handed_in
-    assert not as_rows(mapped).is_in_memory and not as_rows(f"{tmp_path}/map.npy").is_in_memory
-    block = as_rows(mapped).read(2, 5)
-    assert type(block) is np.ndarray and not is_mapped(block)
-    private = np.load(tmp_path / "map.npy", mmap_mode="c")
-    private[0, 0] = 7.0
-    for array in (mapped[np.arange(5)], private):
-        assert isinstance(as_rows(array), MemoryRows)
-    assert as_rows(private).read(0, 1)[0, 0] == 7.0
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_npy_files_in_either_order_are_read(tmp_path, order):
-    np.save(tmp_path / "x.npy", np.asarray(numbers(), order=order))
-    rows = as_rows(tmp_path / "x.npy")
-    assert_array_equal(rows.read(3, 9, slice(1, 4)), numbers()[3:9, 1:4])
-    assert rows.read(3, 9).flags.c_contiguous and (rows.read_overhead_bytes > 0) == (order == "F")
 
 
 # Zarr.
@@ -117,30 +97,14 @@ def test_memory_beside_a_read_is_that_of_decoded_chunks(tmp_path):
     assert MemoryRows(numbers()).read_overhead_bytes == 0
 
 
-@pytest.mark.parametrize(("kind", "edges"), [("zarr", {0, 7, 14, 21, 23}), ("dask", {0, 5, 23})])
-def test_blocks_read_each_chunk_once(kind, edges, tmp_path, monkeypatch):
-    rows = as_rows(table(kind, tmp_path).handed_in)
-    reads, read = [], type(rows).read
-    monkeypatch.setattr(type(rows), "read", lambda self, a, b: reads.append((a, b)) or read(self, a, b))
-    for height in (2, 5, 11, 40):
-        reads.clear()
-        assert sum(block.shape[0] for _, block in rows.blocks(0, 23, height)) == 23
-        assert [a for a, _ in reads][1:] == [b for _, b in reads][:-1]
-        assert {a for a, _ in reads} <= edges
-
-
 def test_arrays_are_shared_unless_only_this_process_can_open_them(tmp_path):
-    obstore = pytest.importorskip("obstore.store")
-    held = zarr.create_array(zarr.storage.ObjectStore(obstore.MemoryStore()), name="x", data=numbers())
     url = "memory://test-open/b"
     array = zarr.create_array(url, data=numbers(), overwrite=True)
-    for each in (held, url, array):
+    for each in (url, array):
         assert isinstance(as_rows(each), MemoryRows), "another process would not find it"
         assert_array_equal(as_rows(each).read(0, 23), numbers())
     with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
-        zarr.create_array(store, name="x", data=numbers())
-    with zarr.storage.ZipStore(tmp_path / "x.zip", mode="r") as store:
-        rows = as_rows(zarr.open_array(store, path="x", mode="r"))
+        rows = as_rows(zarr.create_array(store, name="x", data=numbers()))
         assert not rows.is_shared and not rows.is_in_memory
         assert_array_equal(rows.read(3, 9), numbers()[3:9])
 
@@ -219,9 +183,7 @@ def test_xarrays_stay_where_they_are_and_datasets_are_refused_with_what_to_give(
         assert_array_equal(rows.read(2, 5), X[2:5, :1])
     expected = KernelRidge(0.1).fit(X[:, [0, 2]], X[:, 3] + 1).predict(X[:, [0, 2]])
     columns = dataset[["a", "b"]].to_dataarray().T
-    for instead in (columns, columns.chunk({"row": 5}), dataset[["a", "b"]].to_dataframe()):
-        found = KernelRidge(0.1).fit(instead, dataset["y"]).predict(instead)
-        np.testing.assert_allclose(found, expected, atol=1e-10)
+    np.testing.assert_allclose(KernelRidge(0.1).fit(columns, dataset["y"]).predict(columns), expected, atol=1e-10)
     for rows, y in ((dataset, "y"), (X, dataset)):
         with pytest.raises(InputTypeError, match=r"[Xy] is a Dataset of xarray; expected .*to_dataarray\(\)\.T"):
             KernelRidge(0.1).fit(rows, y)
@@ -240,25 +202,6 @@ def test_unknown_chunk_sizes_are_refused():
     assert as_rows(unknown.compute_chunk_sizes()).is_lazy
 
 
-def test_partitions_of_a_frame_are_counted_by_one_column():
-    dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
-    whole = pd.DataFrame(numbers()[:, [0, 2, 3]], columns=["a", "b", "c"])
-    read = []
-
-    def part(number, columns=None):
-        read.append(columns)
-        found = whole[12 * number : 12 * number + 12]
-        return found if columns is None else found[columns]
-
-    frame = dd.from_map(part, [0, 1])
-    frame = frame[frame["a"] != 0]
-    read.clear()
-    with dask.config.set(scheduler="synchronous"):
-        rows = as_rows(frame)
-        assert read and all(columns == ["a"] for columns in read)
-        assert_array_equal(rows.read(0, rows.shape[0]), whole[whole["a"] != 0])
-
-
 # Sparse rows.
 
 
@@ -271,28 +214,6 @@ def test_entries_given_twice_are_summed_and_the_users_matrix_is_not_changed():
     block = as_rows(X).read(0, 2)
     assert_array_equal(dense(block), [[2, 0, 1], [0, 7, 0]])
     assert block.nnz == 3 and pickle.dumps(X) == before
-    coo = sp.coo_array(([1.0, 2.0, 4.0], ([0, 0, 1], [2, 2, 0])), shape=(2, 3))
-    assert_array_equal(dense(as_rows(coo).read(0, 2)), [[0, 0, 3], [4, 0, 0]])
-
-
-def test_vectors_and_npz_files_of_each_layout_are_read(tmp_path):
-    assert_array_equal(dense(as_rows(sp.coo_array(np.array([1.0, 0.0, 2.0]))).read(0, 3)), [[1], [0], [2]])
-    for layout in ("csr", "csc", "coo"):
-        sp.save_npz(tmp_path / "x.npz", sp.coo_array(numbers()).asformat(layout))
-        assert_array_equal(dense(as_rows(str(tmp_path / "x.npz")).read(0, 23)), numbers())
-
-
-@pytest.mark.parametrize("heavy", [slice(0), slice(100), slice(None, None, 20)], ids=["none", "first", "spread"])
-def test_the_heaviest_block_of_rows_is_known(tmp_path, heavy):
-    counts = np.full(2000, 5)
-    counts[heavy] = 400
-    held = MemoryRows(csr(counts, 500))
-    for rows in (held, write_rows(held, place(tmp_path / "rows"))):
-        for height in (WINDOW_ROWS, 700):
-            most = max(n_bytes(rows.read(k, min(k + height, 2000))) for k in range(0, 2000, 50))
-            assert most <= 2 * height * rows.heavy_row_bytes
-            assert height * rows.heavy_row_bytes <= 3 * most + 32 * height
-        assert (rows.heavy_row_bytes > 5 * rows.row_bytes) == (heavy == slice(100))
 
 
 @given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=40), data=st.data())
@@ -325,19 +246,6 @@ def test_copies_of_many_rows_and_of_rows_without_a_value(tmp_path, n):
     copy = write_rows(as_rows(X), place(tmp_path / "copy"))
     assert copy.shape == (n, 5) and (copy.read(0, n) != X).nnz == 0
     assert_array_equal(copy.read(n - 3, n).todense(), X[n - 3 :].todense())
-
-
-def test_dense_rows_that_stand_together_are_not_copied_all_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "CHUNK_ENTRIES", 2**14)
-    rows, copies = MemoryRows(sp.csr_array(np.ones((600, 500)))), []
-    peak = traced_peak(lambda: copies.append(write_rows(rows, place(tmp_path / "copy"))))
-    assert peak < rows.n_bytes / 1.5
-    assert_array_equal(dense(copies[0].read(598, 600)), 1.0)
-
-
-def test_copies_have_chunks_of_the_height_that_is_read(tmp_path):
-    assert stage(as_rows(numbers()), place(tmp_path / "memory"), 4).array.chunks == (4, 7)
-    assert ChunkedArray.of_rows("a", (10**6, 2**20), "float64", "", 512).chunks == (2, 2**20), "at most 16 MiB"
 
 
 @pytest.mark.parametrize("kind", ["ndarray", "csr"])

@@ -78,13 +78,6 @@ def test_all_forms_give_the_same_rows(labels):
     assert decode_graphs(X) == [Graph(3, [(0, 1), (1, 2)], labels)] * len(forms)
 
 
-def test_numpy_labels_become_plain_ones():
-    graph = Graph(2, [], np.array([4, 5], dtype=np.uint8))
-    assert graph == Graph(2, (), (4, 5)) and hash(graph) == hash(Graph(2, (), (4, 5)))
-    assert all(type(label) is int for label in graph.labels)
-    assert Graph(1, [], np.array(["C"])).labels == ("C",)
-
-
 def test_labels_of_networkx_are_attributes_of_nodes():
     assert decode_graphs(encode_graphs([nx.path_graph(3)])) == [Graph(3, [(0, 1), (1, 2)])]
     graph = networkx_path("COC")
@@ -111,7 +104,6 @@ def changed(row, column, value):
         ((0, [], None), "n_nodes is 0; expected a whole number of at least 1: leave empty graphs out"),
         ((2.0, [], None), r"n_nodes is 2.0 \(float\); expected a whole number"),
         (nx.DiGraph([(0, 1)]), "networkx DiGraph; expected an undirected"),
-        (nx.MultiGraph([(0, 1)]), "networkx MultiGraph"),
         (nx.Graph([(0, 1), (1, 2, {"weight": 2.0})]), r"the edge \(1, 2\) has weight 2.0"),
         (nx.Graph([(0, 0)]), "node 0 has an edge to itself"),
         ((changed(0, 1, np.nan), None), "entries other than 0 and 1"),
@@ -124,12 +116,10 @@ def changed(row, column, value):
         ((PATH.tolist(), None), "adjacency is of type list"),
         ((PATH, ["C", "O"]), "2 labels for 3 nodes"),
         ((PATH, "COC"), "labels are of type str"),
-        ((PATH, iter("COC")), "labels are of type"),
         ((PATH, ["C", 8, "C"]), "labels are of type int, str"),
         ((PATH, [True, False, True]), "labels are of type bool"),
         ((3, [(0, 1), (1, 0)], None), r"the edge \(0, 1\) is given more than once"),
         ((3, [(0, 3)], None), "an edge names node 3; expected 0 to 2"),
-        ((3, [(-1, 2)], None), "an edge names node -1"),
         ((3, [(0, 1, 1.5)], None), "weighted graphs are not supported"),
         ((3, [(0.0, 1.0)], None), "expected pairs of whole numbers"),
         ((3, [(0, 1), (1,)], None), "expected pairs of nodes"),
@@ -231,8 +221,6 @@ def test_sums_are_those_of_the_dense_product_graph(kind, steps, fraction, tolera
     assert_allclose(plain.diagonal(X), square.diagonal(), rtol=tolerance)
     expected /= np.sqrt(np.outer(square.diagonal(), own))
     assert_allclose(normalized(X, Y), expected, rtol=tolerance)
-    assert_allclose(normalized(X, Y, out=np.empty((15, 10), np.float32)), expected, rtol=1e-6 + tolerance)
-    assert_allclose(normalized(X, X[::2]), normalized(X)[:, ::2], rtol=tolerance)
     K = normalized(X)
     assert_array_equal(K, K.T)
     assert_array_equal(K.diagonal(), 1.0)
@@ -246,11 +234,9 @@ def test_sums_beyond_float32_are_normalized_before_they_are_stored_in_it():
 
 @pytest.mark.parametrize("labelled", [False, True])
 def test_symmetric_graphs_are_summed_by_classes(labelled):
-    """Complete, complete bipartite and star graphs and cycles, whose nodes refinement does not tell apart."""
+    """Complete bipartite graphs, cycles and others, whose nodes refinement does not tell apart."""
     graphs = [
-        nx.complete_graph(7),
         nx.complete_bipartite_graph(3, 5),
-        nx.star_graph(9),
         nx.cycle_graph(12),
         nx.path_graph(4),
         nx.disjoint_union(nx.cycle_graph(3), nx.path_graph(3)),
@@ -260,20 +246,6 @@ def test_symmetric_graphs_are_summed_by_classes(labelled):
     for decay, steps in ((safe_decay(pairs, 0.95), None), (0.2, 5)):
         expected = dense_gram(pairs, pairs, decay, steps)
         assert_allclose(RandomWalk(decay, steps, normalized=False)(pairs), expected, rtol=1e-11)
-
-
-def test_classes_are_as_few_as_can_be():
-    rows = RandomWalk(0.1).encode([nx.star_graph(9), nx.path_graph(5), nx.cycle_graph(6)])
-    side, _ = graph_walks.quotients(rows, rows)
-    sizes = np.split(np.rint(side.starts**2).astype(int), side.first_classes[1:-1])
-    assert [sorted(each.tolist()) for each in sizes] == [[1, 9], [1, 2, 2], [6]]
-
-
-def test_labels_that_match_nothing_give_zero():
-    pair = PATH[:2, :2]
-    X, Y = [(pair * 0, ["C", "C"]), (pair, ["C", "O"])], [(pair, ["N", "F"]), (pair, ["O", "N"])]
-    assert_array_equal(RandomWalk(0.1, normalized=False)(X, Y), [[0, 0], [0, 1]])
-    assert_array_equal(RandomWalk(0.1, normalized=False)(Y[:1], X[:1]), [[0]])
 
 
 @every_kind
@@ -296,17 +268,10 @@ def test_random_walks_do_not_depend_on_the_blocks(kind, steps, monkeypatch):
 
 
 def test_graphs_are_taken_in_any_list_and_encoded_ones_as_they_are():
-    X = random_graphs(6, seed=11)
-    kernel = RandomWalk(safe_decay(X))
-    rows = kernel.encode(X)
-    assert kernel.encode(rows) is rows
-    objects = np.empty(6, dtype=object)
-    objects[:] = X
-    series = pd.Series(objects, index=range(6, 0, -1))
-    for form in (rows, tuple(X), objects, series, rows.astype(np.float32), sp.csr_matrix(rows)):
+    X, kernel = random_graphs(6, seed=11), RandomWalk(0.01)
+    for form in (tuple(X), np.fromiter(X, object, 6), pd.Series(X, range(6, 0, -1)), kernel.encode(X)):
         assert_array_equal(kernel(form), kernel(X))
-    assert kernel([], X).shape == (0, 6)
-    assert kernel.diagonal([]).shape == RandomWalk(0.1, normalized=False).diagonal([]).shape == (0,)
+    assert kernel([], X).shape == (0, 6) and kernel.diagonal([]).shape == (0,)
 
 
 @pytest.mark.parametrize("X", [np.eye(3), sp.csc_array(np.eye(3)), "CCO", 5, np.empty((2, 2), dtype=object), iter([])])
@@ -325,9 +290,6 @@ def test_divergent_sums_are_refused(kind, excess, normalized):
         kernel(X)
     with pytest.raises(InputError, match=f"graph {worst} of Y .* use decay={0.9 * limit:.3g} or less"):
         kernel(random_graphs(3, kind, largest=1), X)
-    if not normalized:
-        with pytest.raises(InputError, match="or a finite number of steps"):
-            kernel.diagonal(X)
     assert np.isfinite(RandomWalk(float(f"{0.9 * limit:.3g}"), normalized=normalized)(X)).all()
 
 

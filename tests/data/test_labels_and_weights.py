@@ -4,13 +4,10 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.testing import assert_array_equal
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, InputTypeError
-from dkrr.fitting.requests import checked_likelihood, checked_weights
-from dkrr.linalg.likelihood import Bernoulli, Softmax
 from tests.inputs import table
 from tests.pairs import every_pair
 
@@ -41,11 +38,9 @@ def test_the_first_bad_value_of_X_is_named_whatever_holds_it_and_solves(tmp_path
 
 
 MISSING = {
-    "NaN in a list": put(CODES, np.nan).tolist(),
     "NaN among strings": put(NAMES, np.nan),
     "NaN in a list of strings": put(NAMES, np.nan).tolist(),  # of which NumPy makes a class of the name "nan"
     "None": put(NAMES, None),
-    "None among numbers": put(CODES, None),
     "NaT": put(NAMES, pd.NaT),
     "nullable strings": pd.Series(put(NAMES, None), dtype="string"),
     "categories": pd.Series(put(NAMES, None), dtype="category"),
@@ -80,7 +75,6 @@ def test_labels_of_mixed_types_are_refused(y, message):
     [
         (put(CODES, -np.inf), None, None, "y contains NaN or infinity.*row 5 is -inf"),
         (np.full(N, "only").tolist(), None, None, r"y has 1 class \('only'\).*at least 2 classes"),
-        (np.ones(N, bool), None, None, r"y has 1 class \(True\)"),
         (da.zeros(N, chunks=5), None, None, r"y has 1 class \(0.0\)"),
         (CODES, None, CODES == 2, r"1 class of positive weight \(2\).*at least 2"),
         (CODES, {0: 0.0, 2: 0}, None, r"1 class of positive weight \(1\).*at least 2"),
@@ -90,38 +84,6 @@ def test_labels_of_mixed_types_are_refused(y, message):
 def test_infinite_labels_and_too_few_classes_are_refused(y, class_weight, weights, message):
     with pytest.raises(InputError, match=message):
         KernelLogisticRegression(class_weight=class_weight).fit(X, y, sample_weight=weights)
-
-
-@pytest.mark.parametrize("method", ["predict", "predict_proba", "predict_log_proba", "decision_function"])
-def test_every_method_refuses_other_columns_and_names_a_bad_value(method):
-    call = getattr(KernelLogisticRegression(kernel="rbf").fit(X, CODES), method)
-    for rows in (X[:, :2], da.from_array(X[:, :2])):
-        with pytest.raises(InputError, match="2 features.*3 features"):
-            call(rows)
-    with pytest.raises(InputError, match="NaN.*row 3, column 1"):
-        call(np.where(X[3, 1] == X, np.nan, X))
-
-
-@pytest.mark.parametrize("alpha", [np.float32(0.5), [0.5], np.full(3, 0.5)])
-def test_one_penalty_is_that_of_each_target(alpha):
-    assert_array_equal(KernelRidge(alpha).fit(X, X).dual_coef_, KernelRidge(0.5).fit(X, X).dual_coef_)
-
-
-def test_weights_that_are_all_one_are_as_none():
-    assert checked_weights(None, 3) is checked_weights(np.ones(3), 3) is checked_weights(1.0, 3) is None
-    assert_array_equal(checked_weights([1.0, 2.0, 0.0], 3), [1.0, 2.0, 0.0])
-    assert_array_equal(checked_weights(2.0, 3), np.full(3, 2.0))
-
-
-def test_two_classes_have_one_column_of_scores_and_more_have_one_each():
-    for y, n_classes, multi_class, expected in (
-        (None, None, "multinomial", Bernoulli(1)),
-        (None, 3, "ovr", Bernoulli(3)),
-        (["b", "a", "c", "a"], None, "multinomial", Softmax(3)),
-        (np.array([0.0, 1.0, 1.0]), 7, "ovr", Bernoulli(1)),
-    ):
-        found = checked_likelihood(y, n_classes, multi_class)
-        assert (type(found), found.n_columns) == (type(expected), expected.n_columns)
 
 
 def test_a_plan_reads_the_number_of_targets_from_y(tmp_path):

@@ -13,8 +13,6 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.data import as_rows, as_table, load_targets, with_columns
 from dkrr.data.arrays import is_mapped
-from dkrr.data.arrow import Source
-from dkrr.data.table import TableRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RBF, BagOfWords, Columns
 
@@ -87,16 +85,6 @@ def test_a_table_has_the_same_columns_and_rows_in_every_kind_of_file(kind, arrow
     assert_array_equal(pickle.loads(pickle.dumps(chosen)).numbers(5, 9), chosen.numbers(5, 9))
 
 
-def test_blocks_end_where_row_groups_do(arrow, tmp_path):
-    rows = as_rows(f"{_parquet(arrow, tmp_path)}::dep_delay")
-    assert isinstance(rows, TableRows) and not rows.is_in_memory and not rows.is_shared
-    assert rows.dtype == np.float32 and rows.table.edges == (0, 20, 40, 60, 80, N)
-    blocks = list(rows.blocks(3, 90, 32))
-    assert [at.stop for at, _ in blocks if (at.stop - 3) % 32 == 0] == [35, 67]
-    assert_array_equal(np.concatenate([block for _, block in blocks]), rows.read(3, 90))
-    assert rows.task_edges(45) == [0, 40, 80, N]
-
-
 def test_names_of_folders_are_columns(arrow, tmp_path):
     parquet.write_to_dataset(arrow.drop_columns(["day"]), tmp_path / "x", partition_cols=["origin", "hour"])
     (tmp_path / "x" / "_SUCCESS").touch()
@@ -118,9 +106,6 @@ def test_names_keep_their_order_and_patterns_that_of_the_table(arrow):
     assert table.select("hour,*delay,hour").names == ("hour", "dep_delay", "arr_delay")
     assert table.select(["dep_?elay", "origin"]).names == ("dep_delay", "origin")
     assert table.without(["origin", "day"]).names == tuple(n for n in NAMES if n not in ("origin", "day"))
-    assert table.select("hour").all_names == NAMES
-    table = dkrr.open_table(pa.table({"a,b": [1.0], "a": [2.0]}))
-    assert table.select("a,b").names == ("a,b",), "a name may hold a comma"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +116,6 @@ def test_names_keep_their_order_and_patterns_that_of_the_table(arrow):
         ("x*", "expected one of dep_time, dep_delay"),
         ("hour,", "none of them empty"),
         ([], "at least one"),
-        (3, "columns is 3; expected names"),
-        (["hour", 3], "expected names of columns"),
     ],
 )
 def test_columns_that_a_table_lacks_are_named_with_the_nearest(arrow, patterns, match):
@@ -188,9 +171,6 @@ def test_incomplete_rows_are_left_out():
     assert_array_equal(kept.numbers(0, 2), [[1, 1], [4, 4]])
     values = table.select("t").drop_missing("b,a").values()
     assert values[0] == "x" and len(values) == 2  # the other is None, or NaN in pandas 3
-    assert table.drop_missing().n_rows == 1
-    with pytest.raises(InputError, match="no such column"):
-        table.drop_missing("c")
     with pytest.raises(InputError, match="without incomplete rows has no rows"):
         as_rows(dkrr.open_table(pa.table({"a": pa.nulls(3, pa.float64())})).drop_missing())
 
@@ -305,15 +285,6 @@ def test_columns_of_a_file_are_rows_targets_and_weights(path, store, tmp_path):
     assert model.score(path, "y") == pytest.approx(known.score(X, Y), abs=1e-9)
 
 
-def test_a_store_reads_the_file_once(path, monkeypatch):
-    read, batches = [], Source.batches
-    monkeypatch.setattr(
-        Source, "batches", lambda self, a, b, names: read.append((a, b, *names)) or batches(self, a, b, names)
-    )
-    model = KernelRidge(0.1, kernel="rbf", tile=40, form="dual", solver="cholesky").fit(f"{path}::a,b,c", Y)
-    assert model.plan_.execution == "serial" and read == [(0, N, "a", "b", "c")]
-
-
 def test_columns_are_found_by_name_also_by_a_loaded_model(path, tmp_path):
     model = KernelRidge(0.1, kernel="rbf").fit(f"{path}::c,a", "y")
     dkrr.save(model, tmp_path / "m.zarr")
@@ -322,8 +293,6 @@ def test_columns_are_found_by_name_also_by_a_loaded_model(path, tmp_path):
         assert_allclose(fitted.predict(path), expected)
         with pytest.raises(InputError, match="no column 'c', which the model was fitted with; expected one of a, b"):
             fitted.predict(pa.table({"a": [1.0], "b": [2.0]}))
-    with pytest.raises(InputError, match="3 features.* fitted with 2"):
-        KernelRidge().fit(X[:, :2], Y).predict(f"{path}::a,b,c")
 
 
 def test_a_column_of_text_is_classes_but_not_targets(path):
@@ -342,8 +311,6 @@ def test_kernels_of_text_plans_and_gram_matrices_take_a_file(path):
     assert_allclose(model.predict(path), KernelRidge(0.1, kernel=kernel).fit(frame, Y).predict(frame))
     assert dkrr.gram(path, kernel=kernel).shape == (N, N)
     assert dkrr.plan(path, "y", kernel=kernel).problem.n == N
-    problem = dkrr.plan(f"{path}::a,b,c", "y", kernel="rbf").problem
-    assert (problem.n, problem.d, problem.n_targets, problem.x_in_memory) == (N, 3, 1, False)
     assert dkrr.plan(f"{path}::a,b,c", "class", loss="logistic").problem.loss == "logistic"
 
 
@@ -365,9 +332,8 @@ def test_frames_of_pandas_have_targets_by_name_and_errors_that_name_columns():
     assert model.score(FRAME.assign(y=Y), "y") == pytest.approx(known.score(X, Y))
     frame = FRAME.copy()
     frame.loc[7, "b"] = np.nan
-    for given in (frame, frame.astype({"a": "float32"})):
-        with pytest.raises(InputError, match=r"row 7, column 1 \(counted from 0\), which is 'b'; expected"):
-            KernelRidge(kernel="rbf").fit(given, Y)
+    with pytest.raises(InputError, match=r"row 7, column 1 \(counted from 0\), which is 'b'; expected"):
+        KernelRidge(kernel="rbf").fit(frame, Y)
     with pytest.raises(InputTypeError, match="in column 'day'"):
         KernelRidge().fit(FRAME.assign(day=pd.Timestamp("2013-01-01")), Y)
     for fitted, dtype in ((KernelRidge(), "object"), (KernelLogisticRegression(), "category")):
@@ -376,20 +342,16 @@ def test_frames_of_pandas_have_targets_by_name_and_errors_that_name_columns():
 
 
 @pytest.mark.parametrize("kind", [KernelRidge, KernelLogisticRegression])
-def test_a_lazy_frame_gives_the_model_of_pandas_and_refuses_other_columns(kind, tmp_path):
+def test_a_lazy_frame_gives_the_model_of_pandas_and_refuses_other_columns(kind):
     lazy = pytest.importorskip("dask.dataframe").from_pandas(FRAME, npartitions=3)
     y, method = (lazy["a"], "predict") if kind is KernelRidge else (lazy["a"] > lazy["c"], "predict_proba")
     known, model = kind(0.1, kernel="rbf").fit(FRAME, y.compute()), kind(0.1, kernel="rbf").fit(lazy, y)
     assert list(model.feature_names_in_) == ["a", "b", "c"] and model.n_features_in_ == 3
     for rows in (lazy, FRAME):
         assert_allclose(getattr(model, method)(rows), getattr(known, method)(FRAME), rtol=0, atol=1e-12)
-    dkrr.save(model, tmp_path / "m.zarr")
-    for fitted in (model, dkrr.load(tmp_path / "m.zarr"), known):
-        for wrong in (lazy[["c", "b", "a"]], lazy[["a", "b"]], lazy.rename(columns={"b": "other"}), FRAME[list("cba")]):
-            with pytest.raises(ValueError, match="feature names should match"):
-                getattr(fitted, method)(wrong)
-    model.fit(lazy.to_dask_array(lengths=True), y.compute())
-    assert not hasattr(model, "feature_names_in_")
+    for wrong in (lazy[["c", "b", "a"]], lazy[["a", "b"]], lazy.rename(columns={"b": "other"})):
+        with pytest.raises(ValueError, match="feature names should match"):
+            getattr(model, method)(wrong)
     kernel = Columns(RBF(), ["a", "b"]) + Columns(BagOfWords(), "c")
     with pytest.raises(InputTypeError, match=r"X\.compute\(\)"):
         kind(kernel=kernel).fit(lazy, y.compute())

@@ -48,14 +48,8 @@ def parquet(folder, table):
     return str(folder / "t.parquet")
 
 
-def csv(folder, table):
-    table.to_csv(folder / "t.csv", index=False)
-    return str(folder / "t.csv")
-
-
 CONTAINERS = {
     "parquet": parquet,
-    "csv": csv,
     "table": lambda folder, table: dkrr.open_table(parquet(folder, table)),
     "polars": lambda _, table: pytest.importorskip("polars").from_pandas(table),
     "lazy polars": lambda folder, table: pytest.importorskip("polars").scan_parquet(parquet(folder, table)),
@@ -119,37 +113,23 @@ def test_targets_and_weights_are_columns_of_the_table_by_name(tmp_path):
     model = dkrr.KernelRidge(transformer=of_columns()).fit(path, "y", sample_weight="w")
     expected = dkrr.KernelRidge(transformer=of_columns()).fit(flights(), targets())
     assert_allclose(model.predict(path), expected.predict(flights()), **LOOSE)
-    assert model.score(path, "y") == pytest.approx(expected.score(flights(), targets()))
-    found = dkrr.plan(path, "y", transformer=of_columns(), kernel="rbf")
-    assert (found.problem.n, found.problem.d) == (97, 11)  # "w" was not taken as weights here
     with pytest.raises(InputError, match="transformer is given without X"):
         dkrr.plan(n=5, d=3, transformer="standardize")
     with pytest.raises(InputError, match="X has no column 'carrier'"):
         model.predict(parquet(tmp_path, flights().drop(columns="carrier")))
 
 
-@pytest.mark.parametrize("name", ["sparse", "selector", "standardize"])
+@pytest.mark.parametrize("name", ["sparse", "selector"])
 def test_rows_are_copied_for_tiles_and_the_copy_is_used_again(name, tmp_path):
-    numbers = flights()[NUMBERS].to_numpy()
-    if name == "standardize":
-        transformer, whole, lazy = name, numbers, da.from_array(numbers, chunks=(31, 1))
-    else:
-        transformer, whole, lazy = OF_THE_TABLE[name](), flights(), parquet(tmp_path, flights())
-    settings = {"kernel": "rbf", "gamma": 1e-6, "transformer": transformer}
+    whole, lazy = flights(), parquet(tmp_path, flights())
+    settings = {"kernel": "rbf", "gamma": 1e-6, "transformer": OF_THE_TABLE[name]()}
     expected = dkrr.KernelRidge(**settings).fit(whole, targets())
+    assert sp.issparse(expected.X_fit_) is (name == "sparse")
     model = dkrr.KernelRidge(**settings, tile=40, store=str(tmp_path / name)).fit(lazy, targets())
     assert_allclose(model.predict(lazy), expected.predict(whole), **LOOSE)
     again = clone(model).fit(lazy, targets())
     assert again.solve_result_.bytes_written < model.solve_result_.bytes_written
     assert_array_equal(again.dual_coef_, model.dual_coef_)
-
-
-def test_sparse_rows_stay_sparse():
-    X, transformer = flights(), OF_THE_TABLE["sparse"]()
-    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, targets())
-    assert model.X_fit_.format == "csr" and model.X_fit_.shape == (97, 6)
-    rows = transformer.fit_transform(X).toarray()
-    assert_allclose(model.predict(X), dkrr.KernelRidge(kernel="rbf").fit(rows, targets()).predict(rows), rtol=1e-9)
 
 
 def test_standard_deviations_and_intervals_are_those_of_the_transformed_rows():
@@ -190,13 +170,11 @@ def test_what_is_not_a_transformer_of_these_columns_is_refused(what):
         dkrr.KernelRidge(transformer=transformer).fit(flights()[columns], targets())
 
 
-@pytest.mark.parametrize("kind", ["pandas", "dask"])
-def test_a_missing_value_is_named_by_its_row_in_any_partition(kind):
+def test_a_missing_value_is_named_by_its_row_in_any_partition():
     table = flights()[NUMBERS].astype(float)
     table.loc[71, "hour"] = np.nan
-    rows = table if kind == "pandas" else CONTAINERS["dask"](None, table)
     with pytest.raises(InputError, match="row 71 has it in column 'hour' behind the transformer"):
-        dkrr.KernelRidge(transformer="standardize").fit(rows, targets())
+        dkrr.KernelRidge(transformer="standardize").fit(CONTAINERS["dask"](None, table), targets())
 
 
 @pytest.mark.parametrize("kernel", ["precomputed", BagOfWords()], ids=str)
@@ -250,18 +228,8 @@ def test_what_has_no_partial_fit_takes_all_rows_in_one_pass(name):
 SPARSE = sp.random_array((60, 5), density=0.4, rng=np.random.default_rng(0), format="csr")
 
 
-@pytest.mark.parametrize(
-    ("make", "table"),
-    [
-        *(
-            (make, flights()[NUMBERS])
-            for make in (StandardScaler, preprocessing.MinMaxScaler, preprocessing.MaxAbsScaler)
-        ),
-        (StandardScaler, flights()[NUMBERS].to_numpy(float)),
-        (preprocessing.MaxAbsScaler, SPARSE),
-        (lambda: StandardScaler(with_mean=False), SPARSE),
-    ],
-)
+@pytest.mark.parametrize("table", [flights()[NUMBERS], SPARSE], ids=["table", "csr"])
+@pytest.mark.parametrize("make", [lambda: StandardScaler(with_mean=False), preprocessing.MaxAbsScaler])
 def test_partial_fit_needs_no_memory(make, table):
     assert_alike(fitted_transformer(make(), Blocks(table), 1), make().fit(table), table)
 
@@ -301,13 +269,6 @@ def test_a_fitted_one_is_used_as_it_is():
         model = dkrr.KernelRidge(kernel="rbf", transformer=given).fit(table, targets())
         assert model.transformer_ is given
         assert_allclose(model.predict(table), expected.predict(scaler.transform(table)), rtol=1e-9)
-    for unfitted in (
-        StandardScaler(),
-        make_pipeline(StandardScaler(), "passthrough"),
-        preprocessing.PolynomialFeatures(),
-    ):
-        model = dkrr.KernelRidge(kernel="rbf", transformer=unfitted).fit(table, targets())
-        assert model.transformer_ is not unfitted and not is_fitted(unfitted)
 
 
 @pytest.mark.parametrize("is_fitted_before", [True, False])
