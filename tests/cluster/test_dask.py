@@ -1,9 +1,7 @@
 """Tasks on worker processes, and passes over vectors there: sums, places, and workers that are lost."""
 
 import asyncio
-import functools
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -16,9 +14,8 @@ from unittest.mock import AsyncMock
 import dask
 import numpy as np
 import pytest
-from dask.utils import key_split
 from distributed import Client
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 import dkrr
 from benchmarks.local_client import local_client
@@ -26,11 +23,9 @@ from dkrr.cluster import Progress, Task, resident
 from dkrr.cluster.dask_client import (
     ambient_client,
     check_folder_is_shared,
-    check_path_is_shared,
     connect,
-    worker_reports,
 )
-from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor, dask_key
+from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
@@ -91,7 +86,7 @@ def kill_the_scheduler(*_):
     time.sleep(5)
 
 
-def test_many_tasks_are_submitted_in_a_small_window(executor, client, monkeypatch):
+def test_many_tasks_are_submitted_in_a_small_window_and_small_priorities_first(executor, client, monkeypatch):
     submit, submitted, done, most = client.submit, count(1), [], [0]
 
     def counted(*arguments, **options):
@@ -101,18 +96,14 @@ def test_many_tasks_are_submitted_in_a_small_window(executor, client, monkeypatc
     watch = Progress()
     watch.advance = done.append
     monkeypatch.setattr(client, "submit", counted)
-    record = executor.run(squares(*range(300)), watch)
-    assert record.values() == {f"t{k}": k * k for k in range(300)}
-    assert most[0] <= WINDOW_PER_THREAD * 2
-    assert len(record.peak_bytes_by_worker) == 2, "both workers work"
-
-
-def test_small_priorities_start_first(executor):
     # The list is in the wrong order; what is started first must be the small priorities.
-    tasks = [Task(f"p{k}", square, (k,), priority=(k,)) for k in reversed(range(30))]
-    record = executor.run(tasks, Progress())
+    tasks = [Task(f"t{k}", square, (k,), priority=(k,)) for k in reversed(range(300))]
+    record = executor.run(tasks, watch)
+    assert record.values() == {f"t{k}": k * k for k in range(300)}
     started = [int(t.key[1:]) for t in sorted(record.tasks, key=lambda t: t.start)]
     assert all(abs(key - place) <= 4 * WINDOW_PER_THREAD for place, key in enumerate(started))
+    assert most[0] <= WINDOW_PER_THREAD * 2
+    assert len(record.peak_bytes_by_worker) == 2, "both workers work"
 
 
 def test_nothing_stays_on_the_cluster_also_after_an_error(executor, client):
@@ -122,12 +113,6 @@ def test_nothing_stays_on_the_cluster_also_after_an_error(executor, client):
     with pytest.raises(NotPositiveDefiniteError):
         executor.run([Task("bad", not_positive, (0,)), *squares(*range(5), depends=("bad",))], Progress())
     assert all_released(client)
-
-
-@pytest.mark.parametrize("error", [NotPositiveDefiniteError("m", 3), StoreError("m"), InputError("m")], ids=type)
-def test_errors_survive_pickling(error):
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is type(error) and str(again) == "m" and vars(again) == vars(error)
 
 
 def test_a_task_whose_worker_is_killed_runs_again(executor, client, tmp_path):
@@ -183,12 +168,6 @@ def test_a_killed_scheduler_is_told(how, tmp_path):
         argument = Progress() if how == "run" else None
         with pytest.raises(DkrrError, match=r"scheduler was killed.*memory runs out \(200 MiB planned\)"):
             getattr(executor, how)([Task("a", kill_the_scheduler)], argument)
-
-
-def test_workers_report_threads_and_memory(client):
-    client.wait_for_workers(2, timeout=30)
-    workers = worker_reports(client)
-    assert [(w.threads, w.memory_limit) for w in workers] == [(1, WORKER_MEMORY)] * 2
 
 
 @pytest.fixture
@@ -250,55 +229,32 @@ def test_workers_that_do_not_see_the_store_are_named(client, tmp_path, monkeypat
     with pytest.raises(StoreError, match=f"workers tcp://far:1 do not see the store's folder {tmp_path}"):
         check_folder_is_shared(client, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(StoreError, match="tcp://far:1 do not see X"):
-        check_path_is_shared(client, tmp_path, "X")
 
 
-def test_the_dashboard_has_a_name_and_a_colour_for_every_kind_of_task(client, slow):
+def test_the_scheduler_is_told_of_every_stage_and_kind_of_task(client, slow):
     import dask.array  # the workers of other tests import this module, and have little memory
 
+    n_before, deadline, events = len(client.get_events("dkrr")), time.monotonic() + 60, []
     with client.as_current():
         dkrr.KernelRidge(**slow).fit(dask.array.from_array(X, chunks=(32, 3)), X[:, 0])
-    names = client.run_on_scheduler(names_of_tasks)
-    assert {"dkrr-copy-rows", "dkrr-scan", "dkrr-factor-tile", "dkrr-solve-block"} <= set(names)
-    assert "dkrr" not in names, "words that stand for all kinds"
-
-
-def test_the_scheduler_is_told_of_every_stage(client, slow):
-    n_before = len(client.get_events("dkrr"))
-
-    def events():
-        return [event for _, event in client.get_events("dkrr")[n_before:]]
-
-    with client.as_current():
-        model = dkrr.KernelRidge(**slow).fit(X, X[:, 0])
-        assert model.plan_.execution == "dask"
         with pytest.raises(NotPositiveDefiniteError):
             dkrr.KernelRidge(alpha=0, solver="cholesky", form="dual", tile=32).fit(X, X[:, 0])
-    deadline = time.monotonic() + 60
-    while not any(event["failed"] for event in events()):
+    while not any(event["failed"] for event in events):
         assert time.monotonic() < deadline
-        time.sleep(0.05)
-    first = [event for event in events() if event["fit"] == events()[0]["fit"]]
-    assert not any(event["failed"] for event in first)
-    problem = "96 rows × 3 columns, 1 target, rbf kernel (gamma=0.3333), alpha=1.0"
-    assert {event["problem"] for event in first} == {problem}
-    stages = {stage.name: stage.seconds for stage in model.solve_result_.stages}
+        events = [event for _, event in client.get_events("dkrr")[n_before:]]
+    first = [event for event in events if event["fit"] == events[0]["fit"]]
+    (failed,) = [event for event in events if event["failed"]]
+    assert failed["stage"] == "factorisation" and failed not in first and all(event["seconds"] > 0 for event in first)
+    assert {e["problem"] for e in first} == {"96 rows × 3 columns, 1 target, rbf kernel (gamma=0.3333), alpha=1.0"}
     names = {"checking X", "copying X", "factorisation", "substitution", "true residual"}
     assert {event["stage"] for event in first} == names
-    assert all(0 < event["seconds"] <= 1.5 * stages[event["stage"]] + 0.1 for event in first)
-    (failed,) = [event for event in events() if event["failed"]]
-    assert failed["stage"] == "factorisation" and failed["fit"] != first[0]["fit"]
+    kinds = client.run_on_scheduler(names_of_tasks)  # each has a name and a colour on the dashboard
+    assert {"dkrr-copy-rows", "dkrr-scan", "dkrr-factor-tile", "dkrr-solve-block"} <= set(kinds)
+    assert "dkrr" not in kinds, "words that stand for all kinds"
 
 
 def names_of_tasks(dask_scheduler):
     return list(dask_scheduler.task_prefixes)
-
-
-def test_names_do_not_depend_on_the_function_being_named():
-    for function in (functools.partial(square, x=1), lambda meter: None):
-        assert key_split(dask_key(Task("L-3-2", function), "0a1b2c3d")) in ("dkrr-task", "dkrr-lambda")
-    assert key_split(dask_key(Task("L-3-2", take_memory), "abcdefab")) == "dkrr-take-memory"
 
 
 VECTORS = np.random.default_rng(0).standard_normal((13, 2))
@@ -325,20 +281,8 @@ def keep(meter, run, k, shared):
     return resident.kept(run, k, lambda: os.getpid())
 
 
-def unwritable(meter, shared):
-    value = shared.view()
-    value.flags.writeable = False
-    return value
-
-
 def kept_runs(run):
     return run in resident._kept
-
-
-def test_values_that_may_not_be_written_are_summed_in_other_memory(executor):
-    """What a task returned may be needed again: a sum must not be made in it."""
-    tasks = [Task(f"t{k}", unwritable) for k in range(3)]
-    assert_array_equal(executor.total(tasks, VECTORS)[0], 3 * VECTORS)
 
 
 def values_of(executor, tasks, vectors=None):
@@ -362,24 +306,6 @@ def test_what_is_kept_is_found_again_and_forgotten_everywhere(executor, client, 
     assert all(client.run(kept_runs, run).values())
     executor.forget(run)
     assert not any(client.run(kept_runs, run).values())
-
-
-def execution_of_a_fit():
-    X = np.random.default_rng(0).standard_normal((300, 3))
-    model = dkrr.KernelRidge(kernel="rbf", tile=100, memory_limit="4GiB").fit(X, X[:, 0])
-    return model.plan_.execution, str(model.plan_)
-
-
-def test_a_fit_in_a_task_is_done_in_its_process_and_the_plan_says_so(client):
-    execution, text = client.submit(execution_of_a_fit, pure=False).result(timeout=120)
-    assert execution == "serial" and "the fit runs inside a Dask task" in text
-
-
-def test_a_new_worker_takes_the_places_of_a_lost_one(client):
-    executor = DaskExecutor(client)
-    assert executor._workers_of_places({"a": 1, "b": 1}) == ["a", "b"]
-    assert executor._workers_of_places({"b": 1}) == ["b", "b"]
-    assert executor._workers_of_places({"b": 1, "c": 1}) == ["c", "b"]
 
 
 def lose_a_worker(executor, place):
@@ -419,7 +345,6 @@ dask.config.set({"dkrr.rates.gemm-gflops": 1e-4, "dkrr.local.workers": 2,
 def state():
     loggers = logging.root.manager.loggerDict.items()
     levels = {name: logger.level for name, logger in loggers if hasattr(logger, "level")}
-    levels["threads of BLAS"] = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
     return (copy.deepcopy(dask.config.config), dict(os.environ), multiprocessing.spawn.get_preparation_data,
             [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)],
             signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getcwd(), list(warnings.filters)), levels
@@ -429,7 +354,7 @@ def fit(k):
                                  tile=100 + 20 * k, memory_limit="3GB",
                                  store="run.zarr" if k else None).fit(X, y)
 
-import distributed, threadpoolctl
+import distributed
 import dkrr.estimators  # scikit-learn sets variables of the environment when it is imported
 
 models, (before, levels) = {}, state()

@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,7 +16,6 @@ import pytest
 from dkrr.cluster import folders
 from dkrr.cluster.folders import PrivateFolder, delete_abandoned, lock_suffix, private_folder
 from dkrr.cluster.process import ENDING, ended_in_order
-from dkrr.errors import StoreError
 
 OWNER = """
 import os, pathlib, sys
@@ -124,11 +122,6 @@ def test_where_files_cannot_be_locked_there_is_no_lock(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
-def test_an_error_names_the_setting(tmp_path):
-    with pytest.raises(StoreError, match=r"no temporary folder.*missing.*No such file.*dkrr\.temporary-directory"):
-        PrivateFolder("test", str(tmp_path / "missing"))
-
-
 SCRIPT = """
 import os, signal, sys, time
 from dkrr.cluster.process import ended_in_order
@@ -188,8 +181,3 @@ def test_handlers_of_others_stay():
         assert handlers_inside()[ENDING.index(signal.SIGHUP)] is signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def test_other_threads_change_nothing():
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(handlers_inside).result() == [signal.SIG_DFL] * len(ENDING)

@@ -1,14 +1,13 @@
 """Limits of jobs and containers, from trees that look like the system's own, and limits that the system really sets."""
 
 import os
-import resource
 import subprocess
 import sys
 
 import psutil
 import pytest
 
-from dkrr.cluster.process import available_bytes, memory_groups, process_limit_bytes, usable_cores
+from dkrr.cluster.process import available_bytes, memory_groups, usable_cores
 from dkrr.machine import detect
 from dkrr.machine.detection import resident_bytes
 
@@ -45,26 +44,23 @@ SLURM_V2 = (
         f"{JOB}/memory.current": 700 * MIB,
         f"{JOB}/memory.stat": f"anon {300 * MIB}\ninactive_file {250 * MIB}\nactive_file {150 * MIB}",
         f"{JOB}/cpu.max": "150000 100000",
-        f"{JOB}/step_0/memory.max": "max",
         f"{JOB}/step_0/user/task_0/memory.max": "max",
         f"{JOB}/step_0/user/task_0/cpu.max": "max 100000",
     },
 )
+MEMORY, CPU = (f"/sys/fs/cgroup/{name}/slurm/uid_7/job_42" for name in ("memory", "cpu,cpuacct"))
 SLURM_V1 = (
     "5:cpu,cpuacct:/slurm/uid_7/job_42/step_0\n4:memory:/slurm/uid_7/job_42/step_0/task_0\n0::/\n",
     v1("memory") + v1("cpu,cpuacct"),
     {
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes": NONE_V1,
-        "/sys/fs/cgroup/memory/slurm/uid_7/job_42/memory.limit_in_bytes": 1000 * MIB,
-        "/sys/fs/cgroup/memory/slurm/uid_7/job_42/memory.usage_in_bytes": 700 * MIB,
-        "/sys/fs/cgroup/memory/slurm/uid_7/job_42/memory.stat": (
-            f"inactive_file 0\ntotal_inactive_file {250 * MIB}\ntotal_active_file {150 * MIB}"
-        ),
-        "/sys/fs/cgroup/memory/slurm/uid_7/job_42/step_0/task_0/memory.limit_in_bytes": NONE_V1,
-        "/sys/fs/cgroup/cpu,cpuacct/slurm/uid_7/job_42/cpu.cfs_quota_us": 150000,
-        "/sys/fs/cgroup/cpu,cpuacct/slurm/uid_7/job_42/cpu.cfs_period_us": 100000,
-        "/sys/fs/cgroup/cpu,cpuacct/slurm/uid_7/job_42/step_0/cpu.cfs_quota_us": -1,
-        "/sys/fs/cgroup/cpu,cpuacct/slurm/uid_7/job_42/step_0/cpu.cfs_period_us": 100000,
+        f"{MEMORY}/memory.limit_in_bytes": 1000 * MIB,
+        f"{MEMORY}/memory.usage_in_bytes": 700 * MIB,
+        f"{MEMORY}/memory.stat": f"inactive_file 0\ntotal_inactive_file {250 * MIB}\ntotal_active_file {150 * MIB}",
+        f"{MEMORY}/step_0/task_0/memory.limit_in_bytes": NONE_V1,
+        f"{CPU}/cpu.cfs_quota_us": 150000,
+        f"{CPU}/cpu.cfs_period_us": 100000,
+        f"{CPU}/step_0/cpu.cfs_quota_us": -1,
+        f"{CPU}/step_0/cpu.cfs_period_us": 100000,
     },
 )
 
@@ -73,10 +69,7 @@ def limits(root):
     return [group.limit_bytes // MIB for group in memory_groups(root)]
 
 
-both_versions = pytest.mark.parametrize("job", [SLURM_V2, SLURM_V1], ids=["version 2", "version 1"])
-
-
-@both_versions
+@pytest.mark.parametrize("job", [SLURM_V2, SLURM_V1], ids=["version 2", "version 1"])
 def test_a_job_has_the_limit_of_its_parents_and_a_plan_stays_within_what_is_left(tmp_path, job):
     root = tree(tmp_path, *job)
     assert min(limits(root)) == 1000
@@ -148,34 +141,6 @@ def test_groups_without_a_limit_set_none(tmp_path, cgroup, mounts, files):
     assert usable_cores(root) == len(os.sched_getaffinity(0))
 
 
-def test_a_system_without_control_groups_or_affinity(tmp_path, monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")  # macOS has neither
-    assert memory_groups(tmp_path) == ()
-    assert usable_cores(tmp_path) == os.cpu_count()
-
-
-def printed(script):
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    return done.stdout, done.stderr
-
-
-def test_a_system_without_resource_limits():
-    script = """
-import sys
-import psutil  # has a version for each system
-sys.modules["resource"] = None  # as on Windows
-from dkrr.cluster.process import process_limit_bytes
-from dkrr.cluster.tasks import peak_resident_bytes
-print(process_limit_bytes(), peak_resident_bytes() > 2**20, peak_resident_bytes("not there") > 2**20)
-"""
-    assert printed(script) == ("None True True\n", "")
-
-
-def test_without_a_limit_of_addresses():
-    found = {resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)}
-    assert (process_limit_bytes() is None) == (found == {resource.RLIM_INFINITY})
-
-
 @pytest.mark.nightly
 def test_a_limit_of_addresses_that_the_system_sets():
     """In a process of its own, with real limits: a plan stays within them, and memory up to it can be had."""
@@ -199,4 +164,5 @@ for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
     del held
     resource.setrlimit(name, (-1, -1))
 """
-    assert printed(script) == ("enough\nenough\n", "")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("enough\nenough\n", "")

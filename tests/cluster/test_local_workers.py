@@ -7,7 +7,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 
 import dask
@@ -16,15 +15,7 @@ import pytest
 from distributed import Client
 from distributed.security import Security
 
-from dkrr.cluster.local_workers import LocalWorkers, new_credentials, portable
-
-
-def test_settings_that_live_in_this_process_are_left_out(monkeypatch):
-    of_main = type("Local", (), {"__module__": "__main__"})
-    monkeypatch.setattr(sys.modules["__main__"], "Local", of_main, raising=False)
-    config = {"a": 1, "lock": threading.Lock(), "deep": {"b": [1, "x"], "lock": threading.Lock(), "c": of_main()}}
-    assert portable(config) == {"a": 1, "deep": {"b": [1, "x"]}}
-
+from dkrr.cluster.local_workers import LocalWorkers, new_credentials
 
 SCRIPT = """
 import sys, dask

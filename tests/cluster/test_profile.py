@@ -1,12 +1,8 @@
 """Profiles: found by what was measured, never used for something else; and rates of buckets, which have defaults."""
 
 import json
-import os
 import pwd
-import subprocess
-import sys
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 from unittest.mock import Mock
 
 import dask
@@ -29,10 +25,10 @@ from dkrr.machine.profile import (
     recorded_baseline,
     save_profile,
 )
-from dkrr.planning import KernelRate, Rates, make_plan
+from dkrr.planning import KernelRate, Rates
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES, WORKER_BASELINE_BYTES
 from dkrr.store.arrays import create_array
-from tests.planning.problems import MIB, direct
+from tests.planning.problems import MIB
 
 RATES = Rates(gemm_flops=7e9, read_bytes=3e9, kernels=(KernelRate("RBF", 16, "float64", 3e-9),))
 
@@ -63,19 +59,12 @@ def test_what_was_saved_is_loaded_and_plans_use_it(folder):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: "[]",
-        lambda text: text.replace('"format": 2', '"format": 99'),
-        lambda text: text.replace('"gemm_flops"', '"other"'),
-        lambda text: text.replace('"host": "', '"host": "another'),
-    ],
-    ids=["cut", "a list", "format", "field", "host"],
+    ("old", "new"),
+    [("}", ""), ('"format": 2', '"format": 99'), ('"gemm_flops"', '"other"'), ('"host": "', '"host": "another')],
 )
-def test_what_is_not_a_profile_of_this_machine_is_not_used(damage):
+def test_what_is_not_a_profile_of_this_machine_is_not_used(old, new):
     path = save_profile(profile())
-    path.write_text(damage(path.read_text()))
+    path.write_text(path.read_text().replace(old, new))
     assert load_profile(machine_fingerprint()) is None
     assert detect("1GiB", None).rates == Rates()
 
@@ -101,21 +90,6 @@ def test_a_user_without_a_home_as_in_a_container_has_the_defaults_and_is_told_wh
     assert load_profile(machine_fingerprint()) == profile()
 
 
-@pytest.mark.nightly
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_a_fit_of_an_unknown_user():
-    """With an empty environment, as `docker run --user 54321` has it."""
-    script = """
-import os, sys, dkrr, dkrr.estimators
-from dkrr.machine import detect
-os.setgid(54321), os.setuid(54321)  # only now: the interpreter itself may lie in root's home
-print(dkrr.KernelRidge(kernel="rbf").fit([[0.0], [1.0]], [0.0, 1.0]).solve_result_.status)
-"""
-    where = {"PYTHONPATH": str(Path(dkrr.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", script], env=where, capture_output=True, text=True, timeout=60)
-    assert "SOLVED" in done.stdout.upper(), done.stderr
-
-
 def test_configuration_goes_before_what_was_measured():
     save_profile(profile())
     given = {"gemm-gflops": 14.0, "read-gbytes": 1.0, "write-gbytes": 0.25, "cold-read-gbytes": 0.1}
@@ -134,8 +108,7 @@ def test_fingerprints_are_values_of_json_and_of_a_cluster_do_not_depend_on_names
     one = [("10.0.0.1", 1, 100), ("10.0.0.2", 1, 100), ("10.0.0.2", 2, 100)]
     renamed = [("10.9.0.7", 1, 100), ("10.9.0.8", 2, 100), ("10.9.0.8", 1, 100)]
     assert cluster_fingerprint(one) == cluster_fingerprint(renamed)
-    on_one_host = [("10.0.0.1", t, m) for _, t, m in one]
-    for other in (one[:2], [*one, one[0]], [*one[:2], ("10.0.0.2", 2, 200)], on_one_host):
+    for other in (one[:2], [*one, one[0]], [*one[:2], ("10.0.0.2", 2, 200)], [("10.0.0.1", *o[1:]) for o in one]):
         assert cluster_fingerprint(one) != cluster_fingerprint(other)
     assert profile_path(cluster_fingerprint(one)) != profile_path(machine_fingerprint())
 
@@ -149,28 +122,13 @@ def test_medians_over_workers():
     assert rates.write_bytes == Rates().write_bytes, "unmeasured rates keep their defaults"
 
 
-def test_a_rate_that_only_some_workers_could_measure():
-    measured = [{"read_bytes": 5e9}, {"read_bytes": 5e9, "cold_read_bytes": 2e8}]
-    assert median_rates(measured, [[], []]).cold_read_bytes == 2e8
-    assert {type(getattr(Rates(), f.name)) for f in fields(Rates) if f.name != "kernels"} == {float}
-
-
-def test_what_new_workers_hold_is_kept_for_the_environment_it_was_measured_in_and_planned_with(folder, tmp_path):
+def test_what_new_workers_hold_is_kept_for_the_environment_it_was_measured_in_and_planned_with():
     assert recorded_baseline() == 0
     assert detect("1GiB", None).worker_baseline_bytes == WORKER_BASELINE_BYTES
     record_baseline(240 * MIB)
     assert recorded_baseline() == detect("1GiB", None).worker_baseline_bytes == 240 * MIB
     with dask.config.set({"distributed.worker.preload": ["another"]}):
         assert recorded_baseline() == 0, "another environment"
-    (kept,) = folder.iterdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / kept.name).write_text("{}")
-    with in_folder(tmp_path / "other"):
-        assert recorded_baseline() == 0, "damaged: as good as none"
-    (tmp_path / "file").touch()
-    with in_folder(tmp_path / "file" / "folder"):
-        record_baseline(250 * MIB)
-        assert recorded_baseline() == 250 * MIB, "in this process at least"
 
 
 EACH = STORAGE_CHUNK_BYTES / (DEFAULT_REQUEST_SECONDS + STORAGE_CHUNK_BYTES / DEFAULT_BYTES)
@@ -185,11 +143,6 @@ def measured():
         yield
 
 
-def planned(store):
-    """Plan of a fit that is too large for the memory."""
-    return make_plan(direct(30_000, 9), detect("2GiB", store))
-
-
 @pytest.mark.usefixtures("measured")
 def test_a_run_in_a_bucket_has_defaults_which_are_not_those_of_a_disk():
     here, there = detect("1GiB", None), detect("1GiB", "s3://name:word@data/run.zarr")
@@ -198,14 +151,12 @@ def test_a_run_in_a_bucket_has_defaults_which_are_not_those_of_a_disk():
     assert there.rates.read_bytes == there.rates.write_bytes == pytest.approx(EACH)
     assert there.rates.cold_read_bytes == there.rates.read_bytes, "no system has a bucket in its cache"
     assert detect(None, "s3://data/run.zarr", worker_memory="1GiB", workers=4).rates.read_bytes == pytest.approx(EACH)
-    on_disk, in_bucket = planned(None), planned("s3://data/run.zarr")
-    assert in_bucket.seconds > 1.2 * on_disk.seconds and on_disk.resources.storage_reasons == ()
     (found,) = there.storage_reasons
     assert found.startswith("store: s3://data is priced with defaults for object stores (55 MB/s read, 55 MB/s written")
-    assert "dkrr.rates.read-gbytes" in found and found in in_bucket.reasons and found in str(in_bucket)
-    # Chunks of another size have one request each as well.
-    seconds = DEFAULT_REQUEST_SECONDS + 4 * STORAGE_CHUNK_BYTES / DEFAULT_BYTES
-    assert there.rates.in_chunks(4 * STORAGE_CHUNK_BYTES).read_bytes == pytest.approx(4 * STORAGE_CHUNK_BYTES / seconds)
+    assert "dkrr.rates.read-gbytes" in found
+    large = 4 * STORAGE_CHUNK_BYTES  # chunks of another size have one request each as well
+    expected = pytest.approx(large / (DEFAULT_REQUEST_SECONDS + large / DEFAULT_BYTES))
+    assert there.rates.in_chunks(large).read_bytes == expected
     assert DISK.in_chunks(8.0) == DISK, "a disk has no requests"
 
 
@@ -215,13 +166,8 @@ def test_rows_in_a_bucket_are_read_from_there_whatever_the_store():
     assert found.rates == DISK and found.rates_of_rows.read_bytes == pytest.approx(EACH)
     apart = detect("1GiB", "s3://data/run.zarr", rows="/data/x.zarr")
     assert apart.rates_of_rows.read_bytes == 3e9 and apart.rates.read_bytes == pytest.approx(EACH)
-    said = {
-        (None, "s3://data/x"): ["X: s3://data is"],
-        ("s3://data/run.zarr", "s3://data/x"): ["store and X: s3"],
-        ("s3://data/run.zarr", "gs://other/x"): ["store: s3://dat", "X: gs://other i"],
-    }
-    for (store, rows), words in said.items():
-        assert [reason[:15] for reason in detect("1GiB", store, rows=rows).storage_reasons] == words
+    for rows, words in ("s3://data/x", ["store and X: s3"]), ("gs://other/x", ["store: s3://dat", "X: gs://other i"]):
+        assert [reason[:15] for reason in detect("1GiB", "s3://data/run", rows=rows).storage_reasons] == words
 
 
 def test_rows_of_a_fit_tell_their_bucket(bucket):

@@ -56,9 +56,8 @@ def test_they_do_not_disturb_each_other(tmp_path):
             together = threading.Barrier(2 * len(KINDS))
             with ThreadPoolExecutor(2 * len(KINDS)) as pool:
                 ways = [(kind, f"{tmp_path}/{attempt}-{twin}") for kind in KINDS for twin in range(2)]
-                for (kind, _), (execution, predicted) in zip(
-                    ways, pool.map(fit, *zip(*ways, strict=True)), strict=True
-                ):
+                found = pool.map(fit, *zip(*ways, strict=True))
+                for (kind, _), (execution, predicted) in zip(ways, found, strict=True):
                     assert execution == alone[kind][0]
                     np.testing.assert_allclose(predicted, alone[kind][1], rtol=1e-7, atol=1e-9)
             assert state() == before

@@ -1,7 +1,5 @@
 """Ordinary Zarr arrays, of users and as output, and arrays in mapped files."""
 
-import uuid
-
 import numpy as np
 import pytest
 import zarr
@@ -26,11 +24,6 @@ def test_an_array_is_written_opened_and_not_replaced(tmp_path, dtype):
         create_array(f"{tmp_path}/a", (2,), "int32")
     open_array(f"{tmp_path}/a", "r+")[0] = 1
     assert_array_equal(open_array(f"{tmp_path}/a")[:], np.vstack([[[1, 1, 1]], data[1:]]))
-
-
-@pytest.mark.parametrize("shape", [(0,), (5, 0), (1, 1)])
-def test_small_arrays_are_created(tmp_path, shape):
-    assert create_array(f"{tmp_path}/a", shape, "float64")[...].shape == shape
 
 
 def test_a_missing_chunk_is_not_zero_and_chunks_have_bounded_sizes(tmp_path):
@@ -66,11 +59,6 @@ def test_the_place_of_an_open_array_opens_the_same_array_anywhere(tmp_path, monk
     urls = [array_url(array) for array in arrays]
     monkeypatch.chdir("/")
     assert_array_equal([open_array(url)[:] for url in urls], [[0.0] * 3, [1.0] * 3, [2.0] * 3])
-
-
-def test_arrays_of_this_process_only_have_no_place():
-    for store in (zarr.storage.MemoryStore(), zarr.storage.FsspecStore.from_url(f"memory://{uuid.uuid4().hex}")):
-        assert array_url(zarr.create_array(store, shape=(3,), dtype="f8")) is None
 
 
 def test_a_mapped_array_is_like_others_and_no_file_is_beside_it(tmp_path):

@@ -202,15 +202,6 @@ def test_an_array_is_taken_again_if_its_layout_is_the_same_and_broken_metadata_a
     array.check_metadata()
 
 
-def test_what_is_not_an_array_of_dkrr_is_left_alone(tmp_path):
-    zarr.create_group(tmp_path / "group")
-    (tmp_path / "file").write_text("mine")
-    for name in ("group", "file/a"):
-        with pytest.raises(StoreError, match=name.partition("/")[0]):
-            ChunkedArray.create(str(tmp_path / name), SHAPE, CHUNKS)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 FORGED = {name: [0, 2, "object"] for name in ("data_type", "fill_value", "zarr_format", "node_type")} | {
     "shape": [[10**15, 7], [True, 7]],
     "codecs": [[{"name": "pickle"}], [{"name": "bytes", "configuration": {"endian": "little"}}]],

@@ -146,14 +146,6 @@ def test_of_many_threads_one_owns_the_store(place):
     assert found.count("owned") == 1 and sum("in use by this process" in each for each in found) == 7
 
 
-def test_owning_twice_in_one_thread_is_owning_once(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "run.zarr")
-    with owned(str(tmp_path / "run.zarr")) as outer:
-        with owned(str(tmp_path / "link")) as inner:
-            assert inner is outer
-        assert (tmp_path / "run.zarr" / LOCK_NAME).exists()
-
-
 @pytest.mark.usefixtures("fast")
 def test_of_an_owner_elsewhere_the_heartbeats_that_are_seen_decide(place):
     store = f"{place}/run.zarr"
@@ -383,15 +375,6 @@ def test_a_run_holds_the_lock_while_it_works_and_releases_it(tmp_path, run, monk
     with pytest.raises(DkrrError):
         run(str(store), X[:, :2] * np.nan)
     assert not list(store.rglob(f"{LOCK_NAME}*"))
-
-
-@pytest.mark.parametrize("run", ["ridge", "logistic", "gram"])
-def test_a_path_that_holds_something_else_is_left_alone_and_gets_no_lock(tmp_path, run):
-    (tmp_path / "mine").write_text("text")
-    for path in (tmp_path, tmp_path / "mine"):
-        with pytest.raises(StoreError, match="not the store of a dkrr run"):
-            RUNS[run](str(path))
-    assert [p.name for p in tmp_path.iterdir()] == ["mine"] and (tmp_path / "mine").read_text() == "text"
 
 
 def test_a_run_that_has_lost_its_store_stops(tmp_path, monkeypatch):

@@ -4,14 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import dkrr
-from dkrr.cli import dkrr as command
 from dkrr.errors import InputError, StoreError
 from dkrr.store import buckets
 from dkrr.store.places import place_at
-from tests.s3 import failing_server, variables
+from tests.s3 import failing_server
 
 X = np.random.default_rng(0).normal(size=(96, 3))
 ANY = re.compile(".*")
@@ -41,13 +39,6 @@ def test_files_are_written_read_listed_and_deleted_in_every_place(place):
     assert not store.exists() or store.names() == []
 
 
-def test_places_have_the_names_that_dkrr_gives(place):
-    assert place_at(place, "id").at("a/b").identity == "id/a/b"
-    for name in ("..", "a/../b", "/a", ".hidden", ""):
-        with pytest.raises(StoreError, match="not a valid name"):
-            place_at(place).at(name)
-
-
 @pytest.mark.parametrize("n", [5, 3 * 2**20 + 1])
 def test_buffers_are_filled_from_anywhere_in_a_file(place, n, monkeypatch):
     monkeypatch.setattr(buckets, "PART_BYTES", 2**20)
@@ -63,15 +54,6 @@ def test_buffers_are_filled_from_anywhere_in_a_file(place, n, monkeypatch):
         assert here.read_into("a", start, [buffer]) == n, "files of another size than expected"
     here.write("empty", [b""])
     assert here.read_into("empty", 0, [part]) == 0
-
-
-def test_one_of_several_writes_in_one_step(memory_bucket):
-    here = buckets.Bucket(memory_bucket)
-    assert here.write_if("a", b"first", None) and not here.write_if("a", b"second", None)
-    content, version = here.version("a")
-    assert content == b"first"
-    assert here.write_if("a", b"third", version) and not here.write_if("a", b"fourth", version)
-    assert here.read("a", 9) == b"third"
 
 
 def test_a_fit_on_a_server_that_fails_now_and_then_is_exact_and_resumes_when_it_stays_away(
@@ -94,6 +76,14 @@ def test_a_fit_on_a_server_that_fails_now_and_then_is_exact_and_resumes_when_it_
         with pytest.raises(StoreError, match="in the store s3://.* run again with the same store"):
             fitted(f"{bucket}/again.zarr", lambda number: number > total // 3)
     assert fitted(f"{bucket}/again.zarr", lambda number: False) < 0.9 * total, "tiles of the first attempt are reused"
+
+
+def test_models_in_a_bucket_are_replaced_and_loaded(bucket):
+    model = dkrr.KernelRidge(kernel="rbf").fit(X, X[:, 0])
+    for _ in range(2):
+        dkrr.save(model, f"{bucket}/models/m.zarr", overwrite=True)
+    assert (dkrr.load(f"{bucket}/models/m.zarr").predict(X) == model.predict(X)).all()
+    assert place_at(f"{bucket}/models").names() == ["m.zarr"]
 
 
 ROWS, Y = [[0.0], [1.0]], [0.0, 1.0]
@@ -120,60 +110,8 @@ def test_stores_and_models_are_kept_in_folders_and_buckets_alone(url, call):
         use(url)
 
 
-@pytest.mark.parametrize(
-    ("option", "arguments"),
-    [
-        ("--store", "fit --x x.npy --y y.npy --store hdfs://a/b --model m.zarr"),
-        ("--model", "fit --x x.npy --y y.npy --model hdfs://a/b"),
-        ("--model", "predict --model hdfs://a/b --x x.npy --out p.npy"),
-        ("--out", "predict --model . --x x.npy --out hdfs://a/b.csv"),
-        ("RUN", "status hdfs://a/b"),
-        ("MODEL", "info hdfs://a/b"),
-    ],
-)
-def test_the_command_line_refuses_other_places(tmp_path, monkeypatch, option, arguments):
-    monkeypatch.chdir(tmp_path)
-    np.save("x.npy", np.eye(3))
-    np.save("y.npy", np.ones(3))
-    result = CliRunner().invoke(command, arguments.split())
-    assert result.exit_code == 2, result.output
-    assert f"{option} is 'hdfs://a/b" in result.output and "mount the file system" in result.output
-    assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
-
-
 @pytest.mark.parametrize("url", ["s3://me:hush@bucket/run", "s3://bucket/run?token=hush"])
 def test_credentials_in_a_url_are_refused_and_not_shown(url):
     with pytest.raises(InputError, match=r"store is 's3://bucket/run' with .*environment") as caught:
         dkrr.KernelRidge(store=url).fit(ROWS, Y)
     assert "hush" not in str(caught.value)
-
-
-def test_a_server_that_cannot_be_reached_is_named_after_a_bounded_time(monkeypatch):
-    for name, value in variables("127.0.0.1:9").items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(buckets, "FIRST_SECONDS", 0.3)
-    words = (
-        r"cannot read run.zarr/a .*the server http://127\.0\.0\.1:9 cannot be reached: it refuses.*after \d+ retries"
-    )
-    with pytest.raises(StoreError, match=words):
-        place_at("s3://elsewhere/run.zarr").read("a", 9)
-
-
-def test_a_real_server_keeps_runs_and_models(bucket):
-    """Everything else about real servers is in tests/nightly/test_s3.py."""
-    settings = {"alpha": 0.1, "kernel": "rbf", "tile": 32, "solver": "cholesky"}
-    expected = dkrr.KernelRidge(**settings).fit(X, X[:, 0])
-    for _ in range(2):
-        model = dkrr.KernelRidge(**settings, store=f"{bucket}/run.zarr").fit(X, X[:, 0])
-        np.testing.assert_allclose(model.dual_coef_, expected.dual_coef_, rtol=1e-9, atol=1e-12)
-    assert dkrr.verify(f"{bucket}/run.zarr").is_whole
-    for _ in range(2):
-        dkrr.save(model, f"{bucket}/models/m.zarr", overwrite=True)
-    assert (dkrr.load(f"{bucket}/models/m.zarr").predict(X) == model.predict(X)).all()
-    assert {*place_at(bucket).names(), *place_at(f"{bucket}/models").names()} == {"run.zarr", "models", "m.zarr"}
-    place_at(bucket).write("short", [b"12"])
-    assert [place_at(bucket).read_into("short", start, [bytearray(3)]) for start in (0, 2)] == [2, 2]
-    with pytest.raises(StoreError, match=f"cannot write run.zarr/a in the store {bucket}-2/run.zarr") as caught:
-        place_at(f"{bucket}-2/run.zarr").write("a", [b"hello"])
-    assert "the bucket does not exist" in str(caught.value)
-    assert "secret" not in str(caught.value) and "retries" not in str(caught.value)

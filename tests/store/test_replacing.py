@@ -115,12 +115,6 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
 
 
-def test_a_clean_up_that_fails_does_not_hide_the_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "unlink", raising(PermissionError("no")))
-    with pytest.raises(ZeroDivisionError):
-        replaced(tmp_path / "a", None, overwrite=False, before_the_end=raising(ZeroDivisionError))
-
-
 def test_an_old_folder_that_cannot_come_back_is_named(tmp_path, monkeypatch):
     write(f"{tmp_path}/a", "old", FILES)
     rename, calls = Path.rename, count(1)

@@ -50,24 +50,6 @@ def test_the_first_run_describes_the_store_and_a_second_finds_it(store):
     assert store.description() == found and store.note("origins") == [[0.1, 2.0], None]
 
 
-@pytest.mark.parametrize(
-    ("change", "details"),
-    [
-        ({"alpha": [2.0]}, r"the values of alpha differ \(alpha: here \[2.0\], in the store \[1.0\]\)\. Give"),
-        ({"dtype": "float32"}, r"the dtype of X differ \(dtype: here float32, in the store None\)\. Give"),
-        ({"X": None}, r"the values of X differ \(X: here None, in the store 9f2c\)\. Give"),
-        ({"X": "0" * 64}, r"the values of X differ\. Give"),
-        ({"X": "0" * 64, "n": 6}, r"the values of X, n differ \(n: here 6, in the store None\)\. Give"),
-    ],
-    ids=str,
-)
-def test_another_problem_is_refused_and_the_difference_named_but_for_checksums(store, change, details):
-    before = claimed(store).description()
-    with pytest.raises(StoreError, match=f"another problem: {details}.*cannot share a store"):
-        store.claim({**PROBLEM, **change}, LAYOUT)
-    assert store.description() == before
-
-
 def test_a_store_that_was_deleted_during_the_run_is_an_error(store):
     claimed(store).delete()
     assert store.description() is None
@@ -90,9 +72,9 @@ def changed_at(array, at):
 
 
 OF_ANY = [
-    ({"X": changed_at(ROWS, (0, 0))}, "the values of X"),
+    ({"X": changed_at(ROWS, (0, 0))}, "the values of X differ. Give"),
     ({"sample_weight": changed_at(WEIGHTS, 1)}, "the sample weights"),
-    ({"alpha": 0.6}, "the values of alpha"),
+    ({"alpha": 0.6}, "the values of alpha differ .alpha: here .?0.6.?, in the store .?0.5.?.. Give"),
     ({"gamma": 0.4}, "the kernels"),
 ]
 OF_VALUES = [*OF_ANY, ({"y": changed_at(ROWS[:, 0], 0)}, "the targets y"), ({"fit_intercept": True}, "fit_intercept")]
@@ -188,38 +170,6 @@ def test_what_is_damaged_is_found_and_computed_again(place):
     again = dkrr.KernelRidge(**settings).fit(X, X[:, 0])
     assert (again.dual_coef_ == first.dual_coef_).all() and "damaged" in " ".join(again.solve_result_.messages)
     assert dkrr.verify(f"{place}/run.zarr").is_whole
-
-
-def test_notes_and_the_copy_of_the_rows_are_found_by_a_run_that_resumes(store):
-    claimed(store)
-    assert store.note("checkpoint") is None and store.staged_rows() is None
-    store.set_note("checkpoint", {"turn": 0, "more": True})
-    store.set_note("pivots", "pivots-7")
-    store.set_note("checkpoint", {"turn": 1, "arrays": ["x"], "plain": "{}"})
-    store.set_staged_rows("rows-1", {"kind": "dense"})
-    claimed(store)
-    again = RunStore(store.url)
-    assert again.note("checkpoint") == {"turn": 1, "arrays": ["x"], "plain": "{}"}
-    assert again.note("pivots") == "pivots-7" and again.note("another") is None
-    assert again.staged_rows() == ("rows-1", {"kind": "dense", "name": "rows-1"})
-    assert again.description()["fingerprint"] == PROBLEM, "the rest of the description stays"
-    store.set_staged_rows(None)
-    assert store.staged_rows() is None and store.note("pivots") == "pivots-7"
-
-
-def test_one_part_is_deleted_and_the_others_stay(store):
-    claimed(store)
-    for group in ("system-0", "system-1"):
-        store.create_group(group)
-        store.create_group(group)
-        store.create_array(f"{group}/x", (4,), (2,)).fill(np.arange(4.0))
-    store.delete("system-0")
-    assert_array_equal(store.open_array("system-1/x").load(), np.arange(4.0))
-    with pytest.raises(StoreError):
-        store.open_array("system-0/x")
-    assert store.description()["fingerprint"] == PROBLEM
-    store.delete()
-    assert store.description() is None
 
 
 def test_the_store_is_one_zarr_hierarchy(tmp_path):

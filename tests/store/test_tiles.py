@@ -3,13 +3,12 @@
 import dask
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from dkrr.errors import StoreError
-from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 from dkrr.store.matrix import empty_tile, padded_width
 from tests.stores import place as place_at
 
@@ -105,22 +104,6 @@ def test_panels_are_written_and_read_alone_and_a_tile_is_complete_with_all_of_th
     assert matrix.complete_tiles() == {(2, 1), (2, 2)}
     matrix.read_tile(2, 1, out)
     assert_array_equal(out, A[20:, 10:20])
-
-
-def test_float32_is_kept_and_another_type_or_grid_is_refused(tmp_path):
-    A = symmetric(23)
-    matrix = stored(tmp_path / "m", RAGGED, A, "float32")
-    assert matrix.dtype == matrix.panel_buffer().dtype == np.float32 and matrix.panel_buffer().shape == (10, 5)
-    assert matrix.array.chunk_bytes == 4 * 10 * 5 + 28
-    assert ChunkedArray.open(matrix.array.url, "test") == matrix.array
-    theirs = zarr.open_array(str(tmp_path / "m"), mode="r")
-    assert theirs.dtype == np.float32 and np.isnan(theirs.fill_value)
-    assert_array_equal(theirs[10:, :10], A[10:, :10].astype(np.float32))
-    with pytest.raises(StoreError, match="float32; expected .* float64"):
-        TiledMatrix.create(place_at(tmp_path / "m"), RAGGED)
-    for grid in (TileGrid(24, 10, 5), TileGrid(23, 15, 5), TileGrid(23, 10, 2)):
-        with pytest.raises(StoreError, match="expected shape"):
-            TiledMatrix.create(place_at(tmp_path / "m"), grid, "float32")
 
 
 @given(width=st.integers(0, 4000) | st.integers(1, 8).map(lambda k: 512 * k), dtype=st.sampled_from(["f8", "f4"]))
