@@ -92,3 +92,13 @@ def test_a_plan_reads_the_number_of_targets_from_y(tmp_path):
     assert [dkrr.plan(X, y).problem.n_targets for y in targets] == [1, 1, 4, 3]
     with pytest.raises(InputError, match=f"y has 5 rows, and X has {N}"):
         dkrr.plan(X, np.zeros(5))
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "predict_log_proba", "decision_function"])
+def test_every_method_refuses_other_columns_and_names_a_bad_value(method):
+    call = getattr(KernelLogisticRegression(kernel="rbf").fit(X, CODES), method)
+    for rows in (X[:, :2], da.from_array(X[:, :2])):
+        with pytest.raises(InputError, match="2 features.*3 features"):
+            call(rows)
+    with pytest.raises(InputError, match="NaN.*row 3, column 1"):
+        call(np.where(X[3, 1] == X, np.nan, X))

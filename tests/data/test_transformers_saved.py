@@ -1,5 +1,6 @@
 """Fitted transformers as bytes of skops, and made of them again; what others may have written is refused."""
 
+import contextlib
 import io
 import json
 import zipfile
@@ -12,15 +13,18 @@ from sklearn import preprocessing
 from sklearn.base import clone
 from sklearn.compose import make_column_selector
 from sklearn.decomposition import PCA, IncrementalPCA, TruncatedSVD
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.feature_selection import VarianceThreshold
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import KNNImputer, MissingIndicator
 from sklearn.kernel_approximation import RBFSampler
+from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
 import dkrr
+from dkrr.data.transformed import transformed_block
 from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_transformer
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.estimators.description import VERSIONS
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, targets
 
@@ -263,3 +267,19 @@ def test_other_trees_protocols_and_bytes_are_damaged():
     for data in (b"", b"PK", b"x" * 100, DATA[:-50], DATA[:200] + DATA[300:]):
         with pytest.raises(StoreError, match="is damaged"):
             loaded_transformer(data, None)
+
+
+@pytest.mark.filterwarnings("ignore:X has feature names")
+def test_a_missing_attribute_is_an_error_of_dkrr_or_not_needed():
+    names = list(part(schema_of(DATA), "OneHotEncoder"))
+    assert len(names) > 8
+    for name in names:
+        data = changed(DATA, lambda schema, name=name: part(schema, "OneHotEncoder").pop(name) and None)
+        with contextlib.suppress(DkrrError):
+            transformed_block(loaded_transformer(data, None), flights()[TEXT])
+
+
+def test_other_estimators_of_scikit_learn_are_refused():
+    for other in (CountVectorizer().fit(["ab cd"]), LinearRegression().fit([[1.0]], [1.0])):
+        with pytest.raises(InputError, match="which a file cannot hold"):
+            loaded_transformer(skops.io.dumps(other), None)
