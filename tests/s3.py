@@ -59,6 +59,8 @@ def failing_server(host: str, fails: Callable[[int], bool]) -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = -1  # head and content in one packet: the client would wait 40 ms for the second
 
         def handle_one(self) -> None:
             data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -84,6 +86,7 @@ def failing_server(host: str, fails: Callable[[int], bool]) -> Iterator[str]:
             self.send_header("Content-Length", length or "0")
             self.end_headers()
             self.wfile.write(content)
+            self.wfile.flush()
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_one  # noqa: N815 (names of http.server)
 

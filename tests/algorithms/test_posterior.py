@@ -218,7 +218,7 @@ def test_residuals_and_intervals_are_those_of_models_without_the_row_or_the_fold
     assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("of_class", ["heavy", "leverage", "weights", "columns", "lambda", "duplicates"])
 def test_answers_that_float64_strains_are_right_in_160_digits_or_come_with_a_warning(of_class, number):
     assert posteriors.run(posteriors.posterior(f"posterior-{of_class}", number)).dishonest == ()
