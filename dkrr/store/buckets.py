@@ -108,10 +108,13 @@ class Bucket:
         return found
 
     def read(self, name: str, max_bytes: int) -> bytes | None:
-        found = self._answer("read", name, lambda obstore, store, key: bytes(obstore.get(store, key).bytes()))
-        if found is not None and len(found) > max_bytes:
-            raise too_large(f"{self.url}/{name}", len(found), max_bytes)
-        return found
+        def content(obstore: Any, store: Any, key: str) -> bytes:
+            found = obstore.get(store, key)
+            if (size := int(found.meta["size"])) > max_bytes:  # before any of it is held
+                raise too_large(f"{self.url}/{name}", size, max_bytes)
+            return bytes(found.bytes())
+
+        return self._answer("read", name, content)
 
     def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
         """See `Place`; several parts of an object are requested at the same time."""
