@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import textwrap
 import warnings
 from collections import defaultdict
@@ -69,8 +70,7 @@ def check_path(path: str, *, overwrite: bool) -> None:
     if Path(path).suffix.removeprefix(".") not in kinds:
         raise InputError(f"--out is {shown(path)}; expected a path that ends in one of {', '.join(kinds)}")
     with named("--out"):
-        is_file = lambda place: Path(place).is_file()  # noqa: E731
-        check_free(path, overwrite=overwrite, what="a file", is_one=is_file, listed=None, name="--out")
+        check_free(path, overwrite=overwrite, what="a file", is_one=os.path.isfile, listed=None, name="--out")
 
 
 def write(path: str, *draws: Draw, overwrite: bool) -> None:

@@ -300,7 +300,7 @@ class _Lease(_Lock):
     """The lock of a folder."""
 
     def __init__(self, name: str, ownership: Ownership) -> None:
-        from filelock import SoftFileLease  # half a tenth of a second, which workers do not need
+        from filelock import SoftFileLease  # takes 50 ms to import, and workers do not need it
 
         super().__init__(name, ownership)
         self._folder, self._path = Path(name), Path(name) / LOCK_NAME
