@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, reduce
 from itertools import accumulate, repeat
-from operator import and_
 from typing import Any
 
 import narwhals
 import numpy as np
 import pyarrow
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.ipc
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 GROUP_ROWS = 65536
 """Most rows of a row group that is written."""
-BLOCK_BYTES = 8 * 2**20
-"""Bytes of a CSV file that are parsed at once."""
+BLOCK_BYTES = 4 * 2**20
+"""Bytes of a CSV file that are parsed at once: no line is longer, and pyarrow reads 32 such blocks ahead."""
 HEADER_BYTES = 2**20
 """Bytes in which a CSV file has its first line."""
 ONE_BY_ONE: dict[str, Any] = {
@@ -44,7 +44,8 @@ ONE_BY_ONE: dict[str, Any] = {
     "fragment_readahead": 0,
     "use_threads": False,
 }
-"""How `to_batches` reads: in order, with one batch in memory. (`to_table` would wait forever.)"""
+"""How `to_batches` reads: in order, with one batch in memory; of a whole Parquet file or CSV file it keeps what it has
+read, so these are read otherwise."""
 KINDS: dict[Kind, tuple[str, ...]] = {
     "number": ("integer", "floating", "boolean", "decimal", "null"),  # of null all are missing, as messages say
     "text": ("string", "large_string", "string_view"),
@@ -161,10 +162,14 @@ class Source:
 
     def complete(self, names: Sequence[str]) -> "Source":
         """Copy of the rows in which no value of some columns is missing."""
-        is_complete = reduce(and_, (~pyarrow.dataset.field(name).is_null(nan_is_null=True) for name in names))
-        with reading(self.label):
-            rows = self._dataset.scanner(filter=is_complete, **ONE_BY_ONE)
-            found = _copied(f"{self.label} without incomplete rows", self.schema, rows.to_batches())
+        rows = self.batches(0, self.n_rows, [column.name for column in self.columns])
+
+        def is_complete(batch: Any) -> Any:
+            is_missing = [pyarrow.compute.is_null(batch.column(name), nan_is_null=True) for name in names]
+            return pyarrow.compute.invert(reduce(pyarrow.compute.or_, is_missing))
+
+        label = f"{self.label} without incomplete rows"
+        found = _copied(label, self.schema, (batch.filter(is_complete(batch)) for batch in rows))
         logger.info(
             "%s: %s of %s rows left out, in which values of %s are missing",
             self.label,
@@ -236,20 +241,23 @@ def csv_source(paths: list[str], label: str) -> Source:
         )
     check_names(names, label)
     _check_same({path: header[1] for path, header in headers.items()})
-    form = pyarrow.dataset.CsvFileFormat(
-        parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter),
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-    )
+
+    def opened(path: str, schema: Any = None) -> Any:
+        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+        parse, convert = pyarrow.csv.ParseOptions(delimiter=delimiter), pyarrow.csv.ConvertOptions(column_types=schema)
+        return pyarrow.csv.open_csv(path, read, parse, convert)
+
     types = pyarrow.types
     with reading(label):
         # The types of the first block; one without values says nothing.
-        fields = pyarrow.dataset.dataset(paths[:1], format=form).schema
-        fields = [each.with_type(pyarrow.float64()) if types.is_null(each.type) else each for each in fields]
+        fields = [
+            field.with_type(pyarrow.float64()) if types.is_null(field.type) else field
+            for field in opened(paths[0]).schema
+        ]
         while True:
             schema = pyarrow.schema(fields)
-            rows = pyarrow.dataset.dataset(paths, schema=schema, format=form).to_batches(**ONE_BY_ONE)
             try:
-                return _copied(label, schema, rows)
+                return _copied(label, schema, (batch for path in paths for batch in opened(path, schema)))
             except pyarrow.ArrowInvalid as error:
                 found = re.search(r"In CSV column #(\d+)", str(error))
                 field = None if found is None else fields[int(found[1])]

@@ -13,6 +13,7 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.data import as_rows, as_table, load_targets, with_columns
 from dkrr.data.arrays import is_mapped
+from dkrr.data.table import regrouped
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RBF, BagOfWords, Columns
 
@@ -198,6 +199,27 @@ def test_row_groups_of_wide_tables_are_low(monkeypatch):
     monkeypatch.setattr("dkrr.data.arrow.TASK_BYTES", 8 * 3 * 10)
     kept = dkrr.open_table(pa.table({name: np.arange(25.0) for name in "abc"})).drop_missing()
     assert list(kept.edges) == [0, 10, 20, 25]
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet"])
+def test_copies_hold_a_part_of_the_file(end, tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.data.arrow.BLOCK_BYTES", 2**15)  # pyarrow reads 32 ahead
+    monkeypatch.setattr("dkrr.data.arrow.GROUP_ROWS", 2**13)
+    numbers, held = pa.table({"a": np.random.default_rng(0).normal(size=2**20)}), []
+    path = f"{tmp_path}/x.{end}"
+    csv.write_csv(numbers, path) if end == "csv" else parquet.write_table(numbers, path, row_group_size=2**13)
+    del numbers
+    empty = pa.total_allocated_bytes()
+
+    def watched(parts, height, join):
+        for part in regrouped(parts, height, join):
+            held.append(pa.total_allocated_bytes() - empty)
+            yield part
+
+    monkeypatch.setattr("dkrr.data.arrow.regrouped", watched)
+    table = dkrr.open_table(path)
+    assert (table if end == "csv" else table.drop_missing()).n_rows == 2**20 and len(held) == 2**7
+    assert max(held) < 4 * 2**20, "of 8 MiB of numbers"
 
 
 @pytest.mark.parametrize(("end", "write"), [("csv", csv.write_csv), ("feather", feather.write_feather)])
