@@ -339,18 +339,22 @@ _BLOCK_BYTES = 32 * 2**20
 _BLOCK_ROWS = 8192
 
 
-def _blocks(rows: Rows) -> list[int]:
-    """First rows of the blocks that are hashed: they depend on the shape only, not on chunks or on tiles."""
+def _blocks(rows: Rows, lengths: Sequence[int] = ()) -> list[int]:
+    """First rows of the blocks that are hashed, and the number of rows: no chunks or tiles of a container count.
+
+    Blocks also end where the rows ended when they were fewer (`lengths`).
+    """
     height = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (8 * rows.shape[1])))
-    return [*range(0, rows.shape[0], height), rows.shape[0]]
+    ends = itertools.pairwise([0, *lengths, rows.shape[0]])
+    return [*(k for first, last in ends for k in range(first, last, height)), rows.shape[0]]
 
 
-def scan_tasks(rows: Rows, name: str, *, digest: bool, n_tasks: int) -> list[Task]:
+def scan_tasks(rows: Rows, name: str, *, digest: bool, n_tasks: int, lengths: Sequence[int] = ()) -> list[Task]:
     """Tasks that check all rows; their values, in order, are lists of the digests of blocks.
 
     With `digest` they hash the rows too, for a store that may be resumed. Messages call the rows `name`.
     """
-    blocks = _blocks(rows)
+    blocks = _blocks(rows, lengths)
     n_blocks = len(blocks) - 1
     cuts = [round(i * n_blocks / n_tasks) for i in range(n_tasks + 1)]
     return [
@@ -371,20 +375,33 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     _scan(Meter() if meter is None else meter, rows, name, _blocks(rows), digest=False)
 
 
-def combine(digests: Sequence[Sequence[str]]) -> str:
-    """One checksum from the values of `scan_tasks`."""
-    return hashlib.sha256("".join(d for several in digests for d in several).encode()).hexdigest()
+def combine(rows: Rows, digests: Sequence[Sequence[str]], lengths: Sequence[int] = ()) -> str:
+    """Checksum of rows from the values of `scan_tasks` with the same lengths.
+
+    It is the end of a chain: that of the first rows, up to the first length, is the checksum of these alone, and each
+    further one goes on from the one before with the blocks of the rows between. So a run that grows knows its rows.
+    """
+    starts, of_blocks, checksum = _blocks(rows, lengths)[:-1], itertools.chain.from_iterable(digests), ""
+    for first, last in itertools.pairwise([0, *lengths, rows.shape[0]]):
+        between = itertools.islice(of_blocks, sum(first <= start < last for start in starts))
+        checksum = hashlib.sha256("".join([checksum, *between]).encode()).hexdigest()
+    return checksum
 
 
-def digest_of(array: NDArray[Any]) -> str:
-    """Checksum of an array in memory."""
-    return hashlib.sha256(np.ascontiguousarray(array, "<f8").data).hexdigest()
+def digest_of(array: NDArray[Any], before: str = "") -> str:
+    """Checksum of an array in memory, or of one that follows another, whose checksum is `before`."""
+    checksum = hashlib.sha256(before.encode())
+    checksum.update(np.ascontiguousarray(array, "<f8").data)
+    return checksum.hexdigest()
 
 
 def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) -> list[str]:
     digests: list[str] = []
     ends, sha = set(blocks), None
-    stream = rows.blocks(blocks[0], blocks[-1], max(b - a for a, b in itertools.pairwise(blocks)))
+    height = max(b - a for a, b in itertools.pairwise(blocks))
+    # Blocks come in one height, but for those that end where the rows ended earlier.
+    cuts = sorted({blocks[0], blocks[-1], *(b for a, b in itertools.pairwise(blocks) if b - a < height)})
+    stream = itertools.chain.from_iterable(rows.blocks(a, b, height) for a, b in itertools.pairwise(cuts))
     while True:
         with meter.time("read"):
             found = next(stream, None)

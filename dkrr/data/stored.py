@@ -33,7 +33,7 @@ from dkrr.data.rows import (
 )
 from dkrr.errors import DamagedChunkError, InputError, StoreError
 from dkrr.sparse import check_structure
-from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
+from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid, description
 from dkrr.store.format import DTYPES, write_group
 from dkrr.store.places import Place
 
@@ -84,10 +84,6 @@ class CheckedRows(ArrayRows):
         return {"kind": "dense", "shape": shape, "dtype": dtype, "rows_per_chunk": rows_per_chunk}
 
 
-CHUNK_ENTRIES = 2**20
-"""Entries of a chunk."""
-
-
 @dataclass(frozen=True)
 class SparseRows(Rows):
     """CSR rows in a store."""
@@ -99,19 +95,6 @@ class SparseRows(Rows):
 
     is_sparse = True
     is_shared = True
-
-    @classmethod
-    def at(cls, place: Place, shape: tuple[int, int], n_entries: int, dtype: Any) -> "SparseRows":
-        """Rows at a place; nothing is read or written."""
-        # As wide as SciPy itself makes indices; it keeps those of int64 pointers, at twice the memory of every block.
-        index = np.int32 if max(n_entries, shape[1]) < 2**31 else np.int64
-
-        def part(name: str, size: int, kind: Any) -> CheckedRows:
-            here = place.at(name)
-            return CheckedRows(ChunkedArray.of_rows(here.url, (size,), kind, here.identity, CHUNK_ENTRIES))
-
-        parts = part("data", n_entries, dtype), part("indices", n_entries, index), part("indptr", shape[0] + 1, index)
-        return cls(*parts, shape[1])
 
     @property
     def url(self) -> str:
@@ -210,13 +193,15 @@ def _write_sparse(rows: Rows, place: Place) -> SparseRows:
     write_group(place.url)
     assert rows.pointers is not None, "sparse rows in memory or in a store have pointers"
     indptr = rows.pointers.astype(np.int64)
-    copy = SparseRows.at(place, rows.shape, int(indptr[-1]), rows.dtype)
+    described = {"shape": list(rows.shape), "dtype": np.dtype(rows.dtype).name, "n_entries": int(indptr[-1])}
+    copy = described_rows(place, {"kind": "sparse", **described})
+    assert isinstance(copy, SparseRows)
     for array in copy.arrays:
         array.create_anew()
     copy.indptr.array.fill(indptr)
     # By entries and not by rows: dense rows may be consecutive.
     data, indices = _Appended(copy.values.array), _Appended(copy.columns.array)
-    for start, stop in pairwise(cuts_by_entries(indptr, CHUNK_ENTRIES)):
+    for start, stop in pairwise(cuts_by_entries(indptr, description.CHUNK_ENTRIES)):
         block = rows.read(start, stop)
         data.append(block.data)
         indices.append(block.indices)
@@ -281,7 +266,7 @@ def whole(rows: StoredCopy) -> Any:
         raise StoreError(f"an array of the model has shape {rows.shape}, for which memory does not suffice") from error
 
 
-def described_rows(place: Place, description: Any) -> StoredCopy:
+def described_rows(place: Place, described: Any) -> StoredCopy:
     """Rows that a checked store describes, at their place; nothing is read.
 
     Raises
@@ -289,18 +274,11 @@ def described_rows(place: Place, description: Any) -> StoredCopy:
     StoreError
         If the description is not one that dkrr writes.
     """
-    try:
-        kind, shape, dtype = description["kind"], tuple(description["shape"]), description["dtype"]
-        number = description["n_entries" if kind == "sparse" else "rows_per_chunk"]
-        sizes = [*shape, 1 if number is None and kind == "dense" else number]
-        is_known = kind in ("dense", "sparse") and dtype in DTYPES and len(shape) == 2
-        if not is_known or any(type(size) is not int or not 0 <= size < 2**62 for size in sizes):
-            raise ValueError
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{place.url} is described as {description!r}, which dkrr does not write") from error
-    if kind == "sparse":
-        return SparseRows.at(place, shape, number, dtype)
-    return CheckedRows(ChunkedArray.of_rows(place.url, shape, dtype, place.identity, number))
+    values, *rest = (CheckedRows(array) for array in description.arrays_of_rows(place, described))
+    if not rest:
+        return values
+    columns, indptr = rest
+    return SparseRows(values, columns, indptr, described["shape"][1])
 
 
 NAME = "gram"
@@ -319,7 +297,7 @@ class StoredGramRows(StoredRows):
             raise StoreError(
                 f"{array.url} does not have the layout of a Gram matrix that dkrr.gram wrote: it is damaged"
             )
-        return TiledMatrix(array, TileGrid(array.shape[0], *array.chunks))
+        return TiledMatrix((array,), TileGrid(array.shape[0], *array.chunks))
 
     @cached_property
     def _checked(self) -> set[tuple[int, int]]:
@@ -350,7 +328,7 @@ class StoredGramRows(StoredRows):
         return out
 
     def _tile(self, i: int, j: int) -> NDArray[Any]:
-        array = self.matrix.array
+        array = self.matrix.array_of(i)
         tile = array.mapped((i, j), check=(i, j) not in self._checked)
         if tile is None:
             tile = np.empty(array.chunks, array.dtype)
@@ -361,7 +339,7 @@ class StoredGramRows(StoredRows):
     @property
     def read_overhead_bytes(self) -> int:
         # One tile, and the one before it.
-        return 2 * self.matrix.array.chunk_bytes
+        return 2 * self.matrix.chunk_bytes
 
 
 def stored_gram(url: str) -> StoredGramRows | None:
@@ -380,7 +358,7 @@ def stored_gram(url: str) -> StoredGramRows | None:
         return None
     rows = StoredGramRows(url)
     side = rows.matrix.grid.n_tiles
-    n_tiles, wanted = len(rows.matrix.array.present()), side * (side + 1) // 2
+    n_tiles, wanted = len(rows.matrix.present()), side * (side + 1) // 2
     if n_tiles >= wanted:
         n_tiles = len(rows.matrix.complete_tiles())
     if n_tiles < wanted:

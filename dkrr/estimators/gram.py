@@ -174,11 +174,12 @@ def _written(rows: Rows, kernel: Kernel, grid: TileGrid, context: Context) -> Ti
     """All tiles of the lower triangle, of which those of an earlier call are reused."""
 
     def fingerprint(digest: str) -> dict[str, Any]:
-        return {"X": digest, "shape": list(rows.shape), "kernel": kernel.to_dict(), "what": "gram"}
+        shape = {"shape": list(rows.shape), "lengths": [rows.shape[0]]}
+        return {"X": digest, **shape, "kernel": kernel.to_dict(), "what": "gram"}
 
     source = GramTiles(kernel, context.share(rows, fingerprint, grid.tile))
-    matrix = TiledMatrix.create(context.stored.store.place("gram"), grid)
-    for damaged in matrix.array.damaged_chunks():
+    matrix = context.stored.store.matrix("gram", grid)
+    for damaged in (damaged for array in matrix.arrays for damaged in array.damaged_chunks()):
         context.stored.store.discard(damaged.url, damaged.key)
     done = matrix.complete_tiles()
     tasks = [Task(f"gram-{i}-{j}", store_tiles, (source, matrix, i, j)) for i, j in grid.lower() if (i, j) not in done]

@@ -22,7 +22,7 @@ from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
-from dkrr.fitting.storage import PLAN, MemoryStorage, Storage, StoredArrays, TemporaryFolder
+from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder
 from dkrr.fitting.workers import dask_client, dask_workers
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
@@ -30,6 +30,7 @@ from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
 from dkrr.store.places import delete_partial
+from dkrr.store.run import PLAN
 
 Array = NDArray[np.float64]
 
@@ -264,7 +265,7 @@ class Context:
         if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
             self.add(scanned)
         values = scanned.values()
-        return combine([values[t.key] for t in tasks])
+        return combine(rows, [values[t.key] for t in tasks])
 
     def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> Rows:
         with self.progress.stage("copying X", 1.0):

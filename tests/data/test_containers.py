@@ -15,13 +15,14 @@ from zarr.codecs import BytesCodec
 import dkrr
 from dkrr import KernelRidge
 from dkrr.cluster import Meter
-from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, stored, write_rows
+from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, write_rows
 from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import SCRATCH_BYTES, dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.segments import Segment
 from dkrr.planning.problem import Problem
+from dkrr.store.description import CHUNK_ENTRIES
 from tests.contracts.test_rows import ranges
 from tests.inputs import numbers, table
 from tests.stores import place
@@ -238,7 +239,7 @@ def test_plans_bound_the_bytes_of_any_rows(counts, data):
 # Copies in a store.
 
 
-@pytest.mark.parametrize("n", [2 * stored.CHUNK_ENTRIES // 32 + 1000, 5])
+@pytest.mark.parametrize("n", [2 * CHUNK_ENTRIES // 32 + 1000, 5])
 def test_copies_of_many_rows_and_of_rows_without_a_value(tmp_path, n):
     # More rows than one pass reads, among them a whole pass without a value; and no value at all.
     entries = ([1.5, 2.5, 3.5], ([0, n - 3, n - 1], [4, 0, 2])) if n > 5 else ([], ([], []))
