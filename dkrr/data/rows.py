@@ -398,10 +398,10 @@ def digest_of(array: NDArray[Any], before: str = "") -> str:
 def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) -> list[str]:
     digests: list[str] = []
     ends, sha = set(blocks), None
-    height = max(b - a for a, b in itertools.pairwise(blocks))
-    # Blocks come in one height, but for those that end where the rows ended earlier.
-    cuts = sorted({blocks[0], blocks[-1], *(b for a, b in itertools.pairwise(blocks) if b - a < height)})
-    stream = itertools.chain.from_iterable(rows.blocks(a, b, height) for a, b in itertools.pairwise(cuts))
+    most = max(b - a for a, b in itertools.pairwise(blocks))
+    # Blocks have this height, but for those that end where the rows ended earlier.
+    cuts = sorted({blocks[0], blocks[-1], *(b for a, b in itertools.pairwise(blocks) if b - a < most)})
+    stream = itertools.chain.from_iterable(rows.blocks(a, b, most) for a, b in itertools.pairwise(cuts))
     while True:
         with meter.time("read"):
             found = next(stream, None)
@@ -414,9 +414,9 @@ def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) 
             continue
         with meter.time("digest"):
             if sha is None:
-                height = blocks[bisect_right(blocks, where.start)] - where.start
+                n_rows = blocks[bisect_right(blocks, where.start)] - where.start
                 dtype = np.dtype(block.dtype).newbyteorder("=")  # as a copy in a store has it
-                sha = hashlib.sha256(str(((height, block.shape[1]), dtype.str)).encode())
+                sha = hashlib.sha256(str(((n_rows, block.shape[1]), dtype.str)).encode())
             # Dense blocks may come in pieces, whose bytes follow each other; sparse ones come whole.
             for array in _arrays_of(block):
                 sha.update(np.ascontiguousarray(array, array.dtype.newbyteorder("=")).data)

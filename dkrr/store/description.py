@@ -31,11 +31,6 @@ TARGETS, WEIGHTS, FOLDS = "targets", "weights", "folds"
 KEPT_ARRAYS = {"primal": ("factor", "coef"), "dual": ("factor", "diagonal")}
 """Beginnings of the names of the arrays of a Gaussian process, before the number of its λ, by its form."""
 
-_OF_PROCESSES = (TARGETS, WEIGHTS, FOLDS, "factor-[0-9]{1,9}", "coef-[0-9]{1,9}", "diagonal-[0-9]{1,9}")
-_NAMES = (*COEFFICIENTS, ROWS, f"{FEATURES}[0-9a-f]{{64}}", TRANSFORMER, *_OF_PROCESSES)
-FILES = arrays_below(_NAMES)
-"""Paths of the files of a saved model; it has no others."""
-
 REGRESSION, CLASSIFICATION = "KernelRidge", "KernelLogisticRegression"
 FOUND = ("best_score", "best_index", "alpha", "n_splits")
 """Attributes of a search that are numbers, or have one for each target."""
@@ -112,6 +107,16 @@ RUN: dict[str, Any] = {
 }
 """Entries of the description of a run: what problem it belongs to, how that is cut into tiles, which copy of X is
 complete, and, of each matrix that has grown, its arrays with their first tile row and their number of rows."""
+_DENSE = DENSE_ROWS | {"rows_per_chunk": None}
+STORED: dict[str, Any] = {
+    "|".join((*COEFFICIENTS, TARGETS, WEIGHTS, "(factor|coef|diagonal)-[0-9]{1,9}")): _DENSE | {"dtype": "float64"},
+    f"{ROWS}|{FEATURES}[0-9a-f]{{64}}": (_DENSE, SPARSE_ROWS),
+    TRANSFORMER: _DENSE | {"dtype": "uint8"},
+    FOLDS: _DENSE | {"dtype": "int64"},
+}
+"""Forms of the descriptions of a model's arrays, by patterns of their names: chunks have one size."""
+FILES = arrays_below(STORED)
+"""Paths of the files of a saved model; it has no others."""
 CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain": dict, "shown": dict}
 """A checkpoint: its turn, its arrays with their checksums, its values, and which of these a user sees."""
 
@@ -124,7 +129,7 @@ def _is_kernel(value: Any) -> bool:
 _FACTOR = {"alpha": is_amount, "quadratic": list_of(is_number, 1)}
 MODEL: dict[str, Any] = {
     "id": ID,
-    "stored": dict_of((DENSE_ROWS, SPARSE_ROWS), re.compile("|".join(_NAMES))),
+    "stored": dict,
     "estimator": (REGRESSION, CLASSIFICATION),
     "kernel": _is_kernel,
     "feature_map": (None, _is_kernel),
@@ -286,6 +291,10 @@ def describe_model(path: Any) -> dict[str, Any]:
         )
     check_description(url, found, MODEL | (_LABELS if found.get("estimator") == CLASSIFICATION else {}))
     what, names, transformer = f"the model {url}", found["feature_names"], found["transformer"]
+    stored = {
+        name: next((one for names, one in STORED.items() if re.fullmatch(names, name)), ()) for name in found["stored"]
+    }
+    check_entries(what, found["stored"], stored, "stored=")
     if found["solve"] is not None:
         check_entries(what, found["solve"], _SOLVE, "solve=")
     width = found["n_features"] if transformer is None else transformer["n_features_in"]
@@ -308,13 +317,10 @@ def model_arrays(url: str, found: dict[str, Any]) -> Iterator[tuple[str, tuple[C
     Raises
     ------
     StoreError
-        If one has another layout than `save` writes, or lies outside of the model.
+        If one lies outside of the model.
     """
     for name, description in found["stored"].items():
-        place = place_at(url, found["id"]).at(name)
-        if description.get("rows_per_chunk") is not None:
-            raise StoreError(f"{place.url} has chunks of another size than dkrr.save writes: the model is damaged")
-        arrays = arrays_of_rows(place, description)
+        arrays = arrays_of_rows(place_at(url, found["id"]).at(name), description)
         for array in arrays:
             place_at(array.url).refuse_links(url)
         yield name, arrays

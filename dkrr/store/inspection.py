@@ -320,7 +320,7 @@ def _arrays_of(run: RunStore) -> tuple[dict[str, Pieces], list[str]]:
     """Arrays of a run, those of a matrix under its name, and what is wrong with the metadata of others."""
     parts = {}
     for name, pieces in ((run.description() or {}).get("matrices") or {}).items():
-        for (array, first, _), (_, stop, _) in pairwise([*pieces, (None, MAX_TILES, None)]):
+        for (array, first, _), (_, stop, _) in pairwise([*pieces, (None, SIZE.stop, None)]):
             parts[array] = name, range(first, stop)
     arrays, damage = dict[str, Pieces](), list[str]()
     for name, found in run.arrays():
