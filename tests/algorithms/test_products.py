@@ -325,7 +325,7 @@ def test_tiles_on_the_diagonal_are_stored_whole(tmp_path):
     assert_array_equal(matrix.as_dask(symmetric=True).compute(scheduler="synchronous"), A)
     matrix.read_tile(1, 1, diagonal)
     assert_array_equal(diagonal, A[12:24, 12:24])
-    assert meter.bytes_written == 30 * matrix.array.chunk_bytes
+    assert meter.bytes_written == 30 * matrix.chunk_bytes
     sources.clear_upper(diagonal)
     assert_array_equal(diagonal, np.tril(A[12:24, 12:24]))
 
