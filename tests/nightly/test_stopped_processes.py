@@ -22,11 +22,11 @@ from tests.programs import ON_WORKERS, fit_here
 SECONDS = 3 * STALE_SECONDS
 """Time that the processes are stopped: the lock of a process elsewhere is stale after a third of it."""
 FIT = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01, "solver": "cholesky", "tile": 100}
-N, D = 4000, 6
+N, D = 2500, 6
 
 
 @pytest.mark.guard
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("one_blas_thread")
 def test_a_process_that_is_stopped_for_three_minutes_keeps_its_store_and_its_folders(tmp_path, capfd):
     """One fit is stopped alone, and one with its scheduler and workers; other fits begin meanwhile."""
@@ -47,7 +47,7 @@ def test_a_process_that_is_stopped_for_three_minutes_keeps_its_store_and_its_fol
         assert len(folders) == 2 * 2, "a folder and its lock for each fit"
         time.sleep(5)  # workers without their driver end what they have
         written = {name: programs.tiles(store) for name, store in stores.items()}
-        assert all(20 <= len(tiles) < 40 * 41 // 2 for tiles in written.values())
+        assert all(20 <= len(tiles) < 25 * 26 // 2 for tiles in written.values())
 
         for part in (0.0, 0.5, 0.98):  # the lock has just been refreshed; is stale elsewhere; for the third time
             time.sleep(max(0.0, began + part * SECONDS - time.monotonic()))
