@@ -33,7 +33,7 @@ def one_blas_thread() -> Iterator[None]:
     """For modules that import it: on small problems by the hundred BLAS threads only wait for each other."""
     with blas.one_thread():
         yield
-    for run in [run for run in resident._kept if run.startswith("test-")]:
+    for run in [run for run in resident._runs if run.startswith("test-")]:
         resident.forget(run)
 
 

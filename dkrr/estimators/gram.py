@@ -10,7 +10,7 @@ import numpy as np
 
 from dkrr.checks import checked_whole, location, shown
 from dkrr.cluster import Executor, Progress, SerialExecutor, Task
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import ambient_client, ended_in_order
 from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
@@ -21,7 +21,6 @@ from dkrr.fitting.workers import check_store_is_shared, dask_executor
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
-from dkrr.machine import ambient_client
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import owned
 from dkrr.store.paths import refuse_enclosing, resolved_place

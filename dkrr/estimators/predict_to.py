@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.checks import flag, location, shown
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import ambient_client, ended_in_order
 from dkrr.data import MemoryRows, Rows, Table, as_table, is_pandas_like, opened
 from dkrr.data.transformed import TransformedRows
 from dkrr.errors import InputError, InputTypeError
@@ -18,7 +18,6 @@ from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.fitting.prediction import check_width, predict_in_memory
-from dkrr.machine import ambient_client
 from dkrr.posterior.base import power_of_two
 from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
 from dkrr.store.paths import refuse_enclosing

@@ -20,13 +20,10 @@ from numpy.testing import assert_allclose
 import dkrr
 from benchmarks.local_client import local_client
 from dkrr.cluster import Progress, Task, resident
-from dkrr.cluster.dask_client import (
-    ambient_client,
-    check_folder_is_shared,
-    connect,
-)
+from dkrr.cluster.dask_client import check_folder_is_shared, connect
 from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.cluster.local_workers import LocalWorkers
+from dkrr.cluster.process import ambient_client
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
 from tests.cluster.clients import all_released
@@ -285,7 +282,7 @@ def keep(meter, run, k, shared):
 
 
 def kept_runs(run):
-    return run in resident._kept
+    return run in resident._runs
 
 
 def values_of(executor, tasks, vectors=None):
