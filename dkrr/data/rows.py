@@ -8,8 +8,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -25,9 +24,6 @@ Block = Any
 """A 2-D ndarray or a scipy.sparse CSR array."""
 
 ALL = slice(None)
-
-SCRATCH_BYTES = 2**20
-"""Size of the buffer that rows pass through of which only some columns are read."""
 
 WINDOW_ROWS = 256
 """Consecutive sparse rows whose average is taken: tiles are seldom lower, and a single dense row does not count."""
@@ -57,9 +53,14 @@ class Rows(ABC):
     """True if another process can read the rows too (they are in a store, not in this process)."""
 
     @property
-    def stored_at(self) -> str | None:
+    def is_vector(self) -> bool:
+        """Whether they are those of a vector, or of a table's only column: targets of shape (n,)."""
+        return False
+
+    @property
+    def url(self) -> str | None:
         """Path or URL from which every process reads the rows, or their bucket; None if there is none."""
-        return getattr(self, "url", None)
+        return None
 
     @property
     @abstractmethod
@@ -82,9 +83,15 @@ class Rows(ABC):
         return None
 
     @property
-    def indices(self) -> Any:
-        """Column of each stored entry of sparse rows, an array in memory or in a store; None if dense."""
-        return None
+    def index_bytes(self) -> int:
+        """Bytes of the index of a stored entry of sparse rows."""
+        return 4
+
+    @property
+    def n_entries(self) -> int:
+        """Number of stored entries of sparse rows."""
+        assert self.pointers is not None, "sparse rows have pointers"
+        return int(self.pointers[-1])
 
     @abstractmethod
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
@@ -162,12 +169,7 @@ class Rows(ABC):
         """Bytes of one row in memory, with its values as float64; of a sparse row the average, with two pointers."""
         if not self.is_sparse:
             return self.shape[1] * 8
-        return -(-int(self.indices.shape[0]) * self._entry_bytes // max(self.shape[0], 1)) + 16
-
-    @property
-    def _entry_bytes(self) -> int:
-        """Bytes of a stored entry: its value as float64, and its index."""
-        return 8 + int(self.indices.dtype.itemsize)
+        return -(-self.n_entries * (8 + self.index_bytes) // max(self.shape[0], 1)) + 16
 
     @cached_property
     def heavy_row_bytes(self) -> int:
@@ -187,70 +189,12 @@ class Rows(ABC):
             return ()
         numbers = [*(2**k for k in range(n.bit_length()) if 2**k < n), n]
         totals = np.cumsum(np.sort(np.diff(pointers).astype(np.int64))[::-1])
-        return tuple(int(totals[k - 1]) * self._entry_bytes + 16 * k for k in numbers)
+        return tuple(int(totals[k - 1]) * (8 + self.index_bytes) + 16 * k for k in numbers)
 
     @property
     def read_overhead_bytes(self) -> int:
         """Most bytes that a read needs besides its result (decoded chunks)."""
         return 0
-
-
-class ArrayRows(Rows):
-    """Rows of anything with `shape`, `dtype` and slices. A vector counts as one column.
-
-    Subclasses differ in how they travel to other processes, or open the array when it is first read.
-
-    Parameters
-    ----------
-    array : array of shape (n, d) or (n,)
-    name : str
-        What it is called in error messages.
-    """
-
-    is_lazy = True
-    array: Any
-    chunks_at_once = 1
-    """Chunks that are in memory during a read."""
-
-    def __init__(self, array: Any, name: str = "X") -> None:  # noqa: ARG002
-        self.array = array
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        shape = self.array.shape
-        return (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
-
-    @property
-    def dtype(self) -> Any:
-        return np.dtype(self.array.dtype)
-
-    @property
-    def edges(self) -> Sequence[int] | None:
-        chunks = getattr(self.array, "chunks", None)
-        return range(0, self.shape[0] + chunks[0], chunks[0]) if chunks else None
-
-    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        if len(self.array.shape) == 1:
-            return np.asarray(self.array[start:stop])[:, None][:, columns]
-        return np.asarray(self.array[start:stop, columns])
-
-    @property
-    def read_overhead_bytes(self) -> int:
-        # Chunks that a read touches are held whole, as stored and decoded.
-        chunks = getattr(self.array, "chunks", None)
-        return self.chunks_at_once * math.prod(chunks) * int(np.dtype(self.dtype).itemsize) if chunks else 0
-
-
-@dataclass(frozen=True)
-class StoredRows(Rows):
-    """Rows in a store, which other processes read there; they travel by the store's name."""
-
-    url: str
-
-    is_shared = True
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}
 
 
 def cut(block: Any, first: int, start: int, height: int) -> Iterator[tuple[slice, Any]]:
@@ -261,32 +205,6 @@ def cut(block: Any, first: int, start: int, height: int) -> Iterator[tuple[slice
         is_whole = bottom - top == block.shape[0]  # of sparse rows a part is a copy
         yield slice(top, bottom), block if is_whole else getattr(block, "iloc", block)[top - first : bottom - first]
         top = bottom
-
-
-def filled(
-    fill: Callable[[NDArray[Any], int], None], rows: Rows, start: int, stop: int, columns: slice = ALL
-) -> NDArray[Any]:
-    """Rows start ... stop − 1 of some columns; `fill` writes whole rows, from a number on, into a C-ordered array."""
-    left, right, _ = columns.indices(rows.shape[1])
-    out = np.empty((stop - start, max(right - left, 0)), rows.dtype)
-    if out.shape[1] == rows.shape[1]:
-        fill(out, start)
-        return out
-    height = max(1, SCRATCH_BYTES // (rows.shape[1] * rows.dtype.itemsize))
-    for where, block in filled_blocks(fill, rows, start, stop, height):
-        out[where.start - start : where.stop - start] = block[:, left:right]
-    return out
-
-
-def filled_blocks(
-    fill: Callable[[NDArray[Any], int], None], rows: Rows, start: int, stop: int, height: int
-) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """The same in blocks of `height` rows, all in one buffer: fresh memory takes longer than reading."""
-    buffer = np.empty((max(0, min(height, stop - start)), rows.shape[1]), rows.dtype)
-    for k in range(start, stop, height):
-        block = buffer[: min(height, stop - k)]
-        fill(block, k)
-        yield slice(k, k + len(block)), block
 
 
 def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | None = None) -> list[int]:

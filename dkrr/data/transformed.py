@@ -308,11 +308,6 @@ class TransformedRows(Rows):
         return self._counts if self.is_sparse else None
 
     @property
-    def indices(self) -> Any:
-        # Nothing but its size and its type is asked of rows that are read anew.
-        return np.broadcast_to(np.int32(0), int(self._counts[-1])) if self.is_sparse else None
-
-    @property
     def block_rows(self) -> int:
         """Rows that are transformed together."""
         width = self.inputs.shape[1]

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,7 +28,8 @@ from dkrr.data import (
     unframed,
     with_columns,
 )
-from dkrr.data.arrays import is_hdf_array, is_in_file, unlabelled
+from dkrr.data.arrays import unlabelled
+from dkrr.data.open import is_in_blocks
 from dkrr.data.table import not_numbers, suggested
 from dkrr.data.transformed import HeldRows, TransformedRows, inputs_of, transformed_inputs
 from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
@@ -45,7 +45,7 @@ from dkrr.kernels.columns import encodes
 from dkrr.planning import Plan
 from dkrr.solvers import SolveResult
 from dkrr.sparse import check_structure
-from dkrr.store.arrays import is_dask_array, is_zarr_array
+from dkrr.store.arrays import is_dask_array
 from dkrr.store.paths import refuse_enclosing
 from dkrr.text import card_of_text, details
 
@@ -56,8 +56,6 @@ OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
 """Attributes of a fit that depend on what X and y were before it."""
 OF_SEARCH = ("cv_results_", "best_params_", "best_score_", "best_index_", "alpha_", "n_splits_", "_folds")
 """Attributes of a search, which a loaded model that a search chose has too."""
-STREAMED = (str, Path, Rows, Table, np.memmap)
-"""Containers that are read in blocks, besides Dask and Zarr arrays, and places of such."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -421,10 +419,7 @@ def unreadable_column(X: Any) -> InputError | None:
 
 def is_local(value: Any) -> bool:
     """Whether scikit-learn can check a value: it is in memory, and not streamed."""
-    if is_plain(value):
-        return True
-    is_lazy = is_dask_array(value) or is_zarr_array(value) or is_hdf_array(value)
-    return not (is_lazy or isinstance(value, STREAMED) or is_in_file(value))
+    return is_plain(value) or not is_in_blocks(value)
 
 
 def is_plain(value: Any, max_dimensions: int = 2, min_dimensions: int = 2) -> bool:

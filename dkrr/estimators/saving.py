@@ -184,8 +184,7 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
     alphas, kept = checked_alphas(model.alpha, targets.shape[1]), dict[float, Kept]()
     for k, numbers in enumerate(found["factors"]):
         alpha, arrays = numbers["alpha"], {name: stored[f"{name}-{k}"] for name in form.KEPT_ARRAYS[numbers["form"]]}
-        for array in arrays["factor"].arrays:
-            array.check_complete()
+        arrays["factor"].check_complete()
         if numbers["form"] == "dual":
             TileGrid(n, numbers["tile"], numbers["panel"])
         if len(numbers["quadratic"]) != np.count_nonzero(alphas == alpha):
@@ -364,8 +363,7 @@ def _loaded(
 
 def _held(rows: StoredCopy, *, column_major: bool) -> Rows:
     """Training rows in memory, or in the store if they are large."""
-    for array in rows.arrays:
-        array.check_complete()
+    rows.check_complete()
     if rows.n_bytes > IN_MEMORY_BYTES:
         return rows
     return MemoryRows(np.asfortranarray(whole(rows)) if column_major else whole(rows))

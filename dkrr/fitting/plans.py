@@ -22,6 +22,7 @@ from dkrr.checks import (
 )
 from dkrr.cluster.process import available_bytes
 from dkrr.data import as_rows, in_memory, with_columns
+from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError
 from dkrr.features import feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
@@ -32,7 +33,6 @@ from dkrr.fitting.requests import (
     checked_width,
     fields_of_classes,
     fields_of_targets,
-    place_of_targets,
     plan_for_rows,
     with_spectrum,
 )
@@ -230,7 +230,7 @@ def plan(  # type: ignore[misc]
         workers,
         worker_memory=worker_memory,
         cores=cores,
-        rows=None if rows is None else rows.stored_at,
+        rows=None if rows is None else rows.url,
     )
     is_here = not resources.assumed and (X is not None or store is not None)
     resources = replace(resources, enforce_disk=is_here)

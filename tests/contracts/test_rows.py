@@ -17,7 +17,7 @@ from numpy.testing import assert_array_equal
 from sklearn.preprocessing import FunctionTransformer
 
 from dkrr.cluster import Progress, SerialExecutor
-from dkrr.data import as_rows, described_rows, scan, scan_tasks, stage, write_rows
+from dkrr.data import as_rows, described_rows, scan, scan_tasks, write_rows
 from dkrr.data import rows as checks
 from dkrr.data.rows import combine, dense, digest_of, n_bytes
 from dkrr.data.transformed import TransformedRows, inputs_of
@@ -136,8 +136,8 @@ def test_rows_are_checked_and_other_processes_read_them_by_name_or_a_copy(contai
     rows.read(0, 1)  # what is kept must not travel
     expected = digest(as_rows(sp.csr_array(X)) if container.is_sparse else as_rows(X))
     assert container.kind == "dask of csr" or digest(rows, n_tasks=3) == expected, "wherever the numbers are"
-    staged = stage(rows, place(tmp_path / "copy"), 5)
-    assert staged.is_shared and (staged is rows) == container.is_shared == (not (tmp_path / "copy").exists())
+    staged = rows if rows.is_shared else write_rows(rows, place(tmp_path / "copy"), 5)
+    assert staged.is_shared and (staged is rows) == container.is_shared
     if staged is not rows:
         assert staged.url == str(tmp_path / "copy") and (staged.shape, staged.dtype) == (rows.shape, rows.dtype)
         described = json.loads(json.dumps(staged.describe(5)))
