@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,7 @@ from numpy.typing import NDArray
 from dkrr.data.rows import ALL, Block, Rows, n_bytes
 from dkrr.errors import InputError, StoreError
 from dkrr.sparse import check_structure
-from dkrr.store.arrays import (
-    array_url,
-    bucket_of_array,
-    is_in_process,
-    is_of_object_store,
-    open_array,
-    opened_at,
-    place_of,
-)
+from dkrr.store.arrays import array_url, bucket_of_array, is_in_process, is_of_object_store, open_array, opened_at
 from dkrr.store.paths import faults_of, local_path
 from dkrr.store.places import read_all
 from dkrr.text import format_bytes
@@ -264,27 +257,26 @@ class _Shared(mmap.mmap):
     """Mapping whose changes are in the file, so that its pages may be released at any time."""
 
 
+def _mapping_of(array: Any) -> tuple[mmap.mmap | None, Any]:
+    """Mapping that the numbers of an array lie in, and the array that was made of it; None of numbers in memory."""
+    view = None
+    while isinstance(array, np.ndarray | memoryview):
+        view, array = array, array.base if isinstance(array, np.ndarray) else array.obj
+    return (array, view) if isinstance(array, mmap.mmap) else (None, None)
+
+
 def is_mapped(array: Any) -> bool:
     """Whether the numbers of an array lie in a mapped file."""
-    while isinstance(array, np.ndarray | memoryview):
-        array = array.base if isinstance(array, np.ndarray) else array.obj
-    return isinstance(array, mmap.mmap)
+    return _mapping_of(array)[0] is not None
 
 
 def release_pages(array: Any) -> None:
     """Give back the memory of pages of a file mapped for reading only, or by `mapped_array`; they are read again."""
-    while isinstance(array, np.ndarray | memoryview):
-        base: Any = array.base if isinstance(array, np.ndarray) else array.obj
-        if isinstance(base, mmap.mmap):
-            break
-        array = base
-    else:
-        return
+    mapping, view = _mapping_of(array)
     # Of a private mapping that may be written to, the changes would be lost.
-    if not isinstance(base, _Shared) and not (isinstance(array, np.memmap) and array.mode == "r"):
-        return
-    if hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)
+    is_safe = isinstance(mapping, _Shared) or (isinstance(view, np.memmap) and view.mode == "r")
+    if mapping is not None and is_safe and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def mapped_array(shape: tuple[int, ...], folder: str | None, content: str = "dual coefficients") -> NDArray[np.float64]:
@@ -333,7 +325,7 @@ class ZarrRows(OpenedRows):
 
     def __init__(self, array: Any) -> None:
         url = array_url(array)
-        super().__init__(array, *((open_array, url) if url else (opened_at, *place_of(array))), url=url)
+        super().__init__(array, *((open_array, url) if url else (opened_at, array.store, array.path)), url=url)
         if is_of_object_store(array):
             self.url, self.is_shared = bucket_of_array(array), True
 
@@ -344,20 +336,27 @@ class ZarrRows(OpenedRows):
 class PlainRows(FilledRows, ZarrRows):
     """Rows of a Zarr array on this machine's disk, whose chunks are plain files of whole rows: read without Zarr."""
 
+    @cached_property
+    def _files(self) -> tuple[Path, int, Any, tuple[int, ...]]:
+        """Folder of the files, rows of each, what names them, and the rest of a chunk's position."""
+        folder = local_path(self.url or "")
+        assert folder is not None, "the array is on this machine"
+        return folder, int(self.array.chunks[0]), self.array.metadata.encode_chunk_key, (0,) * (self.array.ndim - 1)
+
     def fill(self, out: NDArray[Any], start: int) -> None:
         """See base class; raises StoreError if a chunk is shorter than it should be."""
-        array, folder, done = self.array, local_path(self.url or ""), 0
-        height, row_bytes = int(array.chunks[0]), self.shape[1] * array.dtype.itemsize
-        assert folder is not None, "the array is on this machine"
+        (folder, height, name_of, rest), done = self._files, 0
         while done < len(out):
             chunk, skip = divmod(start + done, height)
             target = out[done : done + height - skip]
-            file = folder / array.metadata.encode_chunk_key((chunk, 0)[: array.ndim])
+            file = folder / name_of((chunk, *rest))
             try:
                 with file.open("rb", buffering=0) as stream:
-                    read_all(stream.fileno(), [target.reshape(-1).view(np.uint8).data], skip * row_bytes)
+                    read_all(
+                        stream.fileno(), [target.reshape(-1).view(np.uint8).data], skip * out.itemsize * out.shape[1]
+                    )
             except FileNotFoundError:
-                target[...] = array.fill_value  # as Zarr does
+                target[...] = self.array.fill_value  # as Zarr does
             except EOFError:
                 raise StoreError(f"the chunk {file} ends too early: the array is damaged. Rewrite it") from None
             done += len(target)

@@ -83,11 +83,6 @@ def bucket_of_array(array: Any) -> str | None:
     return bucket_url(array.store.store) if is_of_object_store(array) else None
 
 
-def place_of(array: Any) -> tuple[Any, str]:
-    """Store of an open Zarr array, and its path there."""
-    return array.store, array.path
-
-
 def opened_at(store: Any, path: str) -> Any:
     """Zarr array at a path in a store."""
     return zarr.open_array(store, path=path, mode="r")

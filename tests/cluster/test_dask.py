@@ -28,6 +28,7 @@ from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreEr
 from dkrr.linalg import TASK_MODULES
 from tests.cluster.clients import all_released
 from tests.conftest import WORKER_MEMORY
+from tests.inputs import table
 
 
 @pytest.fixture
@@ -229,6 +230,19 @@ def test_workers_that_do_not_see_the_store_are_named(client, tmp_path, monkeypat
     with pytest.raises(StoreError, match=f"workers tcp://far:1 do not see the store's folder {tmp_path}"):
         check_folder_is_shared(client, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["zarr path", "npy"])
+def test_workers_that_do_not_see_X_are_named(client, kind, tmp_path, monkeypatch, slow):
+    path = table(kind, tmp_path, X).handed_in
+
+    def unseen(client, place, what):
+        if str(place) == str(path):
+            raise StoreError(f"the workers do not see {what}")
+
+    monkeypatch.setattr("dkrr.cluster.dask_client.check_path_is_shared", unseen)
+    with client.as_current(), pytest.raises(StoreError, match=f"do not see X at {path}"):
+        dkrr.KernelRidge(**slow).fit(path, X[:, 0])
 
 
 def test_the_scheduler_is_told_of_every_stage_and_kind_of_task(client, slow):
