@@ -260,7 +260,10 @@ def described_rows(place: Place, described: Any) -> StoredCopy:
         If the description is not one that dkrr writes.
     """
     values, *rest = description.arrays_of_rows(place, described)
-    return SparseRows(values, *rest, described["shape"][1]) if rest else CheckedRows(values)
+    if not rest:
+        return CheckedRows(values)
+    indices, indptr = rest
+    return SparseRows(values, indices, indptr, described["shape"][1])
 
 
 NAME = "gram"
