@@ -309,7 +309,7 @@ def _training_rows(given: Mapping[str, Any]) -> tuple[Any, Any]:
         return X, None
     if X is None:
         raise InputError("--standardize, --one-hot or --impute is given without --x; expected --x with them")
-    from dkrr.data.transformers_fitted import ColumnSteps
+    from dkrr.data.transformers import ColumnSteps
 
     encoded = _encoded(X, given)
     return X, ColumnSteps(encoded, given["standardize"], impute, takes_unknown=unknown == "zeros")

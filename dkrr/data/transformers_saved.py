@@ -201,9 +201,9 @@ def _check_attributes(attributes: dict[str, Any], name: str, n_bytes: int) -> No
             raise StoreError(f"{name} has a memory, which is a place; expected None")
         if key == "n_jobs" and abs(json.loads(node["content"]) or 0) > MAX_JOBS:
             raise StoreError(f"{name} has n_jobs={node['content']}; expected at most {MAX_JOBS}")
-        if kind is OneHotEncoder and key in COUNTS:
-            if not 0 <= sum(json.loads(number["content"]) for number in node["content"]) <= n_bytes:
-                raise StoreError(f"{name} has a number larger than the file holds values")
+        is_counts = kind is OneHotEncoder and key in COUNTS
+        if is_counts and not 0 <= sum(json.loads(number["content"]) for number in node["content"]) <= n_bytes:
+            raise StoreError(f"{name} has a number larger than the file holds values")
 
 
 COUNTS = {key for key, value in vars(OneHotEncoder().fit([["a"]])).items() if value == [1]}

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from sklearn import exceptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.checks import checked_progress, parse_bytes, shown
-from dkrr.cluster.process import available_bytes
+from dkrr.checks import checked_progress, shown
 from dkrr.data import (
     MemoryRows,
     Rows,
@@ -31,8 +30,14 @@ from dkrr.data import (
 from dkrr.data.arrays import unlabelled
 from dkrr.data.open import is_in_blocks
 from dkrr.data.table import not_numbers, suggested
-from dkrr.data.transformed import HeldRows, TransformedRows, inputs_of, transformed_inputs
-from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
+from dkrr.data.transformers import (
+    HeldRows,
+    TransformedRows,
+    checked_transformer,
+    fitted_transformer,
+    inputs_of,
+    transformed_inputs,
+)
 from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
@@ -186,11 +191,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             self.__dict__.pop(name, None)  # of an earlier fit
         if self.transformer is None:
             return X
-        transformer = as_transformer(self.transformer)
-        refuse_kernel(self.transformer, kernel)
+        transformer = checked_transformer(self.transformer, kernel)
         inputs = self._inputs(X, reset=True)
-        limit = available_bytes() if self.memory_limit is None else parse_bytes(self.memory_limit)
-        self.transformer_ = fitted_transformer(transformer, inputs, limit)
+        self.transformer_ = fitted_transformer(transformer, inputs, self.memory_limit)
         self._n_inputs = inputs.shape[1]
         return transformed_inputs(self.transformer_, inputs)
 

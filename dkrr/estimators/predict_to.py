@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dkrr.checks import flag, location, shown
 from dkrr.cluster.process import ambient_client, ended_in_order
 from dkrr.data import MemoryRows, Rows, Table, as_table, is_pandas_like, opened
-from dkrr.data.transformed import TransformedRows
+from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.classifier import KernelClassifier

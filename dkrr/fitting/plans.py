@@ -17,10 +17,8 @@ from dkrr.checks import (
     checked_train_sizes,
     checked_whole,
     is_real,
-    parse_bytes,
     shown,
 )
-from dkrr.cluster.process import available_bytes
 from dkrr.data import as_rows, in_memory, with_columns
 from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError
@@ -253,16 +251,12 @@ def plan(  # type: ignore[misc]
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
     """Rows behind a copy of a transformer that is fitted to them."""
-    from dkrr.data.transformed import inputs_of, transformed_inputs
-    from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
+    from dkrr.data.transformers import checked_transformer, fitted_transformer, inputs_of, transformed_inputs
 
     if X is None:
         raise InputError("transformer is given without X; expected X, or n and d of the rows behind it")
-    unfitted = as_transformer(transformer)
-    refuse_kernel(transformer, kernel)
-    inputs = inputs_of(X)
-    limit = available_bytes() if memory_limit is None else parse_bytes(memory_limit)
-    return transformed_inputs(fitted_transformer(unfitted, inputs, limit), inputs)
+    unfitted, inputs = checked_transformer(transformer, kernel), inputs_of(X)
+    return transformed_inputs(fitted_transformer(unfitted, inputs, memory_limit), inputs)
 
 
 def _candidates(alphas: Any, cv: Any, alpha: Any, *, is_regression: bool) -> tuple[tuple[float, ...], FoldSizes | None]:

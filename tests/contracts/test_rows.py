@@ -20,7 +20,7 @@ from dkrr.cluster import Progress, SerialExecutor
 from dkrr.data import as_rows, described_rows, scan, scan_tasks, write_rows
 from dkrr.data import rows as checks
 from dkrr.data.rows import combine, dense, digest_of, n_bytes
-from dkrr.data.transformed import TransformedRows, inputs_of
+from dkrr.data.transformers import TransformedRows, inputs_of
 from dkrr.errors import InputError
 from dkrr.store import description
 from dkrr.store import format as shards

@@ -22,7 +22,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
 import dkrr
-from dkrr.data.transformed import transformed_block
+from dkrr.data.transformers import transformed_block
 from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_transformer
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.estimators.description import VERSIONS
