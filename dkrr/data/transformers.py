@@ -497,7 +497,7 @@ class TransformedRows(Rows):
         parts[-1] = block[:end]
         if stop < self.shape[0]:  # the last block is not held
             self._cursor.behind = stop, block[end:], stream
-        found = joined(parts)
+        found = joined([part for part in parts if part.shape[0]] or parts)
         return found if columns == ALL else found[:, columns]
 
     def take(self, indices: NDArray[np.intp]) -> Block:
