@@ -28,7 +28,7 @@ from sklearn.utils.validation import check_is_fitted
 from dkrr.checks import parse_bytes, shown
 from dkrr.cluster.process import available_bytes
 from dkrr.data.arrays import canonical, is_dask_frame, partition_lengths
-from dkrr.data.open import as_array, as_rows
+from dkrr.data.open import as_rows, load_labels
 from dkrr.data.rows import ALL, Block, Rows, cut, dense, first_bad, joined, n_bytes, taken
 from dkrr.data.table import FrameRows, Table
 from dkrr.data.table_opening import opened
@@ -118,7 +118,7 @@ def inputs_of(X: Any) -> Rows:
     if sp.issparse(X):
         check_structure(X)
     elif isinstance(X, list | tuple):
-        X = as_array(X, "X")
+        X = load_labels(X, "X")
     if X.ndim != 2 or 0 in X.shape:
         raise InputError(f"X has shape {X.shape}; expected a table of at least one row and one column")
     return HeldRows(X)
