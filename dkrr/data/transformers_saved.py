@@ -42,6 +42,7 @@ KINDS = [getattr(import_module(module), name) for module, names in CLASSES.items
 PROTOCOLS = (2,)
 """Versions of skops' format whose trees are checked here; in others nodes name what they make in other places."""
 _TYPES = {*(f"numpy.{name}" for name in DTYPES), *(f"builtins.{name}" for name in ("bool", "float", "int", "str"))}
+_DTYPES = {"null", *(f'"{name}"' for name in DTYPES)}
 _UFUNCS = [name for name, value in vars(np).items() if isinstance(value, np.ufunc)]
 NODES = {
     "DTypeNode": {"numpy.dtype"},
@@ -186,19 +187,25 @@ def _checked(data: bytes) -> list[dict[str, Any]]:
             raise StoreError(f"{shown(name)} has the number of another node")
         if "file" in node and node["file"] != f"{number}.npy":
             raise StoreError(f"{shown(name)} is in the file {shown(node['file'])}")
+        if kind == "DTypeNode" and "file" in node["content"]:  # of an array without values
+            with ZipFile(io.BytesIO(data)) as file:
+                if np.load(io.BytesIO(file.read(node["content"]["file"]))).dtype.itemsize > len(data):
+                    raise StoreError("it has a dtype that is wider than the file")
         if kind == "ObjectNode" and _is_known(node):
             _check_attributes(node["content"]["content"], name, len(data))
     return nodes
 
 
 def _check_attributes(attributes: dict[str, Any], name: str, n_bytes: int) -> None:
-    """Refuse attributes that hide methods, name a place, or claim processes or columns; raises as `_checked`."""
+    """Refuse attributes that hide methods, name a place, or claim processes, columns or bytes; raises as `_checked`."""
     kind = next(kind for kind in KINDS if name == f"{kind.__module__}.{kind.__name__}")
     for key, node in attributes.items():
         if key.startswith("__") or callable(getattr(kind, key, None)):
             raise StoreError(f"{name} has the attribute {shown(key)}")
         if key == "memory" and node["content"] != "null":
             raise StoreError(f"{name} has a memory, which is a place; expected None")
+        if key == "dtype" and node["__loader__"] not in ("DTypeNode", "TypeNode") and node["content"] not in _DTYPES:
+            raise StoreError(f"{name} has dtype={shown(node['content'])}; expected one of {', '.join(DTYPES)}")
         if key == "n_jobs" and abs(json.loads(node["content"]) or 0) > MAX_JOBS:
             raise StoreError(f"{name} has n_jobs={node['content']}; expected at most {MAX_JOBS}")
         is_counts = kind is OneHotEncoder and key in COUNTS

@@ -248,9 +248,9 @@ def claimed_in_an_array(schema):
     found |= {"content": numbers, "shape": shape}
 
 
-def setting(schema, name, content):
-    """Processes that a file would start, and a folder whose pickles joblib would read."""
-    part(schema, "Pipeline")[name] = node("JsonNode", "str", content, 7)
+def setting(schema, name, content, of="Pipeline"):
+    """Processes that a file would start, a folder whose pickles joblib would read, and values that it does not hold."""
+    part(schema, of)[name] = node("JsonNode", "str", content, 7)
 
 
 def nested_lists(schema, levels, n_short):
@@ -272,6 +272,7 @@ def one_file_for_many(schema):
         (claimed_columns, "larger than the file holds"),
         (claimed_in_an_array, "larger than the file holds"),
         (partial(setting, name="n_jobs", content="100000"), "n_jobs=100000; expected at most 64"),
+        (partial(setting, name="dtype", content='"<U100000000"', of="OneHotEncoder"), "expected one of float64"),
         (partial(setting, name="memory", content='"elsewhere"'), "has a memory, which is a place"),
         (partial(nested_lists, levels=30, n_short=2), "has the number of another node"),
         (partial(nested_lists, levels=400, n_short=0), "is damaged"),
@@ -280,6 +281,13 @@ def one_file_for_many(schema):
 )
 def test_what_is_larger_than_the_file_is_refused(change, words):
     refused(change, words)
+
+
+def test_a_dtype_that_is_wider_than_the_file_is_refused():
+    wide = preprocessing.OneHotEncoder(dtype=np.dtype("<U1000")).fit(flights()[TEXT])
+    assert loaded_transformer(saved_transformer(wide).tobytes(), None).dtype == "<U1000"
+    with pytest.raises(InputError, match="cannot be saved: it has a dtype that is wider than the file"):
+        saved_transformer(wide.set_params(dtype=np.dtype("<U100000000")))
 
 
 def test_compressed_parts_are_refused():
