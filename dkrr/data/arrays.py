@@ -24,15 +24,7 @@ from numpy.typing import NDArray
 from dkrr.data.rows import ALL, SCRATCH_BYTES, ArrayRows, Block, Rows, StoredRows, filled, filled_blocks, n_bytes
 from dkrr.errors import InputError, StoreError
 from dkrr.sparse import check_structure
-from dkrr.store.arrays import (
-    array_url,
-    bucket_of_array,
-    is_in_process,
-    is_of_object_store,
-    open_array,
-    opened_at,
-    place_of,
-)
+from dkrr.store.arrays import bucket_of_array, is_of_object_store, open_array, place_of
 from dkrr.store.paths import faults_of, local_path
 from dkrr.store.places import read_all
 from dkrr.text import format_bytes
@@ -242,7 +234,7 @@ class ZarrRows(ArrayRows):
 
     @cached_property
     def array(self) -> Any:
-        return open_array(self.place) if isinstance(self.place, str) else opened_at(*self.place)
+        return open_array(self.place)
 
     @property
     def stored_at(self) -> str | None:
@@ -282,9 +274,8 @@ class ZarrRows(ArrayRows):
 
 def zarr_rows(array: Any, name: str) -> Rows:
     """Rows of an open Zarr array, which are read where it is; one in this process's memory is read at once."""
-    if is_in_process(array):
-        return MemoryRows(np.asarray(array[:]), name)
-    return ZarrRows(array_url(array) or place_of(array), array)
+    place = place_of(array)
+    return MemoryRows(np.asarray(array[:]), name) if place is None else ZarrRows(place, array)
 
 
 @dataclass(frozen=True)

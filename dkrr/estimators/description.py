@@ -30,7 +30,7 @@ from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import Status
 from dkrr.store import ChunkedArray
 from dkrr.store.format import read_group
-from dkrr.store.places import place_at
+from dkrr.store.places import place_at, refuse_links
 from dkrr.store.replacing import arrays_below
 from dkrr.text import one_line
 
@@ -239,7 +239,7 @@ def _described(url: str, found: dict[str, Any]) -> Iterator[tuple[str, StoredCop
         if isinstance(description, dict) and description.get("rows_per_chunk") is not None:
             raise StoreError(f"{rows.url} has chunks of another size than dkrr.save writes: the model is damaged")
         for array in rows.arrays:
-            place_at(array.url).refuse_links(url)
+            refuse_links(array.url, url)
         yield name, rows
 
 

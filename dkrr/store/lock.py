@@ -402,4 +402,4 @@ class _Document(_Lock):
         self._stop.set()
         self._beating.join(timeout=2 * STALE_SECONDS)
         if self._is_mine():
-            self._bucket.delete(STORE, LOCK_NAME)
+            Bucket(f"{self.name}/{LOCK_NAME}").delete(STORE)

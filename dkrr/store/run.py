@@ -11,7 +11,7 @@ from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError, Wr
 from dkrr.store.chunks import ChunkedArray
 from dkrr.store.format import NAME, read_group, write_group
 from dkrr.store.paths import NAMES
-from dkrr.store.places import Place, place_at
+from dkrr.store.places import Place, is_foreign_file, place_at, refuse_links
 from dkrr.store.replacing import STORE
 
 FORMAT_VERSION = 5
@@ -61,13 +61,13 @@ class RunStore:
     ) -> ChunkedArray:
         """Create an array, or take the existing one of this layout; see `ChunkedArray.create`."""
         place = self.place(name)
-        place.refuse_links(self.url)
+        refuse_links(place.url, self.url)
         return ChunkedArray.create(place.url, shape, chunks, dtype, place.identity)
 
     def open_array(self, name: str) -> ChunkedArray:
         """Open an array of the store; see `ChunkedArray.open`."""
         place = self.place(name)
-        place.refuse_links(self.url)
+        refuse_links(place.url, self.url)
         return ChunkedArray.open(place.url, place.identity)
 
     def arrays(self) -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
@@ -122,7 +122,7 @@ class RunStore:
             self.delete(name.split("/")[0])
         else:
             place = self.place(name)
-            place.delete(STORE, key)
+            place.at(key).delete(STORE)
             if key in place.names():
                 raise StoreError(
                     f"{place.url}/{key} is damaged and cannot be deleted; delete it, and run again with the same store"
@@ -216,7 +216,7 @@ class RunStore:
     def create_group(self, name: str) -> None:
         """Create a group in the store, unless it exists."""
         place = self.place(name)
-        place.refuse_links(self.url)
+        refuse_links(place.url, self.url)
         if NAME not in place.names():
             write_group(place.url)
 
@@ -228,7 +228,7 @@ class RunStore:
         StoreError
             If something else exists here, or the description is damaged.
         """
-        if self._here.is_foreign_file():
+        if is_foreign_file(self.url):
             raise WrongStoreError(_foreign(self.url))
         try:
             found = read_group(self.url)
