@@ -12,7 +12,7 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from dkrr.checks import BUCKETS
-from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
+from dkrr.errors import StoreError, UnreachableStoreError
 from dkrr.store.buckets import errors_of, store_below
 from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
@@ -157,11 +157,9 @@ def files_of_predictions(url: str) -> re.Pattern[str] | None:
         found = read_json(place_at(resolved_place(url))) or {}
         described = found["attributes"]["dkrr"]
         folders = list(described.get("columns", ())) if described["kind"] == PREDICTIONS else None
-    except (DamagedChunkError, LookupError, TypeError, AttributeError):
-        return None
-    except StoreError as error:
-        if isinstance(error, UnreachableStoreError):
-            raise
+    except UnreachableStoreError:
+        raise
+    except (StoreError, LookupError, TypeError, AttributeError):
         return None
     return None if folders is None else files_of_arrays(folders)
 

@@ -232,9 +232,9 @@ class Bucket:
 
     def delete(self, listed: re.Pattern[str]) -> None:
         inside = [self._key(name) for name in self.sizes() if listed.fullmatch(name)]
-        for keys in (inside, [self._key()]):  # the latter where it is an object
-            if any(keys):
-                self._answer("delete", "", lambda obstore, store, _, keys=keys: obstore.delete(store, keys))
+        self._answer(  # also what is at the key itself
+            "delete", "", lambda obstore, store, key: [obstore.delete(store, keys) for keys in (inside, key) if keys]
+        )
 
     def first_not_listed(self, listed: re.Pattern[str]) -> str | None:
         return next((name for name in sorted(self.sizes()) if not listed.fullmatch(name)), None)
@@ -255,9 +255,10 @@ class Bucket:
         try:
             if listed is not None:
                 self.delete(listed)
-            for name in aside.sizes() if listed is not None else [""]:
-                to = self._key(name)
-                aside._answer("copy", name, lambda obstore, store, key, to=to: obstore.copy(store, key, to))
+            moved = {aside._key(name): self._key(name) for name in (aside.sizes() if listed is not None else [""])}
+            aside._answer(
+                "copy", "", lambda obstore, store, _: [obstore.copy(store, *names) for names in moved.items()]
+            )
             aside.delete(EVERYTHING)
         except BaseException as error:
             error.add_note(f"what was written is at {aside.url}; what was at {self.url} before may be deleted")

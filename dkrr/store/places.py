@@ -29,7 +29,6 @@ from dkrr.store.paths import (
     resolved_place,
     too_large,
     unreadable,
-    unwritable,
 )
 from dkrr.store.replacing import NEW, PARTIAL, PARTIAL_FILES, STORE, delete_file, replace_file, sync_folder
 
@@ -202,39 +201,32 @@ class LocalFolder:
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         path = self._file(name)
         partial, is_durable = f"{path}.{uuid.uuid4().hex}{PARTIAL}", bool(setting("durable"))
-        try:
-            with open(partial, "xb") as file:  # noqa: PTH123 (a hot path)
-                file.writelines(parts)
+        with faults_of(f"write {path}"):
+            try:
+                with open(partial, "xb") as file:  # noqa: PTH123 (a hot path)
+                    file.writelines(parts)
+                    if is_durable:
+                        file.flush()
+                        os.fsync(file.fileno())
+                replace_file(partial, path)
                 if is_durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            replace_file(partial, path)
-            if is_durable:
-                sync_folder(self.path)
-        except BaseException as error:
-            with suppress(OSError):
-                delete_file(partial)
-            if isinstance(error, OSError):
-                raise unwritable(path, error) from error
-            raise
+                    sync_folder(self.path)
+            except BaseException:
+                with suppress(OSError):
+                    delete_file(partial)
+                raise
 
     def written(self) -> Any:
         return self.path.open("xb")
 
     def names(self) -> list[str]:
-        try:
+        with faults_of(f"read {self.path}", "then run again"), suppress(FileNotFoundError):
             return [name for name in os.listdir(self.path) if not name.endswith(PARTIAL)]  # noqa: PTH208 (a million)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        return []
 
     def sizes(self) -> dict[str, int]:
-        try:
-            with os.scandir(self.path) as entries:
-                return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        with faults_of(f"read {self.path}", "then run again"), os.scandir(self.path) as entries:
+            return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
 
     def size(self, name: str) -> int | None:
         with suppress(FileNotFoundError), self._opened(name) as (_, size):
@@ -248,10 +240,8 @@ class LocalFolder:
         return self.path.is_dir() and not self.path.is_symlink()
 
     def make(self) -> None:
-        try:
+        with faults_of(f"write {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(self.path, error) from error
 
     def delete(self, listed: re.Pattern[str]) -> None:
         replacing.delete_listed(self.path, listed)
@@ -259,10 +249,8 @@ class LocalFolder:
     def first_not_listed(self, listed: re.Pattern[str]) -> str | None:
         return replacing.first_not_listed(self.path, listed)
 
-    @contextmanager
-    def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> Iterator[str]:
-        with replacing.moved_into_place(self.path, overwrite=overwrite, listed=listed) as new:
-            yield str(new)
+    def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> AbstractContextManager[str]:
+        return replacing.moved_into_place(self.path, overwrite=overwrite, listed=listed)
 
 
 def read_all(descriptor: int, parts: list[Any], offset: int) -> None:
