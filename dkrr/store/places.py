@@ -35,6 +35,8 @@ from dkrr.store.replacing import NEW, PARTIAL, PARTIAL_FILES, STORE, delete_file
 Buffer = Any
 """Bytes, or what has their interface."""
 
+_BUFFERS = 512
+"""Buffers that one call of the system takes; POSIX allows for 1,024 on Linux and macOS."""
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 """Map all pages at once, not one fault at a time."""
 
@@ -203,10 +205,9 @@ class LocalFolder:
         partial, is_durable = f"{path}.{uuid.uuid4().hex}{PARTIAL}", bool(setting("durable"))
         with faults_of(f"write {path}"):
             try:
-                with open(partial, "xb") as file:  # noqa: PTH123 (a hot path)
-                    file.writelines(parts)
+                with open(partial, "xb", buffering=0) as file:  # noqa: PTH123 (a hot path)
+                    _write_all(file.fileno(), [memoryview(part).cast("B") for part in parts])
                     if is_durable:
-                        file.flush()
                         os.fsync(file.fileno())
                 replace_file(partial, path)
                 if is_durable:
@@ -270,6 +271,17 @@ def read_all(descriptor: int, parts: list[Any], offset: int) -> None:
             n -= len(parts.pop(0))
         if n:
             parts[0] = memoryview(parts[0])[n:]
+
+
+def _write_all(descriptor: int, parts: list[memoryview]) -> None:
+    """Write parts with one call for many: Python's buffered files take two for each block, and a fifth more time."""
+    while parts:
+        written = os.writev(descriptor, parts[:_BUFFERS])
+        # A nearly full disk takes what fits, and says so at the next call.
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if written:
+            parts[0] = parts[0][written:]
 
 
 def refuse_links(url: str, root: str) -> None:
