@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dkrr.data.rows import ALL, Block, Rows, n_bytes
 from dkrr.errors import InputError, StoreError
 from dkrr.sparse import check_structure
-from dkrr.store.arrays import array_url, bucket_of_array, is_in_process, is_of_object_store, open_array, opened_at
+from dkrr.store.arrays import bucket_of_array, is_of_object_store, open_array, place_of
 from dkrr.store.paths import faults_of, local_path
 from dkrr.store.places import read_all
 from dkrr.text import format_bytes
@@ -122,7 +122,7 @@ class OpenedRows(ArrayRows):
     open_array : callable
         Opens it in another one.
     *place
-        Arguments of the callable, the last of which is a path, a URL or a name.
+        Arguments of the callable.
     url : str, optional
         Path or URL from which every process reads it; None: workers of a fit read a copy.
     """
@@ -145,7 +145,7 @@ class OpenedRows(ArrayRows):
         return isinstance(other, OpenedRows) and self.opener == other.opener
 
     def __hash__(self) -> int:
-        return hash(self.opener[-1])
+        return hash(self.url)
 
 
 class MemoryRows(ArrayRows):
@@ -324,10 +324,9 @@ class ZarrRows(OpenedRows):
     chunks_at_once = 4  # Zarr works on several
 
     def __init__(self, array: Any) -> None:
-        url = array_url(array)
-        super().__init__(array, *((open_array, url) if url else (opened_at, array.store, array.path)), url=url)
-        if is_of_object_store(array):
-            self.url, self.is_shared = bucket_of_array(array), True
+        place = place_of(array)
+        super().__init__(array, open_array, place, url=place if isinstance(place, str) else bucket_of_array(array))
+        self.is_shared = isinstance(place, str) or is_of_object_store(array)
 
     def take(self, indices: NDArray[np.intp]) -> Block:
         return np.asarray(self.array.oindex[indices]).reshape(len(indices), self.shape[1])
@@ -364,15 +363,19 @@ class PlainRows(FilledRows, ZarrRows):
 
 def zarr_rows(array: Any) -> Rows:
     """Rows of an open Zarr array, which are read where it is; one in this process's memory is read at once."""
-    if is_in_process(array):
+    if place_of(array) is None:
         return MemoryRows(np.asarray(array[:]))
     return PlainRows(array) if _has_plain_files(array) else ZarrRows(array)
 
 
 def _has_plain_files(array: Any) -> bool:
     """Whether chunks are files of whole rows, whose bytes are numbers in C order, in this machine's byte order."""
-    url = array_url(array)
-    if url is None or local_path(url) is None or (array.ndim == 2 and array.chunks[1] != array.shape[1]):
+    place = place_of(array)
+    if (
+        not isinstance(place, str)
+        or local_path(place) is None
+        or (array.ndim == 2 and array.chunks[1] != array.shape[1])
+    ):
         return False
     if array.shards is not None or array.compressors or array.filters or not array.dtype.isnative:
         return False

@@ -20,7 +20,7 @@ from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.fitting.prediction import check_width, predict_in_memory
 from dkrr.posterior.base import power_of_two
 from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
-from dkrr.store.paths import refuse_enclosing
+from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
 
@@ -205,7 +205,8 @@ def _is_one(path: str) -> bool:
     """Whether predictions of the same format may be at a path: any file, or what dkrr wrote in Zarr's format."""
     if path.endswith(".zarr"):
         return files_of_predictions(path) is not None
-    return place_at(path).is_file()
+    local = local_path(path)
+    return local is None or local.is_file()
 
 
 def _listed(path: str) -> re.Pattern[str] | None:

@@ -12,7 +12,7 @@ from dkrr.errors import StoreError, UnreachableStoreError, WrongStoreError
 from dkrr.store.chunks import ChunkedArray
 from dkrr.store.format import DTYPES, read_group, read_json
 from dkrr.store.paths import NAMES
-from dkrr.store.places import Place, place_at
+from dkrr.store.places import Place, place_at, refuse_links
 from dkrr.store.replacing import arrays_below
 
 FORMAT_VERSION = 6
@@ -322,5 +322,5 @@ def model_arrays(url: str, found: dict[str, Any]) -> Iterator[tuple[str, tuple[C
     for name, description in found["stored"].items():
         arrays = arrays_of_rows(place_at(url, found["id"]).at(name), description)
         for array in arrays:
-            place_at(array.url).refuse_links(url)
+            refuse_links(array.url, url)
         yield name, arrays

@@ -16,7 +16,7 @@ from dkrr.store.description import CHECKPOINT_NOTE, CHECKSUM, COPY, FORMAT_VERSI
 from dkrr.store.format import NAME, read_group, write_group
 from dkrr.store.matrix import TiledMatrix, TileGrid
 from dkrr.store.paths import NAMES
-from dkrr.store.places import Place, place_at
+from dkrr.store.places import Place, is_foreign_file, place_at, refuse_links
 from dkrr.store.replacing import STORE
 
 PLAN, WORK, N_BATCHES, CHECKPOINT, PIVOTS = "plan", "work", "n-batches", "checkpoint", "pivots"
@@ -68,7 +68,7 @@ class RunStore:
 
     def _inner(self, name: str) -> Place:
         place = self.place(name)
-        place.refuse_links(self.url)
+        refuse_links(place.url, self.url)
         return place
 
     def create_array(
@@ -161,7 +161,7 @@ class RunStore:
             self.delete(name.split("/")[0])
         else:
             place = self.place(name)
-            place.delete(STORE, key)
+            place.at(key).delete(STORE)
             if key in place.names():
                 raise StoreError(
                     f"{place.url}/{key} is damaged and cannot be deleted; delete it, and run again with the same store"
@@ -269,9 +269,8 @@ class RunStore:
         StoreError
             If something else exists here, or the description is damaged.
         """
-        here = place_at(self.url)
         foreign = f"{self.url} exists and is not the store of a dkrr run; nothing was changed. Give another store="
-        if here.is_foreign_file():
+        if is_foreign_file(self.url):
             raise WrongStoreError(foreign)
         try:
             found = read_group(self.url)

@@ -202,7 +202,7 @@ def test_pickle_codecs_are_refused(path, tmp_path, dtype):
     metadata = {"zarr_format": 2, "shape": [211, 3], "chunks": [211, 3], "fill_value": None, "order": "C"}
     pickled = {"dtype": dtype, "filters": [{"id": "pickle"}], "compressor": None}
     (array / ".zarray").write_text(json.dumps(metadata | pickled))
-    with pytest.raises(StoreError, match="dual_coef is damaged: its zarr.json is not there"):
+    with pytest.raises(StoreError, match="at .*dual_coef: its zarr.json is not there"):
         dkrr.load(path)
     assert not (tmp_path / "was-run").exists()
 
