@@ -351,8 +351,5 @@ def _encoded(X: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
                 f"expected numbers, text or categories: convert it to text"
             )
     encoded = tuple(column.name for column in chosen)
-    rest = table.without(encoded)
-    for column in rest.columns:
-        if column.kind != "number":
-            raise InputTypeError(rest.not_numbers("--x", column))
+    table.without(encoded).check_numeric("--x")
     return encoded

@@ -138,11 +138,12 @@ def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int) -> lis
     Returns
     -------
     list of zarr.Array
-        In the order of the columns.
+        In the order of the columns, all with chunks of as many rows.
     """
     folders = {file_name(name): name for name in columns}
     zarr.create_group(zarr_store(url), attributes={"dkrr": {"kind": PREDICTIONS, "columns": folders}})
-    return [create_array(f"{url}/{folder}", (n_rows,), columns[name]) for folder, name in folders.items()]
+    height = min(chunk_rows((n_rows,), kind) for kind in columns.values())
+    return [create_array(f"{url}/{folder}", (n_rows,), columns[name], height) for folder, name in folders.items()]
 
 
 def files_of_predictions(url: str) -> re.Pattern[str] | None:

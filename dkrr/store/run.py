@@ -279,7 +279,7 @@ class RunStore:
             if isinstance(error, UnreachableStoreError) or isinstance(error.__cause__, OSError):
                 raise
             raise WrongStoreError(f"{foreign} ({error})") from error
-        if found is None and all(STORE.fullmatch(name) for name in here.names()):  # a lock is there
+        if found is None and all(STORE.fullmatch(name) for name in place_at(self.url).names()):  # a lock is there
             return None
         if not found:
             raise WrongStoreError(foreign)

@@ -18,6 +18,7 @@ from dkrr.kernels import RBF, BagOfWords, Columns
 
 pa = pytest.importorskip("pyarrow")
 csv = pytest.importorskip("pyarrow.csv")
+feather = pytest.importorskip("pyarrow.feather")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 N = 97
@@ -50,6 +51,12 @@ def _csv_folder(arrow, folder):
     return f"{folder}/*.csv"
 
 
+def _arrow_file(arrow, folder):
+    with pa.ipc.new_file(folder / "x.arrow", arrow.schema) as writer:
+        writer.write_table(arrow, max_chunksize=30)
+    return str(folder / "x.arrow")
+
+
 def _stream(arrow, folder):
     with pa.ipc.new_stream(folder / "x.arrow", arrow.schema) as writer:
         writer.write_table(arrow, max_chunksize=30)
@@ -59,6 +66,7 @@ def _stream(arrow, folder):
 MAKERS = {
     "parquet": _parquet,
     "csv pattern": _csv_folder,
+    "arrow file": _arrow_file,
     "arrow stream": _stream,
     "arrow": lambda arrow, folder: arrow,
     "polars lazy": lambda arrow, folder: pytest.importorskip("polars").from_arrow(arrow).lazy(),
@@ -175,6 +183,31 @@ def test_incomplete_rows_are_left_out():
         as_rows(dkrr.open_table(pa.table({"a": pa.nulls(3, pa.float64())})).drop_missing())
 
 
+def test_incomplete_rows_of_files_are_left_out_and_the_others_put_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.data.arrow.GROUP_ROWS", 6)
+    a = np.where(np.arange(20) % 4 == 3, np.nan, np.arange(20.0))  # statistics of Parquet do not tell of NaN
+    parquet.write_table(
+        pa.table({"a": a, "t": [None, *"abcdefghijklmnopqrs"]}), tmp_path / "x.parquet", row_group_size=5
+    )
+    kept = dkrr.open_table(tmp_path / "x.parquet").drop_missing()
+    assert kept.to_pandas()["a"].tolist() == [k for k in range(1, 20) if k % 4 != 3]
+    assert list(kept.edges) == [0, 6, 12, 14]
+
+
+def test_row_groups_of_wide_tables_are_low(monkeypatch):
+    monkeypatch.setattr("dkrr.data.arrow.TASK_BYTES", 8 * 3 * 10)
+    kept = dkrr.open_table(pa.table({name: np.arange(25.0) for name in "abc"})).drop_missing()
+    assert list(kept.edges) == [0, 10, 20, 25]
+
+
+@pytest.mark.parametrize(("end", "write"), [("csv", csv.write_csv), ("feather", feather.write_feather)])
+def test_files_with_other_columns_are_named(end, write, tmp_path):
+    for name, columns in {"a": "xy", "b": "xz"}.items():
+        write(pa.table({column: [1.0] for column in columns}), f"{tmp_path}/{name}.{end}")
+    with pytest.raises(InputError, match=rf"b\.{end} has other columns than .*a\.{end}; expected .*'x', 'y'"):
+        dkrr.open_table(tmp_path)
+
+
 # Text files.
 
 
@@ -198,6 +231,11 @@ def test_delimiters_marks_and_compression_are_found(tmp_path):
         table = dkrr.open_table(tmp_path / name)
         assert table.names == ("a", "b")
         assert_array_equal(table.numbers(0, 1), [[1, 2]])
+
+
+def test_quoted_names_may_hold_delimiters(tmp_path):
+    (tmp_path / "x.csv").write_text('"time, planned","time, actual"\n1,2\n')
+    assert dkrr.open_table(tmp_path / "x.csv").names == ("time, planned", "time, actual")
 
 
 @pytest.mark.parametrize(
