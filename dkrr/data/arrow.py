@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 GROUP_ROWS = 65536
 """Most rows of a row group that is written."""
-BLOCK_BYTES = 8 * 2**20
-"""Bytes of a CSV file that are parsed at once."""
+BLOCK_BYTES = 4 * 2**20
+"""Bytes of a CSV file that are parsed at once: no line is longer, and pyarrow reads 32 such blocks ahead."""
 HEADER_BYTES = 2**20
 """Bytes in which a CSV file has its first line."""
 ONE_BY_ONE: dict[str, Any] = {

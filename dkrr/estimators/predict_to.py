@@ -18,6 +18,7 @@ from dkrr.data.table_opening import arrow_tables
 from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
+from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.fitting.prediction import check_width, predict_in_memory
 from dkrr.posterior.base import power_of_two
@@ -147,7 +148,7 @@ def predict_to(
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
     listed = _listed(path)
     try:
-        if path.endswith(".zarr") and columns.dtype.kind == "O":
+        if path.endswith(".zarr") and columns.dtype.kind == "O" and isinstance(model, KernelClassifier):
             "".join(model.classes_).encode()  # NumPy raises another error for such text
         with ended_in_order(), written_aside(path, overwrite=overwrite, listed=listed) as place:
             if path.endswith(TABLES):
