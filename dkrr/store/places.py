@@ -368,10 +368,12 @@ def check_writable(url: str, *, is_grown: bool = False) -> None:
         place = place_at(resolved_place(url))
         is_inside = is_grown and (place.is_remote or place.is_folder())
         folder = place.url if is_inside else os.path.dirname(place.url)  # noqa: PTH120 (of URLs too)
-        probe = place_at(f"{folder}/{NEW}{uuid.uuid4().hex[:8]}")
-        with probe.written():
-            pass
-        probe.delete(STORE)
+        name = f"{NEW}{uuid.uuid4().hex[:8]}"
+        if place.is_remote:
+            place_at(folder).write(name, [b""])
+        else:
+            Path(folder, name).touch(exist_ok=False)
+        place_at(f"{folder}/{name}").delete(STORE)
 
 
 def check_free(
