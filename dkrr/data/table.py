@@ -287,6 +287,10 @@ class TableRows(Rows):
         return self.table.dtype
 
     @property
+    def is_vector(self) -> bool:
+        return len(self.table.names) == 1
+
+    @property
     def edges(self) -> Sequence[int]:
         return self.table.edges
 

@@ -11,20 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.checks import flag, location, shown
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import ambient_client, ended_in_order
 from dkrr.data import MemoryRows, Rows, Table, as_table, is_dask_frame, is_pandas_like, opened
 from dkrr.data.table import regrouped
 from dkrr.data.table_opening import arrow_tables
-from dkrr.data.transformed import TransformedRows
+from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.fitting.prediction import check_width, predict_in_memory
-from dkrr.machine import ambient_client
 from dkrr.posterior.base import power_of_two
 from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
-from dkrr.store.paths import refuse_enclosing
+from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
 
@@ -205,7 +204,8 @@ def _is_one(path: str) -> bool:
     """Whether predictions of the same format may be at a path: any file, or what dkrr wrote in Zarr's format."""
     if path.endswith(".zarr"):
         return files_of_predictions(path) is not None
-    return place_at(path).is_file()
+    local = local_path(path)
+    return local is None or local.is_file()
 
 
 def _listed(path: str) -> re.Pattern[str] | None:
