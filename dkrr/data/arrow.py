@@ -399,12 +399,14 @@ def kept_types(kept: Table) -> dict[str, np.dtype[Any]]:
                 f"keep has the column {column.name!r} of {column.dtype}; expected numbers or text for .zarr: write "
                 f".parquet, or leave it out"
             )
-    types = {field.name: field.type for field in _plain_schema(kept)}
-    without_one = pyarrow.types.is_decimal, pyarrow.types.is_null
-    return {
-        name: np.dtype(np.float64 if any(is_one(kind) for is_one in without_one) else kind.to_pandas_dtype())
-        for name, kind in types.items()
-    }
+    return {field.name: _numpy_type(field.type) for field in _plain_schema(kept)}
+
+
+def _numpy_type(kind: Any) -> np.dtype[Any]:
+    if pyarrow.types.is_decimal(kind) or pyarrow.types.is_null(kind):
+        return np.dtype(np.float64)
+    found: np.dtype[Any] = np.dtype(object if kind_of(kind) == "text" else kind.to_pandas_dtype())
+    return found
 
 
 def kept_arrays(kept: Table, height: int) -> Iterator[list[NDArray[Any]]]:
