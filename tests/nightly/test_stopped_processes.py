@@ -25,7 +25,6 @@ FIT = {"kernel": "rbf", "gamma": 0.2, "alpha": 0.01, "solver": "cholesky", "tile
 N, D = 2500, 6
 
 
-@pytest.mark.guard
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("one_blas_thread")
 def test_a_process_that_is_stopped_for_three_minutes_keeps_its_store_and_its_folders(tmp_path, capfd):
