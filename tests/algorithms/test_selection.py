@@ -16,7 +16,7 @@ from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian, Matern
 from dkrr.selection import primal
 from dkrr.solvers import ConjugateGradient
-from tests.naive_folds import exact_errors, leave_one_out, naive_scores
+from tests.naive_folds import exact_errors, leave_one_out, naive_scores, scores_of
 from tests.nightly.accuracy import searches
 from tests.pairs import every_pair
 
@@ -284,24 +284,8 @@ def rows():
     return X, Y, rng.uniform(0.5, 2.0, N) * (rng.uniform(size=N) > 0.1)
 
 
-def scores_of(search):
-    return np.stack([search.cv_results_[f"split{k}_test_score"] for k in range(search.n_splits_)], axis=1)
-
-
 def primal_search(folds, alphas=PENALTIES, **settings):
     return KernelRidgeCV(alphas, kernel="linear", form="primal", cv=folds, refit=False, **settings)
-
-
-@pytest.mark.parametrize("fit_intercept", [False, True])
-@pytest.mark.parametrize("parts", [1, 3])
-def test_sums_over_folds_give_the_scores_of_fits(rows, monkeypatch, fit_intercept, parts):
-    monkeypatch.setattr(primal, "parts_for_folds", lambda *_: parts)
-    X, Y, weights = rows
-    Y = Y if fit_intercept else Y - [3.0, 1e3]
-    folds = list(KFold(4, shuffle=True, random_state=0).split(X))
-    search = primal_search(folds, fit_intercept=fit_intercept).fit(X, Y, sample_weight=weights)
-    expected = naive_scores(X, Y, folds, PENALTIES, weights, kernel="linear", fit_intercept=fit_intercept)
-    assert_allclose(scores_of(search), expected, rtol=1e-9)
 
 
 def test_sums_that_cancel_are_not_taken(rows):
@@ -313,16 +297,19 @@ def test_sums_that_cancel_are_not_taken(rows):
     assert_allclose(scores_of(search), naive_scores(X, Y, folds, alphas, kernel="linear"), rtol=1e-9)
 
 
-@every_pair(folds=["overlapping", "partial", "growing"], parts=[1, 2])
-def test_folds_that_are_not_a_partition_have_the_scores_of_fits(rows, monkeypatch, folds, parts):
+@every_pair(folds=["whole", "overlapping", "partial", "growing"], parts=[1, 2, 3], fit_intercept=[False, True])
+def test_sums_over_folds_give_the_scores_of_fits_also_if_these_are_not_a_partition(
+    rows, monkeypatch, folds, parts, fit_intercept
+):
     monkeypatch.setattr(primal, "parts_for_folds", lambda *_: parts)
     X, Y, weights = rows
-    everything = np.arange(N)
+    Y, everything = Y if fit_intercept else Y - [3.0, 1e3], np.arange(N)
     tests = [everything[:300], everything[200:500]] if folds == "overlapping" else [everything[7:300], everything[400:]]
+    splitters = {"whole": KFold(4, shuffle=True, random_state=0), "growing": TimeSeriesSplit(3)}
     pairs = [(np.setdiff1d(everything, test), test) for test in tests]
-    pairs = list(TimeSeriesSplit(3).split(X)) if folds == "growing" else pairs
-    search = primal_search(pairs, fit_intercept=True).fit(X, Y, sample_weight=weights)
-    expected = naive_scores(X, Y, pairs, PENALTIES, weights, kernel="linear", fit_intercept=True)
+    pairs = list(splitters[folds].split(X)) if folds in splitters else pairs
+    search = primal_search(pairs, fit_intercept=fit_intercept).fit(X, Y, sample_weight=weights)
+    expected = naive_scores(X, Y, pairs, PENALTIES, weights, kernel="linear", fit_intercept=fit_intercept)
     assert_allclose(scores_of(search), expected, rtol=1e-9)
 
 
