@@ -205,21 +205,16 @@ N = ONE_TILE + 53
 FLOAT32, SETTINGS = ConjugateGradient(Float32Cholesky()), {"kernel": "rbf", "gamma": 0.3}
 
 
-@pytest.fixture(autouse=True)
-def _slow_machine():
-    """Makes so few rows a problem that takes long enough to be worth a factor in float32."""
-    with dask.config.set({"dkrr.rates.gemm-gflops": 5}):
-        yield
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def data():
+    """Rows, targets and weights, on so slow a machine that these few rows are worth a factor in float32."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((N, 3))
     y = np.column_stack([np.sin(X[:, 0]), X[:, 1] ** 2]) + 0.1 * rng.standard_normal((N, 2))
     weights = 10.0 ** rng.uniform(-4, 0, N)
     weights[7] = 0.0
-    return X, y, weights
+    with dask.config.set({"dkrr.rates.gemm-gflops": 5}):
+        yield X, y, weights
 
 
 def in_float32(model):
