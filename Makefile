@@ -9,10 +9,10 @@ TOGETHER = --numprocesses 2 --dist worksteal
 export PYTHONDONTWRITEBYTECODE =
 
 # Those of each package that touch what it depends on: stores, saved models, workers, the interface of scikit-learn.
-OLDEST_TESTS = $(addprefix tests/, store data interface contracts/test_rows.py contracts/test_feature_maps.py \
+OLDEST_TESTS = $(addprefix tests/, store data interface contracts/test_rows.py contracts/test_kernels.py \
 	promises/test_exact.py promises/test_scikit_learn.py promises/test_resume.py algorithms/test_fitting_checkpoint.py \
 	algorithms/test_cholesky.py algorithms/test_residuals.py algorithms/test_posterior.py algorithms/test_blas.py \
-	algorithms/test_gram.py planning/test_plans.py cluster/test_profile.py)
+	algorithms/test_gram.py planning/test_plans.py cluster/test_measurements.py)
 
 # Those that touch what depends on Python itself and on the newest packages: values, files, processes, commands.
 PYTHONS = 3.12 3.13

@@ -29,6 +29,11 @@ def naive_scores(X, Y, folds, alphas, weights=None, **settings):
     return scores
 
 
+def scores_of(search):
+    """Scores of every λ and fold of a search."""
+    return np.stack([search.cv_results_[f"split{k}_test_score"] for k in range(search.n_splits_)], axis=1)
+
+
 def naive_class_scores(X, labels, folds, weights=None, **settings):
     """Negative mean losses of the rows that every fold holds out, by a fit of classes of its own."""
     found = []

@@ -90,21 +90,6 @@ def naive_kernel_ridge(K, y, alpha, weights=None, fit_intercept=False):
     return coef, intercept
 
 
-def naive_cholesky(A):
-    """Return the lower triangular L of A = L Lᵀ, of the whole matrix at once."""
-    return np.linalg.cholesky(A)
-
-
-def naive_forward(L, B):
-    """Return Z of L Z = B by a general solver."""
-    return np.linalg.solve(np.tril(L), B)
-
-
-def naive_backward(L, Z):
-    """Return X of Lᵀ X = Z by a general solver."""
-    return np.linalg.solve(np.tril(L).T, Z)
-
-
 def naive_normal(phi, weights, y):
     """Return Σ wᵢ φᵢ φᵢᵀ and Σ wᵢ φᵢ yᵢᵀ."""
     return (phi.T * weights) @ phi, (phi.T * weights) @ y

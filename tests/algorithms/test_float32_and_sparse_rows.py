@@ -58,6 +58,7 @@ def test_kernels_of_float32_rows_are_those_of_these_numbers(kernel, stored, spar
 def test_features_of_float32_rows_are_those_of_these_numbers(phi, stored, sparse):
     left, wide = both(stored, sparse)
     coef, values = random(phi.dimension(6), 3), random(17, 3)
+    assert phi.transform(left).dtype == np.float64
     assert_array_equal(phi.transform(left), phi.transform(wide))
     assert_array_equal(phi.multiply(left, coef), phi.multiply(wide, coef))
     assert_array_equal(phi.adjoint(left, values), phi.adjoint(wide, values))

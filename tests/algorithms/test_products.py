@@ -117,11 +117,15 @@ def keeping(**settings):
     return operator(MatrixTiles(MemoryRows(positive_definite(47))), RAGGED, **settings), random(47, 2)
 
 
-@pytest.mark.parametrize(("kept", "keeps"), [(4, "float64"), (6, "float32"), (99, "float64")])
-def test_kept_tiles_are_formed_once_and_those_on_the_diagonal_are_kept_last(formed, kept, keeps):
-    tiled, V = keeping(kept_tiles=kept, keeps=keeps)
-    first = tiled.multiply(V, keeps)
-    assert len(formed) == 10
+@pytest.mark.parametrize(
+    ("each", "slots", "keeps"),
+    [(0, 2, "float64"), (4, 1, "float64"), (6, 1, "float32"), (2, 3, "float64"), (3, 3, "float32"), (99, 1, "float64")],
+)
+def test_kept_tiles_are_formed_once_and_those_on_the_diagonal_are_kept_last(formed, each, slots, keeps):
+    """As many as each slot may keep."""
+    tiled, V = keeping(kept_tiles=each, slots=slots, slots_per_process=slots, keeps=keeps)
+    first, kept = tiled.multiply(V, keeps), each * slots
+    assert len(formed) == len({(row, column) for row, column, _ in formed}) == 10
     assert_array_equal(tiled.multiply(V, keeps), first)
     assert len(formed[10:]) == max(0, 10 - kept)
     assert kept != 6 or {r - c for r, c, _ in formed[10:]} == {0}
@@ -143,17 +147,6 @@ def test_a_process_keeps_no_more_groups_than_planned(formed):
     formed.clear()
     assert_array_equal(tiled.multiply(V), first)
     assert len(formed) == 8
-
-
-@given(grid=grids(), slots=st.integers(1, 5), kept=st.integers(0, 12))
-def test_groups_have_every_tile_once_and_keep_as_many_as_fit(grid, slots, kept):
-    groups = operator(MatrixTiles(MemoryRows(np.eye(grid.n))), grid, slots=slots, kept_tiles=kept)._groups
-    tiles = [tile for group, _ in groups for tile in group.tiles]
-    assert sorted(tiles) == sorted(grid.lower()) and all(group.tiles for group, _ in groups)
-    keeping = {where: len(group.tiles) for group, where in groups if where is not None}
-    assert all(where < slots and n_tiles <= kept for where, n_tiles in keeping.items())
-    assert len(keeping) == sum(group.keeps is not None for group, _ in groups), "a place keeps one group"
-    assert sum(keeping.values()) == min(len(tiles), kept * slots)
 
 
 @given(grid=grids(), parts=st.integers(1, 7), limited=st.booleans())
@@ -307,12 +300,8 @@ def test_any_range_of_stored_vectors_can_be_read_and_no_missing_one(tmp_path_fac
 
 
 def test_tiles_on_the_diagonal_are_stored_whole(tmp_path):
-    A, matrix, meter, diagonal = (
-        positive_definite(47),
-        systems.empty_tiles(tmp_path, RAGGED),
-        Meter(),
-        np.empty((12, 12)),
-    )
+    A, matrix = positive_definite(47), systems.empty_tiles(tmp_path, RAGGED)
+    meter, diagonal = Meter(), np.empty((12, 12))
     for i, j in RAGGED.lower():
         sources.store_tiles(meter, MatrixTiles(MemoryRows(np.tril(A))), matrix, i, j)
     assert_array_equal(matrix.as_dask(symmetric=True).compute(scheduler="synchronous"), A)

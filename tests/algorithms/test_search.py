@@ -4,23 +4,16 @@ import dask.array as da
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn import model_selection
 from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
-from sklearn.model_selection import (
-    GridSearchCV,
-    GroupKFold,
-    KFold,
-    LeaveOneOut,
-    ShuffleSplit,
-    StratifiedKFold,
-    TimeSeriesSplit,
-)
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, ShuffleSplit, StratifiedKFold, TimeSeriesSplit
 
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
 from dkrr.solvers import ConjugateGradient, RPCholesky
-from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores
+from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores, scores_of
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -37,11 +30,6 @@ WAYS = {
     "primal": {"kernel": "linear", "form": "primal"},
     "primal polynomial": {"kernel": "polynomial", "degree": 2, "form": "primal"},
 }
-
-
-def scores_of(search):
-    """Scores of every λ and fold."""
-    return np.stack([search.cv_results_[f"split{k}_test_score"] for k in range(search.n_splits_)], axis=1)
 
 
 def settings_of_fit(way, fit_intercept):
@@ -97,7 +85,7 @@ def test_leave_one_out_is_one_fit_for_each_row(data, narrow, way, fit_intercept,
 @pytest.mark.parametrize(
     "cv",
     [3, ShuffleSplit(3, test_size=0.3, random_state=0), TimeSeriesSplit(3), [(np.arange(50), np.arange(45, 80))],
-     LeaveOneOut(), GroupKFold(3)],
+     model_selection.LeaveOneOut(), GroupKFold(3)],
     ids=lambda cv: type(cv).__name__,
 )  # fmt: skip
 def test_any_splitter_finds_what_grid_search_finds(data, y, cv):
@@ -341,11 +329,8 @@ def labels(data):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scores_of_classes_are_those_of_separate_fits(data, labels, weighted):
-    X, weights, known = (
-        data.X[:90],
-        data.weights[:90] if weighted else None,
-        {"kernel": "rbf", "class_weight": "balanced"},
-    )
+    X, weights = data.X[:90], data.weights[:90] if weighted else None
+    known = {"kernel": "rbf", "class_weight": "balanced"}
     search = KernelLogisticRegressionCV(ALPHAS, gamma=[0.05, 0.5], cv=3, **known).fit(X, labels, sample_weight=weights)
     folds, parameters = list(StratifiedKFold(3).split(X, labels)), search.cv_results_["params"]
     expected = np.array([naive_class_scores(X, labels, folds, weights, **known | p) for p in parameters])

@@ -122,10 +122,8 @@ def newton(likelihood, state, by, centred):
 
 
 def diagonal():
-    a, shift = (
-        np.where(np.isin(np.arange(N), [0, 5]), 0.0, np.abs(random(N, 1)[:, 0]))[:, None],
-        np.array([[0.3, 2.0, 0.0]]),
-    )
+    a = np.where(np.isin(np.arange(N), [0, 5]), 0.0, np.abs(random(N, 1)[:, 0]))[:, None]
+    shift = np.array([[0.3, 2.0, 0.0]])
     total = np.where(a + shift > 0, a + shift, 1.0)  # 0 + 0 counts as 1
     return Diagonal(a, shift), lambda k: np.diag(1 / total[:, k])
 

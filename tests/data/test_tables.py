@@ -52,14 +52,8 @@ def _csv_folder(arrow, folder):
     return f"{folder}/*.csv"
 
 
-def _arrow_file(arrow, folder):
-    with pa.ipc.new_file(folder / "x.arrow", arrow.schema) as writer:
-        writer.write_table(arrow, max_chunksize=30)
-    return str(folder / "x.arrow")
-
-
-def _stream(arrow, folder):
-    with pa.ipc.new_stream(folder / "x.arrow", arrow.schema) as writer:
+def _arrow_file(arrow, folder, new=pa.ipc.new_file):
+    with new(folder / "x.arrow", arrow.schema) as writer:
         writer.write_table(arrow, max_chunksize=30)
     return str(folder / "x.arrow")
 
@@ -68,7 +62,7 @@ MAKERS = {
     "parquet": _parquet,
     "csv pattern": _csv_folder,
     "arrow file": _arrow_file,
-    "arrow stream": _stream,
+    "arrow stream": lambda arrow, folder: _arrow_file(arrow, folder, pa.ipc.new_stream),
     "arrow": lambda arrow, folder: arrow,
     "polars lazy": lambda arrow, folder: pytest.importorskip("polars").from_arrow(arrow).lazy(),
 }

@@ -1,4 +1,4 @@
-"""Fits inside Dask tasks, joblib, Dask-ML, daemons and forks, and on workers from every kind of rows.
+"""Fits inside Dask tasks, joblib, Dask-ML, daemons and forks.
 
 Where a fit may not hand out its work, what hangs fails by a time-out.
 """
@@ -13,18 +13,14 @@ import joblib
 import numpy as np
 import psutil
 import pytest
-import scipy.sparse as sp
-import zarr
 from distributed import Client, LocalCluster, worker_client
 from sklearn.model_selection import GridSearchCV
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cluster.process import CHILD, TASK, confinement, may_use
-from dkrr.kernels import RBF, Linear
+from dkrr.kernels import RBF
 from dkrr.machine import detect
-from tests.oracles import assert_close, naive_gram, naive_kernel_ridge
-from tests.pairs import every_pair
 
 SLOW = {"dkrr.rates.gemm-gflops": 1e-4}
 """So slow a machine that the work is not small: it would go to workers."""
@@ -167,21 +163,3 @@ def test_predictions_and_grids_by_dask_ml(estimator):
     found = model_selection.GridSearchCV(*grid, cv=2, scheduler="sync").fit(SMALL, targets)
     expected = GridSearchCV(*grid, cv=2).fit(SMALL, targets).cv_results_["mean_test_score"]
     assert found.cv_results_["mean_test_score"] == pytest.approx(expected, rel=1e-9)
-
-
-@every_pair(
-    rows=["csr", "dask", "zarr", "precomputed"], form=["dual", "primal"], solver=["cholesky", "cg"], weighted=[0, 1]
-)
-@pytest.mark.usefixtures("ambient_workers")
-def test_fits_on_workers_are_exact_for_any_rows(data, tmp_path, rows, form, solver, weighted):
-    X, weights = np.where(np.abs(data.X[:107]) < 0.7, 0.0, data.X[:107]), data.weights[:107] if weighted else None
-    K, y = naive_gram(Linear(), X), data.y[:107]
-    zarr.save_array(f"{tmp_path}/x.zarr", K if rows == "precomputed" else X)
-    given = {"csr": sp.csr_array(X), "dask": da.from_array(X, chunks=(29, 2))}.get(rows, f"{tmp_path}/x.zarr")
-    settings = {"kernel": "precomputed"} if rows == "precomputed" else {"kernel": "linear", "form": form}
-    if solver == "cholesky":
-        settings["tile"] = 2 if settings.get("form") == "primal" else 40
-    model = KernelRidge(3.0, fit_intercept=True, solver=solver, tol=1e-11, **settings).fit(given, y, weights)
-    coef, intercept = naive_kernel_ridge(K, y, np.full(3, 3.0), weights, fit_intercept=True)
-    assert_close(np.vstack([model.dual_coef_, model.intercept_]), np.vstack([coef, intercept]), 1e-7)
-    assert model.plan_.execution == "dask"

@@ -5,6 +5,7 @@ from functools import cache
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
@@ -214,17 +215,27 @@ def test_precomputed_matrices_may_be_lazy_or_stored(tmp_path):
             check_ridge(model, K, K_new, K_new, K, y, weights)
 
 
-def test_fits_on_workers_are_exact(ambient_workers):
+def test_fits_on_workers_are_exact(ambient_workers, tmp_path):
     X, y, weights, X_new = sample(107)
-    kernel = RBF(gamma=0.3)
-    K, K_new = naive_gram(kernel, X), naive_gram(kernel, X_new, X)
-    for solver in ("cholesky", ConjugateGradient(RPCholesky(31), precision="mixed")):  # a large λ: few round trips
-        model = KernelRidge(3.0, kernel=kernel, fit_intercept=True, tile=40, solver=solver, tol=1e-12)
-        model.fit(X, y, sample_weight=weights)
+    X, rbf, taken = np.where(np.abs(X) < 0.7, 0.0, X), RBF(gamma=0.3), set()
+    zarr.save_array(f"{tmp_path}/k.zarr", naive_gram(rbf, X))
+    tiles = {"solver": "cholesky", "tile": 40}
+    iterations = tiles | {"solver": ConjugateGradient(RPCholesky(31), precision="mixed")}
+    for rows, kernel, settings in (  # a large λ: few round trips
+        (X, rbf, tiles),
+        (sp.csr_array(X), rbf, iterations),
+        (f"{tmp_path}/k.zarr", "precomputed", iterations),
+        (da.from_array(X, chunks=(29, 2)), Linear(), tiles | {"form": "primal", "tile": 2}),
+        (sp.csr_array(X), Linear(), {"form": "primal", "solver": "cg"}),
+    ):
+        known = rbf if kernel == "precomputed" else kernel
+        K, K_new = naive_gram(known, X), naive_gram(known, X_new, X)
+        model = KernelRidge(3.0, kernel=kernel, fit_intercept=True, tol=1e-12, **settings)
+        model.fit(rows, y, sample_weight=weights)
         assert model.plan_.execution == "dask"
-        check_ridge(model, K, K_new, X_new, X, y, weights)
-    assert len({task.worker for task in model.solve_result_.record.tasks}) == 2
-    assert all_released(ambient_workers)
+        taken |= {task.worker for task in model.solve_result_.record.tasks}
+        check_ridge(model, K, K_new, *((K_new, K) if kernel == "precomputed" else (X_new, X)), y, weights)
+    assert len(taken) == 2 and all_released(ambient_workers)
 
 
 @pytest.mark.parametrize("place", ["tiles", "cg", "float32 tiles"])

@@ -112,13 +112,20 @@ KERNELS = [
 KERNELS.append(
     reduce(lambda kernel, _: {"kernel": "scaled", "base": kernel, "scale": 1.0}, range(70), {"kernel": "rbf"})
 )
+ELSEWHERE = ({"dual_coef": {}, "../m2.zarr/dual_coef": {}}, {"/etc/passwd": {}}, {"s3://bucket/intercept": {}})
 FORGED = {
+    "stored": ({}, ["rows"], {"features-../../other": {}}, *ELSEWHERE),
+    "parameters": (None, []),
+    "feature_names": (5, ["a", "b"], [1, 2, 3]),
+    "feature_map": ("linear",),
+    "id": ("x",),
+    "format": (99,),
     "solve": (5, [], "x"),
     "versions": (None, 5, [], {"numpy": 5}),
     "request": (5, [], {"kernel": "callable", "name": 5}),
-    "estimator": (None, "os.system", ["KernelRidge"], "x\n\x1b[31m"),
-    "kernel": (*KERNELS, {"kernel": "words", "token_pattern": ["x"]}),
-    "n_features": (10**400, True, 2.0),
+    "estimator": (None, [], "os.system", ["KernelRidge"], "x\n\x1b[31m"),
+    "kernel": (*KERNELS, None, [], {"kernel": "os.system"}, {"kernel": "words", "token_pattern": ["x"]}),
+    "n_features": (10**400, 10**12, 4, "3", True, 0, 2.0),
     "target_names": (5, [], [5], ["a", None], "a"),
     "transformer": (5, [], {}, {"asked": None, "text": "", "n_features_in": "x"}),
     "solve form": ("cubic", []),
@@ -161,9 +168,9 @@ class TestDescriptions:
         outer, _, inner = entry.partition(" ")
         forged = {**descriptions.read_group(str(model))["solve"], inner: value} if inner else value
         edit(model, **{outer: forged})
-        refused(
-            model, f"damaged: its description has {outer}=.*{inner}" if outer not in ("kernel", "transformer") else None
-        )
+        others = {"kernel": None, "transformer": None, "stored": "does not write|damaged", "format": "format 99"}
+        others["n_features"] = "damaged: its description (has n_features=|does not fit its content)"
+        refused(model, others.get(outer, f"damaged: its description has {outer}=.*{inner}"))
         for result in about(model) if inner else ():
             assert result.exit_code == 2 and f"has solve={{'{inner}'" in result.output
             assert result.output.count("\n") == 1

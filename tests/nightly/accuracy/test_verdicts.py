@@ -38,10 +38,8 @@ def test_an_ordinary_fit_is_accurate_and_honest_and_a_residual_that_is_understat
     make = KernelLogisticRegression if is_logistic else KernelRidge
     model = make(one.alpha, kernel=one.kernel, fit_intercept=one.fit_intercept, form=form)
     model.fit(one.X, one.y, one.sample_weight)
-    found, name = (
-        np.vstack([fits.scores(model, X) for X in (one.X, one.X_new)]),
-        "coef_" if form == "primal" else "dual_coef_",
-    )
+    found = np.vstack([fits.scores(model, X) for X in (one.X, one.X_new)])
+    name = "coef_" if form == "primal" else "dual_coef_"
     setattr(model, name, getattr(model, name) * (1 + 1e-4))
     model.solve_result_ = replace(model.solve_result_, residual=1e-9)
     (message, *more) = fits.judge(one, model, found, None).dishonest
