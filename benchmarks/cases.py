@@ -33,7 +33,7 @@ from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
-from dkrr.planning.products import RowPasses, TileProducts
+from dkrr.planning.strategy import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import SolveResult
@@ -127,7 +127,7 @@ class Case:
 
 def tier(c: Strategy) -> str:
     """Where the matrix is while it is used."""
-    how = c.for_systems
+    how = c.how
     if not isinstance(how, Iterative):
         return "in memory" if c.place.is_memory else "tiles on disk"
     if isinstance(how.products, RowPasses):
@@ -138,10 +138,10 @@ def tier(c: Strategy) -> str:
 
 def precision(c: Strategy) -> str:
     """Precision of the products, or of the factor."""
-    how = c.for_systems
+    how = c.how
     if isinstance(how, Iterative) and isinstance(how.products, TileProducts):
         return how.products.precision
-    return "float32" if isinstance(c.for_systems, Float32Factor) else "float64"
+    return "float32" if isinstance(c.how, Float32Factor) else "float64"
 
 
 def tile(c: Strategy) -> int:
@@ -151,16 +151,21 @@ def tile(c: Strategy) -> int:
 
 def kept_tiles(c: Strategy) -> int:
     """Tiles that every place keeps in memory."""
-    how = c.for_systems
+    how = c.how
     return how.products.kept_tiles if isinstance(how, Iterative) and isinstance(how.products, TileProducts) else 0
+
+
+def rank_of(c: Strategy) -> int:
+    """Columns of the preconditioner's factor."""
+    return c.how.rank if isinstance(c.how, Iterative) else 0
 
 
 def kind(c: Strategy) -> dict[str, Any]:
     """What tells candidates apart that are really different; the rest is detail."""
-    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.for_systems, Float32Factor))
+    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.how, Float32Factor))
     return {
         "form": c.form,
-        "solver": "float32" if isinstance(c.for_systems, Float32Factor) else c.solver,
+        "solver": "float32" if isinstance(c.how, Float32Factor) else c.solver,
         "execution": c.execution,
         "n_workers": c.n_workers,
         "precision": precision(c),
@@ -299,7 +304,7 @@ def compare(plan: Plan, result: SolveResult, seconds: float, caller_peak: int) -
 def promises(c: Strategy) -> dict[str, float]:
     """Figures of a candidate."""
     figures = {name: getattr(c, name) for name in (*FIGURES, "disk_bytes", "limit_bytes")}
-    return figures | {name: getattr(c.for_systems, name, 0) for name in ("iterations", "rank")}
+    return figures | {name: getattr(c.how, name, 0) for name in ("iterations", "rank")}
 
 
 def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float | None]:
@@ -321,14 +326,14 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     c = plan.chosen
     if c.solver == "cholesky" or not result.iterations:
         return c
-    groups = len(plan.problem.alphas) if isinstance(c.for_systems, Float32Factor) else 1
+    groups = len(plan.problem.alphas) if isinstance(c.how, Float32Factor) else 1
     with ExitStack() as stack:
         for name, value in {
-            "iteration_dual.dual_iterations_expected": lambda *_: result.iterations,
-            "iteration_dual.MIXED_ITERATION_FACTOR": 1.0,
-            "iteration.priced_ranks": lambda *_: [result.rank],
-            "iteration.primal_iterations_expected": lambda *_: result.iterations,
-            "float32_factor_dual.iterations_of": lambda _: result.iterations // groups,
+            "multiplied.iterations_expected": lambda *_: result.iterations,
+            "multiplied.MIXED_ITERATION_FACTOR": 1.0,
+            "multiplied.priced_ranks": lambda *_: [result.rank],
+            "primal.iterations_of": lambda *_: result.iterations,
+            "dual.refining_iterations": lambda *_: result.iterations // groups,
         }.items():
             stack.enter_context(mock.patch(f"dkrr.planning.{name}", value))
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}
@@ -373,9 +378,9 @@ def ways(case: Case, folder: Path) -> list[Way]:
         with suppress(dkrr.errors.DkrrError):  # no such way exists
             gambles = [c for c in admissible(problem, plan.resources) if kind(c) not in taken]
             found += [_way(asked, c, plan.chosen, is_gamble=True) for c in best_of_kinds(gambles)[:MAX_GAMBLES]]
-    iterative = [c for c in best_of_kinds(free) if isinstance(c, Iterative) and c.rank]
+    iterative = [c for c in best_of_kinds(free) if rank_of(c)]
     for c in iterative[:1]:
-        for rank in (c.rank // 2, 2 * c.rank):
+        for rank in (rank_of(c) // 2, 2 * rank_of(c)):
             asked = replace(case, solver="cg", rank=rank)
             problem = replace(plan.problem, solver=asked.solver_value())
             same = {name: kind(c)[name] for name in ("form", "solver", "execution", "n_workers", "precision")}
@@ -393,7 +398,7 @@ def _seconds(c: Strategy) -> float:
 
 
 def _way(case: Case, c: Strategy, chosen: Strategy, *, is_gamble: bool) -> Way:
-    label = c.summary() + (f", rank {case.rank or 'found'}" if isinstance(c.for_systems, Iterative) else "")
+    label = c.summary() + (f", rank {case.rank or 'found'}" if isinstance(c.how, Iterative) else "")
     return Way(label, replace(case, force=kind(c)), c.seconds, c is chosen or c == chosen, is_gamble)
 
 

@@ -29,10 +29,10 @@ import numpy as np
 
 from dkrr import blas
 from dkrr.cluster.tasks import Meter, Task
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
-from dkrr.linalg.tile_steps import N_SLOTS, TileStep, n_update_parts, prefetched, tile_key, tile_steps, writer
+from dkrr.linalg.tile_steps import N_SLOTS, TileStep, n_tasks, n_update_parts, prefetched, tile_key, tile_steps, writer
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 from dkrr.store.format import OVERHEAD_BYTES
 from dkrr.store.matrix import padded_width
@@ -298,8 +298,8 @@ def _divide_by_diagonal(
         meter.bytes_written += sum(write.result() for write in writes)
 
 
-def cholesky_cost(grid: TileGrid, n_right_sides: int, columns_per_task: int = 0, itemsize: int = 8) -> Cost:
-    """Cost of the whole factorisation, forming the tiles of A not included.
+def cholesky_work(grid: TileGrid, n_right_sides: int, columns_per_task: int = 0, itemsize: int = 8) -> Work:
+    """Work of the whole factorisation, forming the tiles of A not included.
 
     `n_right_sides` is 0 without the forward substitution, `itemsize` the bytes of an entry of L. Rates are of float64,
     so an operation in float32, which takes half the time, counts half in `gemm_flops`.
@@ -312,11 +312,11 @@ def cholesky_cost(grid: TileGrid, n_right_sides: int, columns_per_task: int = 0,
         for j, before in enumerate(panels_before)
     )
     between = partial_bytes(grid, n_right_sides, columns_per_task, itemsize)
-    return Cost(
+    return Work(
         gemm_flops=n**3 / 3 * itemsize / 8 + n**2 * m,
         read_bytes=read + between,
         written_bytes=factor_bytes(grid, itemsize) + 8.0 * n * m + between,
-        n_tasks=sum((n_tiles - j) * n_update_parts(j, columns_per_task) for j in range(n_tiles)),
+        n_tasks=n_tasks(n_tiles, columns_per_task),
     )
 
 

@@ -42,7 +42,7 @@ def data():
 
 
 def in_float32(model):
-    return isinstance(model.plan_.chosen.for_systems, Float32Factor)
+    return isinstance(model.plan_.chosen.how, Float32Factor)
 
 
 def check_against_float64(model, X, y, weights=None):
