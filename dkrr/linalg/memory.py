@@ -193,10 +193,11 @@ def inverse_bytes(grid: TileGrid, itemsize: int = 8) -> int:
     return itemsize * grid.n * blas.INVERSE_SIDE if grid.n_tiles > 1 else 0
 
 
-def buffer_bytes(grid: TileGrid, m: int, itemsize: int = 8) -> int:
-    """Memory of BLAS in a thread that factors tiles and solves for m right-hand sides."""
+def factoring_bytes(grid: TileGrid, m: int, threads: int, itemsize: int = 8) -> int:
+    """Memory of BLAS and of inverted blocks, where threads factor tiles and solve for m right-hand sides."""
     tiles = TILE_BUFFER_BYTES * itemsize // 8 + 4096 * m
-    return blas.BYTES_PER_THREAD if grid.n_tiles == 1 else min(blas.BYTES_PER_THREAD, tiles)
+    buffers = blas.BYTES_PER_THREAD if grid.n_tiles == 1 else min(blas.BYTES_PER_THREAD, tiles)
+    return threads * buffers + inverse_bytes(grid, itemsize)
 
 
 def memory_bytes(grid: TileGrid, *, keeps: bool) -> int:

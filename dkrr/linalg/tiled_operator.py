@@ -295,8 +295,14 @@ def thin(m: int) -> float:
     return 1.0 + 48.0 / (12 + m)
 
 
+def calls_work(n: int, tile: int, kept: float = 0.0) -> Work:
+    """Work of one product besides its entries, with tiles of so many rows, a fraction of them kept."""
+    n_tiles = -(-n // tile)
+    return Work(element_seconds=SECONDS_PER_TILE * (1.0 - kept) * n_tiles * (n_tiles + 1) / 2)
+
+
 def pass_work(
-    entry: EntryCost, n: int, tile: int, m: int, precision: Precision = "float64", kept: float = 0.0, n_uses: int = 2
+    entry: EntryCost, n: int, m: int, precision: Precision = "float64", kept: float = 0.0, n_uses: int = 2
 ) -> Work:
     """Work of one product of an n × n matrix with m vectors.
 
@@ -304,8 +310,7 @@ def pass_work(
     ----------
     entry : EntryCost
         Cost of one entry in that precision.
-    n, tile : int
-        Rows, and rows of a tile.
+    n : int
     m : int
     precision : {"float64", "float32"}
         GEMM in float32 counts half its operations, since it is twice as fast.
@@ -314,14 +319,11 @@ def pass_work(
     n_uses : int
         Entries of the lower triangle are used twice, by symmetry; 1: all entries, once.
     """
-    low, n_entries, n_tiles = precision == "float32", float(n) ** 2 / n_uses, -(-n // tile)
+    low, n_entries = precision == "float32", float(n) ** 2 / n_uses
     formed = (1.0 - kept) * n_entries
-    calls = SECONDS_PER_TILE * (1.0 - kept) * n_tiles * (n_tiles + 1) / 2
     return Work(
         gemm_flops=entry.gemm_flops * formed + thin(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
-        element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision])
-        + kept * n_entries * KEPT_SECONDS
-        + calls,
+        element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision]) + kept * n_entries * KEPT_SECONDS,
         memory_bytes=KEPT_PASSES * kept * n_entries * (4 if low else 8),
     )
 

@@ -75,7 +75,7 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
     stages = [s if s.name in ONCE else s.times(count, peak) for s in one.stages]
     if one.is_whole and one.solver == "cholesky":  # substitutions with a factor that is kept
         stages = [s for s in stages if s.name != "true residual"]
-        again = site.product(one.tile, p.batch) + solving_work(p.n, p.batch)
+        again = site.product(p.batch) + solving_work(p.n, p.batch)
         recipe.append(Step("true residual", again, count))
     return replace(one, stages=(*stages, *site.price(recipe, peak)))
 

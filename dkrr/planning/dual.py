@@ -13,16 +13,16 @@ from dkrr.linalg.inverse import apply_bytes
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.memory import (
     ONE_TILE,
-    buffer_bytes,
     copy_work,
     factor_work,
-    inverse_bytes,
+    factoring_bytes,
     memory_bytes,
     memory_grid,
     solving_work,
 )
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.rounding import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
+from dkrr.linalg.tiled_operator import calls_work
 from dkrr.planning.problem import Problem, Spectrum
 from dkrr.planning.resources import (
     CALLER_MARGIN_BYTES,
@@ -210,7 +210,7 @@ def _whole(site: Site, itemsize: Itemsize, *, keeps: bool) -> Strategy:
     def used(use: Use) -> Step:
         stage = "factorisation" if use.stage == "substitution" and p.loss == "squared" else use.stage
         if use.is_product and not keeps:
-            return Step(stage, site.product(tile, use.m), use.times)
+            return Step(stage, site.product(use.m) + calls_work(p.n, tile), use.times)
         # Factors in float32 are applied by threads, each to its part.
         applied: Literal["tasks", "blas"] = "tasks" if itemsize == 4 and not use.is_product else "blas"
         return Step(stage, solving_work(p.n, use.m, 8 if use.is_product else itemsize), use.times, applied)
@@ -254,8 +254,8 @@ def _whole_bytes(site: Site, grid: TileGrid, itemsize: Itemsize, tile: int, *, k
         each = max(each + (8 * grid.tile**2 if itemsize == 4 else 0), site.product_bytes(tile, m))
     elif not keeps:
         each += 8 * grid.tile**2 + 8 * 8 * grid.tile * m
-    held = site.loaded_bytes() + matrices + inverse_bytes(grid, 8 if keeps else itemsize) + vectors
-    held += threads * buffer_bytes(grid, m, 8 if keeps else itemsize) + (1 if is_one else threads) * each
+    held = site.loaded_bytes() + matrices + vectors + (1 if is_one else threads) * each
+    held += factoring_bytes(grid, m, threads, 8 if keeps else itemsize)
     return site.peak(held, 0, CALLER_MARGIN_BYTES)
 
 
@@ -278,7 +278,7 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
             once = is_ridge and itemsize == 8
             return cut.substituted(use.m, use.times) if once else cut.applied(use.stage, use.m, itemsize, use.times)
         is_mirrored = itemsize == 4 or not is_ridge or uses_symmetry(grid, use.m)
-        work = site.product(grid.tile, use.m, is_mirrored=is_mirrored)
+        work = site.product(use.m, is_mirrored=is_mirrored)
         return Step(use.stage, replace(work, row_bytes=read_again), use.times)
 
     form_seconds = site.rates.seconds(site.forming(float(grid.tile**2), "float32" if itemsize == 4 else "float64"))

@@ -23,7 +23,14 @@ from dkrr.linalg.pivoted_cholesky import (
     small_matrix_work,
 )
 from dkrr.linalg.sources import KERNEL_BLOCK
-from dkrr.linalg.tiled_operator import GROUPS_PER_PLACE, KEPT_FRACTIONS, MAX_TILE, MIN_TILE, WORKSPACE_FRACTION
+from dkrr.linalg.tiled_operator import (
+    GROUPS_PER_PLACE,
+    KEPT_FRACTIONS,
+    MAX_TILE,
+    MIN_TILE,
+    WORKSPACE_FRACTION,
+    calls_work,
+)
 from dkrr.planning.dual import own_steps
 from dkrr.planning.problem import Problem, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
@@ -193,7 +200,7 @@ class Multiplied:
         p, s, site, slots = self.problem, self.systems, self.site, self.site.place.slots
         precision, tile, kept = products.precision, products.tile, products.kept_fraction(slots)
         iterations, n_products = self.counts(precision)
-        first = site.product(tile, 1, precision) + Work(fresh_bytes=float(products.itemsize) * p.n**2 / 2)
+        first = site.product(1, precision) + Work(fresh_bytes=float(products.itemsize) * p.n**2 / 2)
         check: tuple[Precision, float] = ("float64", 0.0) if precision == "float32" else (precision, kept)
         reads = not products.keeps_rows and not site.holds_rows
         x_read = Work(row_bytes=p.stored_bytes * (products.n_tiles + 1) / 2 if reads else 0.0)
@@ -206,10 +213,11 @@ class Multiplied:
             Step("preconditioner", self._middles(self.rank), by="blas"),
             Step("preconditioner", small_matrix_work(p.n, self.rank, slots), (s.n_steps - 1) * s.n_columns, "caller"),
             Step("Gram matrix", first, kept),
-            Step("conjugate gradient", site.product(tile, s.n_active, precision, kept) + x_read, iterations),
+            Step("conjugate gradient", site.product(s.n_active, precision, kept) + x_read, iterations),
+            Step("conjugate gradient", calls_work(p.n, tile, kept), iterations),
             Step("conjugate gradient", partial_apply_work(p.n, self.rank, s.n_active, precision), iterations),
             Step("conjugate gradient", times=iterations, seconds=self._trip_seconds(products)),
-            Step("conjugate gradient", site.product(tile, s.n_columns, *check) + x_read, n_products),
+            Step("conjugate gradient", site.product(s.n_columns, *check) + x_read, n_products),
             Step("conjugate gradient", Work(written_bytes=checkpoint, disk_bytes=2 * checkpoint), seconds=0.0),
             *own_steps(site),
         ]
@@ -237,7 +245,7 @@ class Multiplied:
         p, rates, slots, m = self.problem, self.site.rates, self.site.place.slots, self.problem.n_right_sides
         m *= p.n_folds
         precision = products.precision
-        once = rates.seconds(self.site.product(products.tile, m, precision, products.kept_fraction(slots))) / slots
+        once = rates.seconds(self.site.product(m, precision, products.kept_fraction(slots))) / slots
         apply = rates.seconds(partial_apply_work(p.n, 1, m, precision)) / slots
 
         def build(rank: int) -> float:

@@ -109,8 +109,7 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
             c = in_batches(one, problem, resources) if batched else one
             found.append(_checked(c, resources))
             if c.is_whole and not found[-1].refused:
-                # Steps of Newton's method are estimates in any case.
-                if c.seconds < (SHORT_SECONDS if c.n_steps else TINY_SECONDS):
+                if c.seconds < TINY_SECONDS:
                     return found
                 soon_done |= problem.solver is None and c.seconds <= SMALL_SECONDS
                 if c.seconds < SHORT_SECONDS:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from dkrr.blas import THREAD_EFFICIENCY
 from dkrr.cost import Work
 from dkrr.errors import InputError
-from dkrr.linalg.cholesky import cholesky_work, cold_cholesky_bytes, factor_bytes, partial_bytes
+from dkrr.linalg.cholesky import cholesky_work, factor_bytes
 from dkrr.linalg.inverse import apply_work
 from dkrr.linalg.substitution import substitution_work
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, PANEL_COLUMNS, TILE_SIZES, task_columns
@@ -41,12 +41,10 @@ class Cut(NamedTuple):
         A factor in float32 takes half the operations and half the bytes.
         """
         site, grid, columns = self.site, self.grid, self.columns_per_task
-        rates, work = site.rates.of_itemsize(itemsize), cholesky_work(grid, m, columns, itemsize)
-        cold = cold_cholesky_bytes(grid, site.cache_bytes(self.peak), columns, itemsize) / max(work.read_bytes, 1.0)
-        seconds = factorisation_seconds(grid, columns, site.place.slots, rates.reading(cold), form_seconds)
-        stored = n_stored * (factor_bytes(grid, itemsize) + 8 * grid.n * (4 * m + 2 if m else 0))
-        between = partial_bytes(grid, m, columns, itemsize)
-        return Step("factorisation", replace(work, disk_bytes=stored + between), seconds=seconds)
+        work = cholesky_work(grid, m, columns, itemsize, site.cache_bytes(self.peak), n_stored)
+        rates = site.rates.of_itemsize(itemsize).reading(work.cold_bytes / max(work.read_bytes, 1.0))
+        seconds = factorisation_seconds(grid, columns, site.place.slots, rates, form_seconds)
+        return Step("factorisation", work, seconds=seconds)
 
     def substituted(self, m: int, times: float) -> Step:
         """Both substitutions, the first of which went along with the factorisation; two tasks at a time."""

@@ -110,12 +110,10 @@ class Site:
         blocks = p.csr_bytes(min(tile, KERNEL_BLOCK))
         return gram_workspace_bytes(p.kernel, tile, p.bytes_of_part(tile), p.d, blocks)
 
-    def product(
-        self, tile: int, m: int, precision: Precision = "float64", kept: float = 0.0, *, is_mirrored: bool = True
-    ) -> Work:
+    def product(self, m: int, precision: Precision = "float64", kept: float = 0.0, *, is_mirrored: bool = True) -> Work:
         """One product of K with m vectors, a fraction of its tiles in memory."""
         p = self.problem
-        return pass_work(p.entry(self.rates, precision), p.n, tile, m, precision, kept, 2 if is_mirrored else 1)
+        return pass_work(p.entry(self.rates, precision), p.n, m, precision, kept, 2 if is_mirrored else 1)
 
     def product_bytes(self, tile: int, m: int) -> int:
         """Memory of a task of such a product, besides tiles that are kept."""
