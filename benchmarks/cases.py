@@ -33,8 +33,8 @@ from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
-from dkrr.planning.strategy import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
+from dkrr.planning.strategy import RowPasses, TileProducts
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import SolveResult
 from dkrr.store.arrays import create_array

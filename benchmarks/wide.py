@@ -29,7 +29,7 @@ from dkrr.checks import parse_bytes
 from dkrr.cluster import TaskRecord
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
-from dkrr.linalg.cholesky import cholesky_work, cholesky_task_bytes, factor_bytes, partial_bytes
+from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes
 from dkrr.linalg.sources import gram_work, gram_workspace_bytes
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning import Rates

@@ -22,7 +22,7 @@ from dkrr.linalg.memory import (
 )
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.rounding import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
-from dkrr.linalg.tiled_operator import calls_work
+from dkrr.linalg.tiled_operator import MAX_TILE, calls_work
 from dkrr.planning.problem import Problem, Spectrum
 from dkrr.planning.resources import (
     CALLER_MARGIN_BYTES,
@@ -53,7 +53,6 @@ TILES_PER_SIDE = (3, 8)
 """Fewest and most tiles per side of a product in memory: enough for threads to have equal work, and few calls."""
 PRODUCT_TILE = 1250
 """Rows of a tile between those bounds (measured: 5,000 rows take 20 ms with it, and 24 with 625)."""
-MAX_PRODUCT_TILE = 8192
 VECTORS = {8: 7, 4: 12}
 """Arrays of the size of the right-hand sides that a solution in memory holds, by the bytes of an entry of the factor
 (measured: 6.5, with an intercept 7.5; refinement in float64 holds more)."""
@@ -235,7 +234,7 @@ def _whole(site: Site, itemsize: Itemsize, *, keeps: bool) -> Strategy:
 def products_tile(n: int) -> int:
     """Rows of a tile of a product in memory."""
     n_tiles = min(max(ceil(n / PRODUCT_TILE), TILES_PER_SIDE[0]), TILES_PER_SIDE[1])
-    return min(ceil(n / n_tiles), MAX_PRODUCT_TILE)
+    return min(ceil(n / n_tiles), MAX_TILE)
 
 
 def _whole_bytes(site: Site, grid: TileGrid, itemsize: Itemsize, tile: int, *, keeps: bool) -> int:

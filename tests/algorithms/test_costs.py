@@ -12,7 +12,7 @@ from dkrr.linalg import cholesky
 from dkrr.linalg.inverse import apply_bytes, apply_work
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_system
 from dkrr.linalg.sources import GramTiles, MatrixTiles
-from dkrr.linalg.substitution import substituted, substitution_work, substitution_tasks
+from dkrr.linalg.substitution import substituted, substitution_tasks, substitution_work
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.linalg.tiled_operator import TileGroup, multiply_bytes, multiply_group
 from dkrr.store import MemoryMatrix, TileGrid

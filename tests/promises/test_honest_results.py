@@ -9,8 +9,7 @@ from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.fitting import iteration
 from dkrr.kernels import RBF, AdditiveChi2, Sigmoid
-from dkrr.planning import explain
-from dkrr.planning import planner
+from dkrr.planning import explain, planner
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests import precise
 from tests.oracles import assert_close, naive_gram
