@@ -5,7 +5,7 @@ A primitive states its work beside its algorithm (`..._work` in `linalg`); here 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dkrr.cost import Stage, Work
 from dkrr.linalg.normal import TARGET_PASSES
@@ -22,12 +22,15 @@ COPIES = 2
 """Arrays of the size of a batch besides those of one fit of so many targets: its targets, and its coefficients."""
 
 
+NOTHING = Work()
+
+
 class Step(NamedTuple):
     """Some work of a recipe, so many times."""
 
     stage: str
     """Stage of the fit that it belongs to, one of `dkrr.cost.STAGE_NAMES`."""
-    work: Work = Work()
+    work: Work = NOTHING
     times: float = 1.0
     by: Literal["tasks", "blas", "caller"] = "tasks"
     """Who shares it: all tasks that run at once; the threads of BLAS, what they can; nobody."""
@@ -88,15 +91,21 @@ class Site:
 
     def price(self, recipe: Recipe, peak: int) -> tuple[Stage, ...]:
         """Stages in the order of their first step, of processes that hold at most so many bytes."""
-        rows, slots, stages = self.row_rates(peak), self.place.slots, dict[str, Stage]()
+        slots, sums = self.place.slots, dict[str, list[Any]]()
         threads = {"tasks": 1, "blas": self.resources.local_threads, "caller": 1}
         for name, work, times, by, seconds in recipe:
+            total = sums.setdefault(name, [0.0, 0.0, 0.0, 0])
+            if (work is NOTHING and seconds is None) or not times:  # a fit of a few rows notices the time of its plan
+                continue
             if seconds is None:
                 seconds = self.rates.seconds(work, threads[by]) / (slots if by == "tasks" else 1)
-                seconds += work.row_bytes / rows.read_bytes / slots
-            stage, read = stages.get(name, Stage(name, 0.0, peak_bytes=peak)), work.read_bytes + work.row_bytes
-            stages[name] = stage.plus(times * seconds, times * read, times * work.written_bytes, work.disk_bytes)
-        return tuple(stages.values())
+                if work.row_bytes:
+                    seconds += work.row_bytes / self.row_rates(peak).read_bytes / slots
+            total[0] += times * seconds
+            total[1] += times * (work.read_bytes + work.row_bytes)
+            total[2] += times * work.written_bytes
+            total[3] += work.disk_bytes
+        return tuple(Stage(name, *total, peak) for name, total in sums.items())
 
     # Primitives of a Gram matrix
 
