@@ -12,7 +12,6 @@ other sizes write ``output/measured``.
 
 import fnmatch
 import functools
-import hashlib
 import json
 import os
 import re
@@ -36,7 +35,7 @@ from rich.console import Console
 
 from benchmarks.cases import end_tree
 from benchmarks.grids import SIZES, Size
-from benchmarks.machine import LoadMeter, describe_machine
+from benchmarks.machine import LoadMeter, checksum, describe_machine
 from benchmarks.report import Record, best_run, judge, read_runs, render
 from benchmarks.steps import STEPS, Step, step_named
 from dkrr.text import format_seconds
@@ -80,11 +79,7 @@ class Session:
 
 def code_of(step: Step) -> str:
     """Checksum of dkrr and of the modules that the step runs: a run counts until one of them changes."""
-    sha = hashlib.sha256()
-    files = [f for ending in ("*.py", "*.yaml") for f in (ROOT / "dkrr").rglob(ending)]
-    for file in [*sorted(files), *sorted(_modules(ROOT / "benchmarks" / f"{step.module}.py", set()))]:
-        sha.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
-    return sha.hexdigest()[:12]
+    return checksum(sorted(_modules(ROOT / "benchmarks" / f"{step.module}.py", set())))
 
 
 def _modules(file: Path, found: set[Path]) -> set[Path]:

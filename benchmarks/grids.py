@@ -1,5 +1,6 @@
 """The cases of `benchmarks.plans`, as data: what is planned and run at each size."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 from benchmarks.cases import Case
@@ -166,23 +167,74 @@ def _float32(size: Size) -> list[Case]:
     ]
 
 
+ALPHAS = tuple(10.0**k for k in range(-4, 2))
+"""λ of searches."""
+
+
 def problems(size: Size) -> list[Case]:
-    """Cases in which the planner is free, for the regret of its choice."""
+    """Cases in which the planner is free, for the regret of its choice, each within two memory limits.
 
-    def free(name: str, small: int, full: int, d: int = 16, **settings: Any) -> Case:
-        return Case(name, _by(size, small, full), d, solver="auto", **settings)
-
+    The larger limit holds the matrix. The smaller one does not; where the libraries are larger than the matrix, it is
+    little more than what they take.
+    """
     if size == "smoke":
-        return [Case("smoke free", 1200, solver="auto"), Case("smoke polynomial", 900, 40, "polynomial", solver="auto")]
+        return [
+            *_within("smoke polynomial", ("4GiB",), 900, 40, "polynomial"),
+            *_within("smoke logistic", ("4GiB",), 300, 5, loss="logistic"),
+            *_within("smoke search", ("4GiB",), 300, 5, folds=3, alphas=(0.1, 1.0)),
+        ]
+    return [*_ridge(), *_logistic(), *_searches()]
+
+
+def _within(name: str, limits: Sequence[str], n: int, d: int = 16, kernel: str = "rbf", **settings: Any) -> list[Case]:
+    """A problem within each of several memory limits."""
+    return [Case(f"{name}, {limit}", n, d, kernel, solver="auto", memory_limit=limit, **settings) for limit in limits]
+
+
+def _ridge() -> list[Case]:
+    """Ridge regressions."""
+    several: dict[str, Any] = {"alphas": (1e-3, 1e-2, 1e-1, 1.0), "n_targets": 4}
     return [
-        free("rbf, all in memory", 3000, 8000),
-        free("rbf, tiles or iteration", 4000, 14_000, memory_limit=_by(size, "360MiB", "1GiB")),
-        free("rbf, much to iterate", 4000, 20_000, memory_limit=_by(size, "400MiB", "1GiB")),
-        free("rbf on a client", 4000, 12_000, memory_limit="1GiB", client=True),
-        free("rbf, one worker", 3000, 10_000, memory_limit=_by(size, "300MiB", "600MiB"), workers=1),
-        free("laplacian d=32", 3000, 9000, 32, kernel="laplacian", memory_limit=_by(size, "360MiB", "700MiB")),
-        free("polynomial, D = 1,326", 1500, 4000, 50, kernel="polynomial"),
-        free("polynomial, D = 3,321", 3000, 4000, 80, kernel="polynomial"),
-        free("linear, n about d", 2500, 6000, _by(size, 2000, 5000), kernel="linear"),
-        free("linear, long, Zarr", 100_000, 1_000_000, 200, kernel="linear", x_in_store=True),
+        *_within("rbf n=200", ("4GiB", "325MiB"), 200, 10),
+        *_within("rbf n=1,000, 100 targets", ("4GiB", "335MiB"), 1000, 30, n_targets=100),
+        *_within("rbf n=5,000 d=784", ("4GiB", "370MiB"), 5000, 784),
+        *_within("rbf n=8,000", ("4GiB", "365MiB"), 8000),
+        *_within("rbf n=12,000", ("4GiB", "500MiB"), 12_000),
+        *_within("rbf n=20,000, falling columns", ("4GiB", "700MiB"), 20_000, 32, decay=1.0),
+        *_within("rbf n=50,000 d=2", ("12GiB", "1GiB"), 50_000, 2, alphas=(1.0,)),
+        *_within("rbf n=10,000 on a client", ("4GiB", "700MiB"), 10_000, client=True),
+        *_within("rbf n=6,000, 4 alphas", ("4GiB", "335MiB"), 6000, **several),
+        *_within("matern n=8,000, 10 targets", ("4GiB", "375MiB"), 8000, 8, "matern", n_targets=10),
+        *_within("laplacian n=7,000", ("4GiB", "340MiB"), 7000, 32, "laplacian"),
+        *_within("rbf n=5,000, 500 targets", ("4GiB", "505MiB"), 5000, 50, n_targets=500),
+        *_within("rbf n=7,000, sparse", ("4GiB", "370MiB"), 7000, 2000, row_entries=20),
+        *_within("polynomial n=8,000 D=1,326", ("4GiB", "365MiB"), 8000, 50, "polynomial"),
+        *_within("polynomial n=6,000 D=3,321", ("4GiB", "340MiB"), 6000, 80, "polynomial"),
+        *_within("linear n=3,000 d=2,000", ("4GiB", "405MiB"), 3000, 2000, "linear"),
+        *_within("linear n=50,000 d=1,000", ("4GiB", "785MiB"), 50_000, 1000, "linear", n_targets=20, x_in_store=True),
+        *_within("linear n=50,000, sparse", ("4GiB", "415MiB"), 50_000, 2000, "linear", row_entries=20),
+    ]
+
+
+def _logistic() -> list[Case]:
+    """Classifications."""
+    loss: dict[str, Any] = {"loss": "logistic"}
+    return [
+        *_within("logistic rbf n=4,000", ("4GiB", "350MiB"), 4000, 10, alphas=(0.1,), **loss),
+        *_within("logistic rbf n=1,000, 5 classes", ("4GiB", "345MiB"), 1000, 10, n_targets=5, **loss),
+        *_within("logistic polynomial n=4,000", ("4GiB", "400MiB"), 4000, 40, "polynomial", **loss),
+        *_within("logistic linear n=50,000", ("4GiB", "700MiB"), 50_000, 100, "linear", x_in_store=True, **loss),
+        *_within("logistic linear, sparse", ("4GiB", "445MiB"), 20_000, 1000, "linear", row_entries=20, **loss),
+    ]
+
+
+def _searches() -> list[Case]:
+    """Choices of λ by folds."""
+    search: dict[str, Any] = {"folds": 5, "alphas": ALPHAS}
+    return [
+        *_within("search rbf n=2,000", ("4GiB", "375MiB"), 2000, **search),
+        *_within("search rbf n=5,000", ("4GiB", "405MiB"), 5000, **search),
+        *_within("search rbf n=1,500, 20 targets", ("4GiB", "400MiB"), 1500, n_targets=20, **search),
+        *_within("search polynomial n=2,000", ("4GiB", "375MiB"), 2000, 60, "polynomial", **search),
+        *_within("search linear n=50,000", ("4GiB", "455MiB"), 50_000, 300, "linear", **search),
     ]

@@ -30,7 +30,7 @@ from rich.table import Table
 import dkrr
 from benchmarks.machine import LoadMeter, count_cores, describe_machine
 from benchmarks.solve import table_console, write_line
-from dkrr.cluster.dask_client import ambient_client
+from dkrr.cluster.process import ambient_client
 from dkrr.data import as_rows
 from dkrr.fitting.model import FittedFunction
 from dkrr.store import ChunkedArray

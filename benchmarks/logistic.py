@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 import dkrr
-from benchmarks import cases, flights, machine
+from benchmarks import flights, machine
+from benchmarks.candidates import choosing
 from benchmarks.flights import Stored
 from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
@@ -210,7 +211,7 @@ def _surroundings(fit: Fit) -> Iterator[None]:
         if fit.force_workers:
             stack.enter_context(mock.patch("dkrr.planning.planner.SMALL_SECONDS", 0.0))
             stack.enter_context(mock.patch("dkrr.planning.planner.TINY_SECONDS", 0.0))
-            stack.enter_context(cases.choosing(lambda ways: [c for c in ways if c.execution == "dask"]))
+            stack.enter_context(choosing(lambda ways: [c for c in ways if c.execution == "dask"]))
         yield
 
 

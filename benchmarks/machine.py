@@ -4,11 +4,13 @@
 """
 
 import functools
+import hashlib
 import json
 import os
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -131,6 +133,15 @@ def describe_machine() -> dict[str, Any]:
             if library["user_api"] == "blas"
         ],
     }
+
+
+def checksum(more: Sequence[Path] = ()) -> str:
+    """Checksum of dkrr and of some more files: what was measured counts until one of them changes."""
+    sha, root = hashlib.sha256(), Path(__file__).parents[1]
+    files = [f for ending in ("*.py", "*.yaml") for f in (root / "dkrr").rglob(ending)]
+    for file in [*sorted(files), *more]:
+        sha.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return sha.hexdigest()[:12]
 
 
 def count_cores() -> int:

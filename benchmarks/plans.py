@@ -1,9 +1,8 @@
-"""Plans against reality: what plans promise over what happens, and what the planner's choice costs.
+"""Plans against reality: what plans promise over what happens.
 
 ::
 
     python -m benchmarks.plans grid --size full --json output/plans.jsonl
-    python -m benchmarks.plans regret --size full --json output/plans.jsonl
     python -m benchmarks.plans draw --json output/plans.jsonl --out output/plans.png
 
 Every fit runs in a process of its own. The cases are in `benchmarks.grids`, the entries of a line in
@@ -17,7 +16,6 @@ from dataclasses import asdict, replace
 from math import exp, log
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import click
@@ -27,7 +25,7 @@ from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.cases import Case, run_alone
-from benchmarks.grids import SIZES, Size, grid, problems
+from benchmarks.grids import SIZES, Size, grid
 from benchmarks.machine import describe_machine
 from benchmarks.solve import write_line
 from dkrr.text import format_bytes, format_seconds
@@ -44,23 +42,16 @@ MIN_PEAK_RATIO = 1.0
 """Projected / measured peak memory, which no fit may exceed."""
 WITHIN_MEDIAN = 0.9
 """Fraction of the plans that should be off by no more than MEDIAN_SECONDS."""
-MEDIAN_REGRET = 1.05
-"""Time of the chosen way over that of the best one: half of the problems ..."""
-REGRET = 1.25
-"""... and every problem."""
-NEAR_BEST = 1.3
-"""Ways that take at most this many times the best one's time are run again where runs are repeated, and the others are
-ended after as long: they do not change the regret."""
 SMOKE_WATCH_SECONDS = 0.05
 BANDS = {"±25 %": 1.25, "2 ×": 2.0}
 COLOURS = ("#1763a6", "#e8963a", "#3a9e6d", "#8a6fb3", "#c0504d", "#52606d", "#b59f3b", "#4bacc6", "#d16ba5", "#7f7f7f")
 
 
-def run(what: str, case: Case, timeout: float, size: Size, retries: int) -> Record:
+def run_case(module: str, case: Case, timeout: float, size: Size, retries: int) -> Record:
     """Run a case alone; repeat it where other load disturbed it."""
     watch = SMOKE_WATCH_SECONDS if size == "smoke" else machine.SECONDS_BEFORE
     for attempt in range(retries + 1):
-        record = run_alone(what, case, timeout, watch) | {"attempt": attempt}
+        record = run_alone(module, case, timeout, watch) | {"attempt": attempt}
         if not record.get("load", {}).get("noisy", False):
             break
     return {"case": case.name, "settings": asdict(case)} | record
@@ -72,14 +63,14 @@ def misses(record: Record) -> list[str]:
         return [ending(record)]
     found, raw, known = [], record["ratios"], record["ratios_at_iterations"]
     if off(raw["seconds"]) > WORST_SECONDS and not is_in_range(record):
-        found.append(f"seconds {_text(raw['seconds'])}")
+        found.append(f"seconds {ratio_text(raw['seconds'])}")
     found += [
-        f"{name.removesuffix('_bytes')} {_text(known[name])}"
+        f"{name.removesuffix('_bytes')} {ratio_text(known[name])}"
         for name in ("read_bytes", "written_bytes")
         if known[name] is not None and off(known[name]) > WORST_BYTES
     ]
     if raw["peak_bytes"] < MIN_PEAK_RATIO:
-        found.append(f"peak {_text(raw['peak_bytes'])}")
+        found.append(f"peak {ratio_text(raw['peak_bytes'])}")
     if record["status"] not in ("solved", "converged"):
         found.append(record["status"])
     return found
@@ -149,7 +140,8 @@ def _finite(value: float) -> float:
     return min(value, 1e9)  # JSON has no infinity
 
 
-def _text(ratio: float | None) -> str:
+def ratio_text(ratio: float | None) -> str:
+    """Ratio in two digits behind the point, where so many make sense."""
     if ratio is None:
         return "–"
     return f"{ratio:.2f}" if 0.005 <= ratio < 1000 else f"{ratio:.0e}"
@@ -175,11 +167,11 @@ def grid_table(records: Sequence[Record]) -> Table:
             r["case"],
             r["group"],
             format_seconds(taken["seconds"]),
-            _text(raw["seconds"]),
-            _text(known["seconds"]),
-            _text(known["read_bytes"]),
-            _text(known["written_bytes"]),
-            f"{_text(raw['peak_bytes'])} of {format_bytes(taken['peak_bytes'])}",
+            ratio_text(raw["seconds"]),
+            ratio_text(known["seconds"]),
+            ratio_text(known["read_bytes"]),
+            ratio_text(known["written_bytes"]),
+            f"{ratio_text(raw['peak_bytes'])} of {format_bytes(taken['peak_bytes'])}",
             ", ".join(misses(r) + (["NOISY"] if r["load"]["noisy"] else [])),
         )
     return table
@@ -192,7 +184,7 @@ def summary_table(summary: Mapping[str, Record]) -> Table:
         table.add_column(heading, justify="right" if heading else "left")
     for name, figures in summary.items():
         cells = [
-            f"{_text(f['median'])} ({_text(f['worst'])})" if f else "–"
+            f"{ratio_text(f['median'])} ({ratio_text(f['worst'])})" if f else "–"
             for f in (
                 figures[k] for k in ("seconds", "seconds_at_iterations", "read_bytes", "written_bytes", "peak_bytes")
             )
@@ -223,97 +215,6 @@ def goal_line(summary: Mapping[str, Record]) -> str:
                 f"{name.removesuffix('_bytes')} off by at most {every[name]['worst_off']:.3g} (goal {WORST_BYTES})"
             )
     return "; ".join(parts)
-
-
-def regret_of(runs: Sequence[Record]) -> Record:
-    """Regret from the runs of one problem: of the ways that the planner takes by itself, and of all."""
-    done = [r for r in runs if r["seconds"] is not None]
-    chosen = next((r["seconds"] for r in done if r["is_chosen"]), None)
-    if chosen is None:
-        return {"regret": None, "regret_of_all": None, "best": None, "best_of_all": None}
-    free = min((r for r in done if not r["is_gamble"]), key=lambda r: r["seconds"])
-    best = min(done, key=lambda r: r["seconds"])
-    return {
-        "regret": chosen / free["seconds"],
-        "regret_of_all": chosen / best["seconds"],
-        "best": free["label"],
-        "best_of_all": best["label"],
-    }
-
-
-def measure_regret(case: Case, timeout: float, size: Size, retries: int, repeat: int) -> Record:
-    """Run every way that may be as fast as the chosen one, and the near ones again.
-
-    Ways that take longer than the best one so far are ended: how much longer does not matter.
-    """
-    found = run("ways", case, timeout, size, 0)
-    if "ways" not in found:
-        return found
-    runs = [
-        {k: way[k] for k in ("label", "predicted_seconds", "is_chosen", "is_gamble")} | {"times": [], "noisy": False}
-        for way in found["ways"]
-    ]
-    cases = [Case(**w["case"] | {"alphas": tuple(w["case"]["alphas"]), "name": w["label"]}) for w in found["ways"]]
-    besides = 0.0  # what a process takes besides its fit
-    for turn in range(repeat):
-        best = min((median(r["times"]) for r in runs if r["times"]), default=None)
-        for entry, one in zip(runs, cases, strict=True):
-            far = best is not None and (not entry["times"] or median(entry["times"]) > NEAR_BEST * best)
-            if turn and far and not entry["is_chosen"]:
-                continue
-            fastest = min((min(r["times"]) for r in runs if r["times"]), default=None)
-            most = timeout if fastest is None else min(timeout, 2 * besides + NEAR_BEST * fastest)
-            start = perf_counter()
-            record = run("fit", one, most, size, retries)
-            if "measured" not in record:
-                entry["ended"] = f"not in {most:.0f} s" if "timed_out" in record else ending(record)
-                continue
-            besides = max(besides, perf_counter() - start - record["measured"]["seconds"])
-            entry["times"].append(record["measured"]["seconds"])
-            entry["noisy"] |= record["load"]["noisy"]
-            entry |= {"peak_bytes": record["measured"]["peak_bytes"], "residual": record["residual"]}
-    runs = [r | {"seconds": median(r["times"]) if r["times"] else None} for r in runs]
-    load = {"noisy": any(r["noisy"] for r in runs)}
-    return found | {"runs": runs, **regret_of(runs), "load": load, "machine": describe_machine(), "ways": len(runs)}
-
-
-def regret_table(records: Sequence[Record]) -> Table:
-    """Lay out the regrets."""
-    table = Table(title="time over the best one's", box=box.SIMPLE_HEAD, title_style="bold")
-    for heading in ("problem", "way", "predicted", "measured", "over the best", ""):
-        table.add_column(heading, justify="left" if heading in ("problem", "way", "") else "right")
-    for record in records:
-        if "runs" not in record:
-            table.add_row(record["case"], ending(record))
-            continue
-        best = min((r["seconds"] for r in record["runs"] if r["seconds"] is not None), default=None)
-        for k, r in enumerate(record["runs"]):
-            remarks = [word for word, holds in _remarks(r) if holds]
-            measured = (
-                ("–", "–") if r["seconds"] is None else (format_seconds(r["seconds"]), f"{r['seconds'] / best:.2f}")
-            )
-            name = "" if k else f"{record['case']}: {_text(record['regret'])} ({_text(record['regret_of_all'])} of all)"
-            table.add_row(name, r["label"], format_seconds(r["predicted_seconds"]), *measured, ", ".join(remarks))
-        table.add_section()
-    return table
-
-
-def _remarks(r: Record) -> list[tuple[str, bool]]:
-    return [
-        ("chosen", r["is_chosen"]),
-        ("not taken unasked", r["is_gamble"]),
-        (r.get("ended", ""), "ended" in r),
-        ("NOISY", r["noisy"]),
-    ]
-
-
-def summarise_regret(records: Iterable[Record]) -> Record:
-    """Median and worst regret; None where nothing was run."""
-    summary: Record = {}
-    for name in ("regret", "regret_of_all"):
-        values = [r[name] for r in records if r.get(name) is not None]
-        summary[name] = {"median": median(values), "worst": max(values)} if values else None
-    return summary
 
 
 def read_records(path: Path, benchmark: str) -> list[Record]:
@@ -368,9 +269,13 @@ def main() -> None:
 
 
 _size = click.option("--size", type=click.Choice(SIZES), default="small", show_default=True)
-_only = click.option("--only", default="*", show_default=True, help="Cases whose name matches this pattern or has it.")
-_json = click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Append lines here.")
-_retries = click.option(
+only_option = click.option(
+    "--only", default="*", show_default=True, help="Cases whose name matches this pattern or has it."
+)
+json_option = click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Append lines here."
+)
+retries_option = click.option(
     "--retries", type=click.IntRange(min=0), default=0, show_default=True, help="After a noisy run."
 )
 _timeout = click.option(
@@ -378,7 +283,8 @@ _timeout = click.option(
 )
 
 
-def _wanted(cases: Sequence[Case], only: str) -> list[Case]:
+def wanted(cases: Sequence[Case], only: str) -> list[Case]:
+    """Cases that `--only` names."""
     chosen = [c for c in cases if fnmatch.fnmatch(c.name, only) or only in c.name]
     if not chosen:
         raise click.BadParameter(f"no case matches {only!r}: {', '.join(c.name for c in cases)}", param_hint="--only")
@@ -387,9 +293,9 @@ def _wanted(cases: Sequence[Case], only: str) -> list[Case]:
 
 @main.command("grid")
 @_size
-@_only
-@_json
-@_retries
+@only_option
+@json_option
+@retries_option
 @_timeout
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each case.")
 @click.option("--workers", type=click.IntRange(min=1), help="Worker processes of the cases that have two.")
@@ -399,10 +305,10 @@ def run_grid(
     """Seconds, bytes and peak memory: predicted / measured."""
     console, records = wide_console(), list[Record]()
     for repetition in range(repeat):
-        for case in _wanted(grid(size), only):
+        for case in wanted(grid(size), only):
             mine = replace(case, workers=workers) if workers and case.workers == 2 else case
             record: Record = {"benchmark": "plans grid", "size": size, "repetition": repetition}
-            record |= run("fit", mine, timeout, size, retries)
+            record |= run_case("cases", mine, timeout, size, retries)
             record["misses"] = misses(record)
             write_line(record, json_path)
             records.append(record)
@@ -418,39 +324,6 @@ def run_grid(
     for table in (grid_table(records), summary_table(summary)):
         console.print(table)
     console.print(goal_line(summary))
-
-
-@main.command("regret")
-@_size
-@_only
-@_json
-@_retries
-@_timeout
-@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of the near ways.")
-def run_regret(size: Size, only: str, json_path: Path | None, retries: int, timeout: float, repeat: int) -> None:
-    """Time of the chosen plan over that of the best of the others."""
-    console, records = wide_console(), list[Record]()
-    for case in _wanted(problems(size), only):
-        record: Record = {"benchmark": "plans regret", "size": size}
-        record |= measure_regret(case, timeout, size, retries, repeat)
-        write_line(record, json_path)
-        records.append(record)
-    summary = summarise_regret(records)
-    noisy = any(r.get("load", {}).get("noisy", False) for r in records)
-    line = {
-        "benchmark": "plans regret",
-        "size": size,
-        "summary": summary,
-        "n_failed": sum("runs" not in r for r in records),
-    }
-    write_line(line | {"load": {"noisy": noisy}, "machine": describe_machine()}, json_path)
-    console.print(regret_table(records))
-    if summary["regret"]:
-        console.print(
-            f"regret: median {summary['regret']['median']:.2f} (goal {MEDIAN_REGRET:g}), worst "
-            f"{summary['regret']['worst']:.2f} (goal {REGRET:g}); with what is not taken unasked: "
-            f"{summary['regret_of_all']['worst']:.2f}"
-        )
 
 
 @main.command("draw")

@@ -621,9 +621,8 @@ STEPS: tuple[Step, ...] = (
         "plans-regret",
         "Regret: time of the chosen plan over the best one's",
         {
-            "smoke": "benchmarks.plans regret --size smoke",
-            "small": "benchmarks.plans regret --size small --retries {retries}",
-            "full": "benchmarks.plans regret --size full --repeat 3 --retries {retries}",
+            "smoke": "benchmarks.regret run --size smoke",
+            "full": "benchmarks.regret run --size full --retries {retries}",
         },
         (
             Column("problem", "case"),
@@ -634,6 +633,7 @@ STEPS: tuple[Step, ...] = (
             Column("fastest", "best"),
             Column("also with what is not taken unasked", "regret_of_all", "ratio"),
             Column("fastest of all", "best_of_all"),
+            Column("choices that other rates change", "n_changed", "count"),
         ),
         (
             Goal("worst regret", "summary.regret.worst", at_most=1.10),

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from dkrr.data import Table, open_table
     from dkrr.estimators import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
     from dkrr.estimators.gram import gram
-    from dkrr.estimators.inspection import status, verify
     from dkrr.estimators.predict_to import predict_to
     from dkrr.estimators.saving import load, save
     from dkrr.fitting.plans import plan
     from dkrr.machine import calibrate
+    from dkrr.store.inspection import status, verify
 
 __version__ = "0.1.0"
 
@@ -31,7 +31,7 @@ _MODULES = {
     "dkrr.data": ("Table", "open_table"),
     "dkrr.estimators": ("KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"),
     "dkrr.estimators.gram": ("gram",),
-    "dkrr.estimators.inspection": ("status", "verify"),
+    "dkrr.store.inspection": ("status", "verify"),
     "dkrr.machine": ("calibrate",),
     "dkrr.estimators.saving": ("load", "save"),
     "dkrr.fitting.plans": ("plan",),

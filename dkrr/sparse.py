@@ -41,13 +41,11 @@ def _check_lists(X: Any, name: str) -> None:
         raise _damaged(
             name, f"it has lists of indices {X.rows.shape} and of values {X.data.shape} for a shape of {X.shape}"
         )
-    lengths = np.fromiter(map(len, X.rows), np.intp, n_rows)
-    values = np.fromiter(map(len, X.data), np.intp, n_rows)
-    if (lengths != values).any():
-        row = int(np.argmax(lengths != values))
-        raise _damaged(name, f"row {row} has {values[row]} values and {lengths[row]} indices")
+    for row, (places, values) in enumerate(zip(X.rows, X.data, strict=True)):
+        if len(places) != len(values):
+            raise _damaged(name, f"row {row} has {len(values)} values and {len(places)} indices")
     try:
-        places = np.fromiter(map(index, chain.from_iterable(X.rows)), np.int64, int(lengths.sum()))
+        places = np.fromiter(map(index, chain.from_iterable(X.rows)), np.int64)
     except (TypeError, OverflowError) as error:
         raise _damaged(name, f"its lists of indices hold what is not a 64-bit integer ({error})") from error
     _check_range(places, X.shape[-1], "column index", name)
@@ -68,7 +66,9 @@ def _check_compressed(X: Any, name: str) -> None:
     """Check pointers first: only then is it known which indices count."""
     height, width = X.blocksize if X.format == "bsr" else (1, 1)
     n_rows, n_columns = (1, *X.shape)[-2:]
-    n_slices, size = (n_columns, n_rows) if X.format == "csc" else (n_rows // height, n_columns // width)
+    n_slices, size, along, across = n_rows // height, n_columns // width, "row", "column"
+    if X.format == "csc":
+        n_slices, size, along, across = n_columns, n_rows, "column", "row"
     pointers, indices = X.indptr, X.indices
     if pointers.dtype.kind not in "iu" or indices.dtype.kind not in "iu":
         raise _damaged(name, f"its indptr is of dtype {pointers.dtype} and its indices of {indices.dtype}")
@@ -80,14 +80,14 @@ def _check_compressed(X: Any, name: str) -> None:
     if falls.any():
         raise _damaged(
             name,
-            f"its indptr falls after {_slices(X)} {int(np.argmax(falls))}; expected none smaller than the one before",
+            f"its indptr falls after {along} {int(np.argmax(falls))}; expected none smaller than the one before",
         )
     if pointers[-1] > min(len(indices), len(X.data)):
         raise _damaged(
             name,
             f"its indptr ends at {int(pointers[-1])}, and it has {len(indices)} indices and {len(X.data)} values",
         )
-    _check_range(indices[: pointers[-1]], size, f"{'row' if X.format == 'csc' else 'column'} index", name)
+    _check_range(indices[: pointers[-1]], size, f"{across} index", name)
 
 
 def _check_range(places: Any, size: int, what: str, name: str) -> None:
@@ -96,10 +96,6 @@ def _check_range(places: Any, size: int, what: str, name: str) -> None:
     smallest, largest = int(places.min()), int(places.max())
     if smallest < 0 or largest >= size:
         raise _damaged(name, f"it has the {what} {smallest if smallest < 0 else largest}; expected 0 to {size - 1}")
-
-
-def _slices(X: Any) -> str:
-    return "column" if X.format == "csc" else "row"
 
 
 def _damaged(name: str, what: str) -> InputError:

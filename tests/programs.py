@@ -147,7 +147,7 @@ def iteration(store: Path) -> int:
     """Iteration (of conjugate gradient, or Newton's step) of the last checkpoint; −1 without one."""
     try:
         notes = json.loads((store / "zarr.json").read_text())["attributes"]["dkrr"]["notes"]
-        plain = json.loads(notes["checkpoint"]["plain"])
+        plain = notes["checkpoint"]["plain"]
         return int(plain["iteration"] if "iteration" in plain else plain["state"]["step"])
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError):  # also while it is written
         return -1

@@ -1,5 +1,6 @@
 """Places for arrays of tests, and stores changed by someone who knows the format: checksums included."""
 
+from dkrr.store import ChunkedArray, TiledMatrix
 from dkrr.store.format import read_group, write_group
 from dkrr.store.places import place_at
 
@@ -7,6 +8,13 @@ from dkrr.store.places import place_at
 def place(path):
     """A place outside of any run."""
     return place_at(str(path), "test")
+
+
+def tiled(url, grid, dtype="float64"):
+    """An empty matrix in tiles, outside of any run."""
+    here = place(url)
+    array = ChunkedArray.create(here.url, (grid.n, grid.n), (grid.tile, grid.panel), dtype, here.identity)
+    return TiledMatrix((array,), grid)
 
 
 def edit(path, **changes):

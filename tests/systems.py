@@ -18,9 +18,9 @@ from dkrr.linalg.operator import Operator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.sources import MatrixColumns, MatrixTiles
 from dkrr.linalg.tile_steps import n_update_parts
-from dkrr.store import ChunkedArray, TiledMatrix, TileGrid
+from dkrr.store import ChunkedArray, TileGrid
 from dkrr.store.paths import local_path
-from tests.stores import place
+from tests.stores import tiled
 
 RAGGED = TileGrid(n=47, tile=12, panel=4)
 """Four tiles, the last with eleven rows, and its last panel with three columns."""
@@ -33,7 +33,7 @@ def one_blas_thread() -> Iterator[None]:
     """For modules that import it: on small problems by the hundred BLAS threads only wait for each other."""
     with blas.one_thread():
         yield
-    for run in [run for run in resident._kept if run.startswith("test-")]:
+    for run in [run for run in resident._runs if run.startswith("test-")]:
         resident.forget(run)
 
 
@@ -131,7 +131,7 @@ def empty_vectors(folder, grid, m):
 
 def empty_tiles(folder, grid, dtype="float64"):
     """Stored matrix with no tile yet."""
-    return TiledMatrix.create(place(f"{folder}/{uuid.uuid4().hex}"), grid, dtype)
+    return tiled(f"{folder}/{uuid.uuid4().hex}", grid, dtype)
 
 
 def tiles_of(folder, grid, A, dtype="float64"):

@@ -239,9 +239,9 @@ def _check_store(store: str | None, *, is_folder: bool = False, is_planned: bool
 def _refuse_others_than_folders(url: str, expected: str) -> None:
     """Refuse a file, a model or a store where a folder is to be."""
     from dkrr.store.format import read_group
-    from dkrr.store.places import place_at
+    from dkrr.store.places import is_foreign_file
 
-    if place_at(url).is_foreign_file():
+    if is_foreign_file(url):
         raise InputError(f"--store is {shown(url)}, a file; expected {expected}")
     found = read_group(url)
     if found is not None:
@@ -309,7 +309,7 @@ def _training_rows(given: Mapping[str, Any]) -> tuple[Any, Any]:
         return X, None
     if X is None:
         raise InputError("--standardize, --one-hot or --impute is given without --x; expected --x with them")
-    from dkrr.data.transformers_fitted import ColumnSteps
+    from dkrr.data.transformers import ColumnSteps
 
     encoded = _encoded(X, given)
     return X, ColumnSteps(encoded, given["standardize"], impute, takes_unknown=unknown == "zeros")
@@ -351,8 +351,5 @@ def _encoded(X: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
                 f"expected numbers, text or categories: convert it to text"
             )
     encoded = tuple(column.name for column in chosen)
-    rest = table.without(encoded)
-    for column in rest.columns:
-        if column.kind != "number":
-            raise InputTypeError(rest.not_numbers("--x", column))
+    table.without(encoded).check_numeric("--x")
     return encoded

@@ -15,7 +15,7 @@ import numpy as np
 from dkrr.checks import location, shown
 from dkrr.cli.command import named
 from dkrr.errors import InputError
-from dkrr.estimators.inspection import TileMap
+from dkrr.store.inspection import TileMap
 
 Draw = Callable[[Any], None]
 """Draws on the axes of matplotlib that it is given."""

@@ -10,10 +10,10 @@ from dkrr.cli import pictures
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.base import KernelEstimator
-from dkrr.estimators.description import VERSIONS, describe_model, outcome_of
-from dkrr.estimators.inspection import notes_of_run, status, tile_maps
+from dkrr.estimators.description import VERSIONS, outcome_of
 from dkrr.estimators.summary import summary_of
-from dkrr.store.format import read_group
+from dkrr.store.description import describe_model, is_model
+from dkrr.store.inspection import notes_of_run, status, tile_maps
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.places import check_free, written_aside
 from dkrr.text import card_of_text, format_bytes, format_seconds
@@ -109,11 +109,7 @@ def _of_path(template: Any, path: str) -> str:
 
     url = resolved_place(path)
     try:
-        is_model = (read_group(url) or {}).get("kind") == "model"
-    except StoreError:
-        is_model = False  # RunStore says what is wrong
-    try:
-        if not is_model:
+        if not is_model(url):
             return _page(template, path, **_of_run(path))
         found = describe_model(url)
         if found.get("report") is None:

@@ -19,8 +19,8 @@ def _place(given: dict[str, Any], name: str, what: str) -> str:
 def info(**given: Any) -> None:
     """Describe a saved model; without MODEL, this machine (or a cluster) and the rates that plans use."""
     from dkrr.cli.show import machine_text, model_text
-    from dkrr.estimators.description import describe_model
     from dkrr.machine import describe
+    from dkrr.store.description import describe_model
 
     if given["path"] is None:
         found = describe()
@@ -50,13 +50,14 @@ def status(**given: Any) -> None:
     With a map of the tiles of every matrix that is not complete.
     """
     import dkrr as library
-    from dkrr.estimators.inspection import map_in_text, tile_maps
+    from dkrr.store.inspection import MAX_LINES, map_in_text, tile_maps
 
     with named("RUN"):
         found = library.status(_place(given, "RUN", "a run"))
-    unfinished = [] if given["json"] else [one for one in tile_maps(given["path"]) if one.present != one.expected]
-    maps = [map_in_text(one, get_terminal_size().columns) for one in unfinished]
-    answer(given, found.to_dict(), "\n".join([str(found), *maps]))
+    cells = min(get_terminal_size().columns // 2 - 1, MAX_LINES)  # of two characters each
+    maps = [] if given["json"] else tile_maps(given["path"], cells)
+    unfinished = [map_in_text(one) for one in maps if one.present != one.expected]
+    answer(given, found.to_dict(), "\n".join([str(found), *unfinished]))
 
 
 @command("out overwrite", required="out", argument="RUN|MODEL")

@@ -29,8 +29,8 @@ from distributed.client import FutureCancelledError
 from distributed.comm import resolve_address
 from distributed.protocol.pickle import dumps, loads
 
-from dkrr.cluster import process
 from dkrr.cluster.local_workers import how_it_ended
+from dkrr.cluster.process import current_client
 from dkrr.cluster.progress import Progress
 from dkrr.cluster.workers import WorkerReport, report
 from dkrr.config import setting
@@ -43,11 +43,11 @@ from dkrr.text import format_seconds
 logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 1.0
-"""Seconds of waiting between two questions for the scheduler and the workers."""
+"""Seconds between two questions for the scheduler and the workers."""
 NOTICE_SECONDS = 1.0
 """Seconds within which a client notices that the connection to its scheduler was lost."""
 MAX_ATTEMPTS = 4
-"""Times that a function is sent to all workers when some are lost."""
+"""Times that a function or a pass of tasks is sent to all workers when some are lost."""
 
 CANCELLED = (CancelledError, FutureCancelledError, FutureOfLoopCancelledError)
 """What waiting raises if the scheduler cancels what is waited for, or is lost."""
@@ -58,10 +58,6 @@ LOST = (*CANCELLED, OSError, RuntimeError, AttributeError)
 CONFIGURED = "(dkrr.wait-for-workers-seconds in Dask's configuration)"
 KEPT = "What is finished is kept in a given store"
 ADVICE = f"{KEPT}: run again with the same store= once there are workers, with larger ones if memory was short"
-
-
-def nothing() -> None:
-    """Task: nothing. An adaptive cluster without workers starts some only if a task waits."""
 
 
 class Watch:
@@ -173,7 +169,8 @@ class Watch:
         seconds = setting("wait-for-workers-seconds")
         if self._without_since is None:
             self._without_since = time.monotonic()
-            self._waiting = self.client.submit(nothing, key=f"dkrr-wait-{uuid.uuid4().hex}", pure=False)
+            # An adaptive cluster without workers starts some only if a task waits.
+            self._waiting = self.client.submit(int, key=f"dkrr-wait-{uuid.uuid4().hex}", pure=False)
             limit = "without a limit" if seconds is None else f"{seconds:g} s"
             said = (
                 f"has no workers yet; dkrr waits {limit} for the first"
@@ -228,33 +225,6 @@ TOPIC = "dkrr"
 """Topic of the events of stages on Dask's scheduler."""
 
 
-def ambient_client() -> Client | None:
-    """Client that the user has made, if its cluster would do the work (`process.may_use`).
-
-    Raises
-    ------
-    InputError
-        If the client is asynchronous and this thread runs its event loop, which waiting would block for ever.
-    """
-    client = default_client_or_none()
-    if client is None or not process.may_use(client):
-        return None
-    if client.asynchronous:
-        raise InputError(
-            "the Dask client is asynchronous, and dkrr would wait for it in the thread of its event loop, for ever; "
-            "expected a synchronous client, or another thread: await asyncio.to_thread(model.fit, X, y)"
-        )
-    return client
-
-
-def default_client_or_none() -> Client | None:
-    """Client that Dask would use, in whatever state it is."""
-    try:
-        return Client.current()
-    except ValueError:
-        return None
-
-
 def connect(address: str, timeout: str = "10s") -> Client:
     """Connect to a running scheduler; the client becomes the ambient one.
 
@@ -270,12 +240,12 @@ def connect(address: str, timeout: str = "10s") -> Client:
             f"expected files of them in Dask's configuration, under distributed.comm.tls: ca-file, client.cert and "
             f"client.key"
         )
-    before = default_client_or_none()
+    before = current_client()
     try:
         resolve_address(address)  # a client that fails at this stays the ambient one
         return Client(address, timeout=timeout)
     except (OSError, ValueError, MemoryError) as error:  # what is not a scheduler may answer with any length
-        failed = default_client_or_none()
+        failed = current_client()
         if failed is not None and failed is not before:
             failed.close(timeout=1)
         raise InputError(

@@ -21,7 +21,7 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from dkrr.cluster import resident
-from dkrr.cluster.dask_client import CANCELLED, KEPT, LOST, Watch
+from dkrr.cluster.dask_client import ASK_SECONDS, CANCELLED, KEPT, LOST, MAX_ATTEMPTS, Watch
 from dkrr.cluster.progress import Progress
 from dkrr.cluster.tasks import FAN_IN, ReadyQueue, RunRecord, Task, TaskRecord, execute_on_worker
 from dkrr.errors import ClusterError, DkrrError
@@ -29,10 +29,6 @@ from dkrr.text import format_bytes
 
 WINDOW_PER_THREAD = 2
 """Tasks on the scheduler for each worker thread: one runs, one waits at the worker."""
-ASK_SECONDS = 1.0
-"""Seconds between two questions how many workers exist."""
-MAX_ATTEMPTS = 4
-"""Times that one pass is started when workers are lost."""
 UNREADABLE = "deserialization of the task graph"
 """Words of Dask's error where the scheduler cannot read what a client sends."""
 OTHER_ENVIRONMENT = (

@@ -31,19 +31,18 @@ from typing import Any, Self
 import dask
 
 from dkrr.cluster import workers
-from dkrr.cluster.local_server import MAX_STARTS, NOT_STARTED
+from dkrr.cluster.dkrr_local_server import MAX_STARTS, NOT_STARTED
 from dkrr.cluster.process import ENDING
 from dkrr.errors import DkrrError
 from dkrr.text import format_bytes
 
 
-def new_credentials() -> dict[str, Any]:
-    """Arguments of `distributed.security.Security` with a new key, as values that every process can read."""
+def new_credentials() -> Any:
+    """A `distributed.security.Security` with a new key."""
     from distributed.security import Security  # while the other process imports it too
 
     # Given one by one: what is left out would be taken from Dask's configuration, which may be for another cluster.
-    security = Security.temporary(tls_min_version=ssl.TLSVersion.TLSv1_3, tls_max_version=None, tls_ciphers=None)
-    return {name: getattr(security, name) for name in security.__slots__}
+    return Security.temporary(tls_min_version=ssl.TLSVersion.TLSv1_3, tls_max_version=None, tls_ciphers=None)
 
 
 START_SECONDS = 60.0
@@ -72,8 +71,6 @@ SETTINGS = {
     # A worker that died and starts slowly is not given up: the nanny itself starts it again.
     "distributed.deploy.lost-worker-timeout": "1 hour",
 }
-PRELOAD = "dkrr.loopback"
-"""Module that workers import first."""
 
 # Modules are found where the caller finds them, the user's as well. The main module is not imported: functions of it
 # reach the workers by value (cloudpickle).
@@ -85,11 +82,10 @@ _CODE = (
     "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; "
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]); "
     "import sys, json; sys.path[:] = json.loads(sys.stdin.buffer.readline() or sys.exit()); "
-    "from importlib.util import module_from_spec, spec_from_file_location; "
-    "spec = spec_from_file_location('dkrr_local_server', sys.argv[2]); module = module_from_spec(spec); "
-    "spec.loader.exec_module(module); module.serve(int(sys.argv[1]))"
+    "from runpy import run_path; run_path(sys.argv[2])['serve'](int(sys.argv[1]))"
 )
-_SERVER = str(Path(__file__).with_name("local_server.py"))
+_SERVER = str(Path(__file__).with_name("dkrr_local_server.py"))
+"""Module that the process runs, and that workers import first."""
 OF_THE_CALLER = ("pool", "scheduler", "shuffle")
 """Dask's settings for the caller's own graphs: threads, or a client, which other processes do not have."""
 
@@ -152,9 +148,9 @@ class LocalWorkers:
         preload = [given] if isinstance(given, str) else list(given or [])
         # The scheduler keeps a file there too, which its death would leave in Dask's own folder.
         place = {"temporary-directory": self._options["local_directory"]}
-        dask.config.set(SETTINGS | place | {"distributed.worker.preload": [PRELOAD, *preload]}, config=settings)
-        self._credentials = new_credentials()
-        self._process.stdin.write(pickle.dumps((self._n_workers, self._options, self._credentials, settings)))
+        dask.config.set(SETTINGS | place | {"distributed.worker.preload": [_SERVER, *preload]}, config=settings)
+        self._security = new_credentials()
+        self._process.stdin.write(pickle.dumps((self._n_workers, self._options, self._security, settings)))
         self._process.stdin.flush()
 
     def address(self) -> str:
@@ -186,14 +182,11 @@ class LocalWorkers:
             If the process ends, or the workers have not started in time.
         """
         from distributed import Client  # while the other process imports it too
-        from distributed.security import Security
 
         deadline = time.monotonic() + START_SECONDS + WORKER_START_SECONDS * self._n_workers
         address = self.address()
         try:
-            client = Client(
-                address, set_as_default=False, timeout=START_SECONDS, security=Security(**self._credentials)
-            )
+            client = Client(address, set_as_default=False, timeout=START_SECONDS, security=self._security)
         except OSError as error:
             raise self._not_started() from error
         with client:

@@ -8,7 +8,6 @@ threads: event loops, clients and pools that it finds there never answer.
 A job of a batch system and a container are control groups whose limits are below what the machine has. The limits of
 all parents hold as well: SLURM sets one for the job and none for its steps, Kubernetes one for the pod and one for the
 container. Versions 1 and 2 of control groups are read, and both where both are mounted. Systems without them have none.
-`posix_limits` is Python's module `resource`, or None where the system lacks it.
 
 SIGTERM and SIGHUP, where they would end the process at once, first end the run as Ctrl-C does. Batch systems,
 `timeout`, containers and closed notebooks send SIGTERM, closed terminals SIGHUP. Python's default leaves temporary
@@ -19,6 +18,7 @@ import math
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import sys
 import threading
@@ -34,12 +34,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-try:
-    import resource
-except ImportError:  # not a POSIX system
-    posix_limits: Any = None
-else:
-    posix_limits = resource
+from dkrr.errors import InputError
 
 ASK_SECONDS = 5.0
 """Seconds between two counts of the processes that share the machine."""
@@ -88,7 +83,8 @@ def confinement() -> Confinement | None:
     worker = _worker_of_task()
     if worker is not None:
         return Confinement(TASK, max(1, worker.state.nthreads), worker.memory_manager.memory_limit or None)
-    if _fork.is_set() or _finds_a_client_of_its_parent():
+    client = current_client()
+    if _fork.is_set() or (client is not None and not _is_of_this_process(client)):
         return Confinement(FORK, _n_siblings())
     return Confinement(CHILD, _n_siblings()) if multiprocessing.parent_process() is not None else None
 
@@ -112,6 +108,33 @@ def _count_siblings(process: int, period: int) -> int:  # noqa: ARG001
             alive = other.status() != psutil.STATUS_ZOMBIE and other.name() == itself.name()
             n += alive and not any("resource_tracker" in part for part in other.cmdline())
     return max(1, n)
+
+
+def ambient_client() -> Any:
+    """Client that the user has made, if its cluster would do the work (`may_use`); None without one.
+
+    Raises
+    ------
+    InputError
+        If the client is asynchronous and this thread runs its event loop, which waiting would block for ever.
+    """
+    client = current_client()
+    if client is None or not may_use(client):
+        return None
+    if client.asynchronous:
+        raise InputError(
+            "the Dask client is asynchronous, and dkrr would wait for it in the thread of its event loop, for ever; "
+            "expected a synchronous client, or another thread: await asyncio.to_thread(model.fit, X, y)"
+        )
+    return client
+
+
+def current_client() -> Any:
+    """Client that Dask would use, in whatever state it is; None without one."""
+    module = sys.modules.get("distributed.client")  # where it was never imported there is none; the import is slow
+    with suppress(ValueError):
+        return None if module is None else module.Client.current()
+    return None
 
 
 def may_use(client: Any) -> bool:
@@ -156,20 +179,9 @@ def _is_of_this_process(client: Any) -> bool:
     return loop_thread is None or any(thread.ident == loop_thread for thread in threading.enumerate())
 
 
-def _finds_a_client_of_its_parent() -> bool:
-    module = sys.modules.get("distributed.client")
-    if module is None:
-        return False
-    try:
-        return not _is_of_this_process(module.Client.current())
-    except ValueError:
-        return False
-
-
 _fork = threading.Event()
 """Set where this process is a fork, in the child and before anything else runs there."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_fork.set)
+os.register_at_fork(after_in_child=_fork.set)
 
 
 ROOT = Path("/")
@@ -237,20 +249,14 @@ def process_limit_bytes() -> int | None:
     Those limits are of addresses, of which libraries and threads reserve more than they use. The excess is taken to be
     that of this process in every process.
     """
-    if posix_limits is None:
-        return None
-    limits = {}
-    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
-        has_it, unlimited = hasattr(posix_limits, name), posix_limits.RLIM_INFINITY
-        limit = posix_limits.getrlimit(getattr(posix_limits, name))[0] if has_it else unlimited
-        if limit != unlimited and 0 <= limit < UNLIMITED:
-            limits[name] = limit
-    if not limits:
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    if not any(0 <= limit < UNLIMITED for limit in limits):  # Linux tells no limit as -1
         return None
     info = psutil.Process().memory_info()
     # Some systems do not count the addresses of private data; all addresses are at least as many.
-    reserved = {"RLIMIT_AS": info.vms, "RLIMIT_DATA": getattr(info, "data", info.vms)}
-    return int(min(max(0, limit - max(0, reserved[name] - info.rss)) for name, limit in limits.items()))
+    reserved = (info.vms, getattr(info, "data", info.vms))
+    found = [limit - max(0, n - info.rss) for limit, n in zip(limits, reserved, strict=True) if 0 <= limit < UNLIMITED]
+    return int(max(0, min(found)))
 
 
 def usable_cores(root: Path = ROOT) -> int:
@@ -331,7 +337,7 @@ def _number(path: Path) -> int | None:
         return None
 
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 PATIENCE_SECONDS = 30.0
 """Seconds after the first signal from which another one ends the process at once."""

@@ -174,9 +174,9 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-_stderr_logger = logging.Logger("dkrr.progress")
+stderr_logger = logging.Logger("dkrr.progress")
 """For lines that are asked for where no logging is set up; no other logger passes records to it."""
-_stderr_logger.addHandler(StderrHandler())
+stderr_logger.addHandler(StderrHandler())
 
 
 def handlers_of(logger: logging.Logger, level: int = logging.INFO) -> list[logging.Handler]:
@@ -292,17 +292,11 @@ class LiveProgress(Progress):
 
 
 class LogProgress(Progress):
-    """Lines through the logger ``dkrr.progress``.
+    """Lines through a logger: `progress_logger`, or `stderr_logger` where no handler takes those of that one."""
 
-    Parameters
-    ----------
-    on_stderr : bool, default=False
-        Write them to stderr where no handler takes them.
-    """
-
-    def __init__(self, *, on_stderr: bool = False) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
-        self._on_stderr = on_stderr
+        self._logger = logger
 
     def begin(self, name: str, total: float, done: float) -> None:
         self._name, self._total, self._done, self._before = name, total, done, done
@@ -330,12 +324,13 @@ class LogProgress(Progress):
         self.note(f"{self._name}: {how} {format_seconds(time.monotonic() - self._began)}")
 
     def note(self, message: str) -> None:
-        own = self._on_stderr and not handlers_of(progress_logger)
-        (_stderr_logger if own else progress_logger).info("%s", message)
+        self._logger.info("%s", message)
 
 
-class Whole:
-    """One display of work that is made of several parts, such as a search: its parts show nothing of their own.
+class Whole(Progress):
+    """One display of work that is made of several parts, such as a search.
+
+    It is the display of its parts as well: their stages show only that time passes in the part.
 
     Parameters
     ----------
@@ -347,12 +342,10 @@ class Whole:
     """
 
     def __init__(self, name: str, n_parts: int, show: bool | None, quiet_seconds: float) -> None:
+        super().__init__()
         self._name, self._n_parts, self._show, self._quiet_seconds = name, n_parts, show, quiet_seconds
         self._display: Progress | None = None
-        self._seconds, self._done, self._passed, self._started = 0.0, 0.0, 0, 0.0
-
-    def __enter__(self) -> Self:
-        return self
+        self._expected, self._done, self._passed, self._started = 0.0, 0.0, 0, 0.0
 
     def __exit__(self, *failure: Any) -> None:
         if self._display is not None:
@@ -361,7 +354,7 @@ class Whole:
     @contextmanager
     def part(self) -> Iterator[None]:
         """Work on one part, whose displays are this one."""
-        self._seconds, self._done, self._started = 0.0, 0.0, time.monotonic()
+        self._expected, self._done, self._started = 0.0, 0.0, time.monotonic()
         token = _WHOLE.set(self)
         try:
             yield
@@ -369,20 +362,22 @@ class Whole:
             _WHOLE.reset(token)
         self._open(time.monotonic() - self._started)
         self._passed += 1
-        self._advance(1.0)
+        self._reach(1.0)
 
     def expect(self, seconds: float) -> None:
         """Say how long the part that was begun should take."""
-        self._seconds = seconds
+        self._expected = seconds
         self._open(seconds)
 
-    def tick(self) -> None:
+    def advance(self, flops: float) -> None:  # noqa: ARG002
         """Show how much of the time of this part has passed."""
-        if self._seconds > 0:
-            self._advance(min(MAX_PASSED, (time.monotonic() - self._started) / self._seconds))
+        if self._expected > 0:
+            self._reach(min(MAX_PASSED, (time.monotonic() - self._started) / self._expected))
+
+    def end(self, *, failed: bool) -> None:  # noqa: ARG002
+        self.advance(0.0)
 
     def note(self, message: str) -> None:
-        """Display a message, if anything is displayed."""
         if self._display is not None:
             self._display.note(message)
 
@@ -390,27 +385,10 @@ class Whole:
         if self._display is None and (self._show is not None or seconds * self._n_parts >= self._quiet_seconds):
             self._display = _displayed(self._show).stage(self._name, self._n_parts, self._passed)
 
-    def _advance(self, done: float) -> None:
+    def _reach(self, done: float) -> None:
         if self._display is not None and done > self._done:
             self._display.advance(done - self._done)
             self._done = done
-
-
-class Part(Progress):
-    """Shows nothing of its own stages, but that time passes in the part of a whole."""
-
-    def __init__(self, whole: Whole) -> None:
-        super().__init__()
-        self._whole = whole
-
-    def advance(self, flops: float) -> None:  # noqa: ARG002
-        self._whole.tick()
-
-    def end(self, *, failed: bool) -> None:  # noqa: ARG002
-        self._whole.tick()
-
-    def note(self, message: str) -> None:
-        self._whole.note(message)
 
 
 _WHOLE: contextvars.ContextVar[Whole | None] = contextvars.ContextVar("dkrr_whole", default=None)
@@ -427,7 +405,7 @@ def make_progress(show: bool | None) -> Progress:
         Within a part of a `Whole` its display is used.
     """
     whole = _WHOLE.get()
-    return _displayed(show) if whole is None else Part(whole)
+    return _displayed(show) if whole is None else Progress(whole)
 
 
 def _displayed(show: bool | None) -> Progress:
@@ -438,5 +416,5 @@ def _displayed(show: bool | None) -> Progress:
     if (console.is_terminal or console.is_jupyter) and not any(map(is_screen, handlers)):
         displays.append(LiveProgress(console))
     if handlers or (show and not displays):
-        displays.append(LogProgress(on_stderr=show is True))
+        displays.append(LogProgress(progress_logger if handlers else stderr_logger))
     return Progress(*displays)

@@ -5,33 +5,44 @@ lost).
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+
+@dataclass
+class _Run:
+    """What is kept for a run, with a lock for each name, and the names that have room, by kind."""
+
+    objects: dict[Hashable, Any] = field(default_factory=dict)
+    locks: defaultdict[Hashable, Lock] = field(default_factory=lambda: defaultdict(Lock))
+    names: defaultdict[str, set[Hashable]] = field(default_factory=lambda: defaultdict(set))
+
+
 _guard = Lock()
-_locks: dict[tuple[str, Hashable], Lock] = {}
-_kept: dict[str, dict[Hashable, Any]] = {}
-_reserved: dict[tuple[str, str], set[Hashable]] = {}
+_runs: defaultdict[str, _Run] = defaultdict(_Run)
 
 
 def kept(run: str, name: Hashable, make: Callable[[], T]) -> T:
     """Object that this process keeps under a name until `forget`; `make` is called once, by one thread."""
     with _guard:
-        lock = _locks.setdefault((run, name), Lock())
+        of_run = _runs[run]
+        lock = of_run.locks[name]
     with lock:
-        found = _kept.setdefault(run, {})
-        if name not in found:
-            found[name] = make()
-        value: T = found[name]
+        if name not in of_run.objects:
+            of_run.objects[name] = make()
+        value: T = of_run.objects[name]
         return value
 
 
 def found(run: str, name: Hashable) -> Any:
     """Object that is kept under a name, or None."""
-    return _kept.get(run, {}).get(name)
+    of_run = _runs.get(run)
+    return None if of_run is None else of_run.objects.get(name)
 
 
 def has_room(run: str, kind: str, name: Hashable, most: int) -> bool:
@@ -40,7 +51,7 @@ def has_room(run: str, kind: str, name: Hashable, most: int) -> bool:
     A task that was sent to another worker than planned must not exceed what that one was planned to keep.
     """
     with _guard:
-        names = _reserved.setdefault((run, kind), set())
+        names = _runs[run].names[kind]
         if name in names or len(names) < most:
             names.add(name)
             return True
@@ -50,20 +61,14 @@ def has_room(run: str, kind: str, name: Hashable, most: int) -> bool:
 def forget(run: str) -> None:
     """Release everything that was kept for a run."""
     with _guard:
-        _kept.pop(run, None)
-        for key in [k for k in _locks if k[0] == run]:
-            del _locks[key]
-        for pair in [k for k in _reserved if k[0] == run]:
-            del _reserved[pair]
+        _runs.pop(run, None)
 
 
 def _drop_all() -> None:
     """Called in a fork: a thread of the parent may hold the locks, and the parent's runs continue there."""
     global _guard
     _guard = Lock()
-    for of_parent in (_locks, _kept, _reserved):
-        of_parent.clear()
+    _runs.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_all)
+os.register_at_fork(after_in_child=_drop_all)

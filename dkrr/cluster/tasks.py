@@ -6,23 +6,21 @@ These run one task after another (small runs, and the oracle in tests), or in th
 import heapq
 import os
 import re
+import resource
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from threading import Condition, Event
 from typing import Any, Protocol, Self
-
-import psutil
 
 from dkrr import blas
 from dkrr.cluster import resident
-from dkrr.cluster.process import posix_limits, read_system_file
+from dkrr.cluster.process import read_system_file
 from dkrr.cluster.progress import Progress
 
 FAN_IN = 4
@@ -213,7 +211,7 @@ def peak_resident_bytes(status: str = "/proc/self/status") -> int:
     Parameters
     ----------
     status : str
-        File of the system that holds it (Linux); other systems are asked in other ways.
+        File of the system that holds it (Linux); macOS is asked for the peak since the start.
     """
     try:
         found = re.search(rb"^VmHWM:\s*(\d+)", read_system_file(status), re.MULTILINE)
@@ -221,11 +219,7 @@ def peak_resident_bytes(status: str = "/proc/self/status") -> int:
         found = None
     if found is not None:
         return int(found[1]) * 1024
-    if posix_limits is None:
-        # Windows has a peak, other systems what is resident now.
-        info = psutil.Process().memory_info()
-        return int(getattr(info, "peak_wset", info.rss))
-    peak = posix_limits.getrusage(posix_limits.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024  # macOS counts in bytes, others in KiB
 
 
@@ -256,11 +250,6 @@ class ReadyQueue:
 
     def __bool__(self) -> bool:
         return bool(self._ready)
-
-    @property
-    def is_active(self) -> bool:
-        """Whether tasks are left, or run."""
-        return self._sorter.is_active()
 
     def pop(self) -> Task:
         """Take the next task."""
@@ -298,7 +287,11 @@ class SerialExecutor:
 
     def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
         """See `Executor.total`."""
-        return summed(self.map(tasks, shared))
+        record = self.map(tasks, shared)
+        total = record.tasks[0].value
+        for task in record.tasks[1:]:
+            total += task.value
+        return total, RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks])
 
     def forget(self, run: str) -> None:
         """See `Executor.forget`."""
@@ -324,40 +317,25 @@ class ThreadExecutor(SerialExecutor):
 
     def run(self, tasks: Sequence[Task], progress: Progress) -> RunRecord:
         """See `Executor.run`; the records are in the order of the tasks."""
-        start, queue, changed, stopped = time.perf_counter(), ReadyQueue(tasks), Condition(), Event()
+        start, queue = time.perf_counter(), ReadyQueue(tasks)
+        running: dict[Future[TaskRecord], Task] = {}
         done: dict[str, TaskRecord] = {}
-
-        def stop() -> None:
-            with changed:
-                stopped.set()
-                changed.notify_all()
-
-        def work() -> None:
-            while True:
-                with changed:
-                    changed.wait_for(lambda: queue or stopped.is_set() or not queue.is_active)
-                    if stopped.is_set() or not queue:
-                        return
-                    task = queue.pop()
-                try:
-                    record = execute(task)
-                except BaseException:
-                    stop()
-                    raise
-                with changed:
-                    done[task.key] = record
-                    queue.complete(task.key)
-                    progress.advance(task.flops)
-                    changed.notify_all()
-
+        future: Future[TaskRecord] | None = None
         with blas.one_thread():
-            threads = [self._pool.submit(work) for _ in range(min(self._n_threads, len(tasks)))]
             try:
-                wait(threads)
-            finally:  # Ctrl-C: no thread may start another task
-                stop()
-        while threads:  # no name for one: an error refers to this frame, and a cycle would keep what its tasks hold
-            threads.pop().result()
+                while queue or running:
+                    while queue and len(running) < self._n_threads:
+                        task = queue.pop()
+                        running[self._pool.submit(execute, task)] = task
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        task = running.pop(future)
+                        done[task.key] = future.result()
+                        queue.complete(task.key)
+                        progress.advance(task.flops)
+            finally:
+                wait(running)
+                running.clear()
+                future = None  # an error refers to this frame: a cycle would keep what its tasks hold
         return RunRecord(time.perf_counter() - start, [done[task.key] for task in tasks])
 
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
@@ -366,11 +344,3 @@ class ThreadExecutor(SerialExecutor):
         with blas.one_thread():
             records = list(self._pool.map(partial(execute, shared=shared), tasks))
         return RunRecord(time.perf_counter() - start, records)
-
-
-def summed(record: RunRecord) -> tuple[Any, RunRecord]:
-    """Sum of the values of the tasks, and their record without the values."""
-    total = record.tasks[0].value
-    for task in record.tasks[1:]:
-        total += task.value
-    return total, RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks])

@@ -3,7 +3,6 @@
 from dkrr.data.arrays import DaskRows, MemoryRows, is_dask_frame, unframed
 from dkrr.data.open import (
     NO_LABELS,
-    as_array,
     as_rows,
     load_array,
     load_labels,
@@ -13,7 +12,7 @@ from dkrr.data.open import (
     refuse_unreadable,
 )
 from dkrr.data.rows import Rows, scan, scan_tasks
-from dkrr.data.stored import CheckedRows, SparseRows, described_rows, stage, whole, write_rows
+from dkrr.data.stored import CheckedRows, described_rows, whole, write_rows
 from dkrr.data.table import Table
 from dkrr.data.table_opening import (
     as_table,
@@ -30,9 +29,7 @@ __all__ = [
     "DaskRows",
     "MemoryRows",
     "Rows",
-    "SparseRows",
     "Table",
-    "as_array",
     "as_rows",
     "as_table",
     "described_rows",
@@ -49,7 +46,6 @@ __all__ = [
     "refuse_unreadable",
     "scan",
     "scan_tasks",
-    "stage",
     "unframed",
     "whole",
     "with_columns",

@@ -6,36 +6,146 @@ five times what they need. Where a chunk is one plain file whose bytes are its r
 straight into the caller's array.
 """
 
+import math
 import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.data.rows import ALL, SCRATCH_BYTES, ArrayRows, Block, Rows, StoredRows, filled, filled_blocks, n_bytes
+from dkrr.data.rows import ALL, Block, Rows, n_bytes
 from dkrr.errors import InputError, StoreError
 from dkrr.sparse import check_structure
-from dkrr.store.arrays import (
-    array_url,
-    bucket_of_array,
-    is_in_process,
-    is_of_object_store,
-    open_array,
-    opened_at,
-    place_of,
-)
+from dkrr.store.arrays import bucket_of_array, is_of_object_store, open_array, place_of
 from dkrr.store.paths import faults_of, local_path
 from dkrr.store.places import read_all
 from dkrr.text import format_bytes
+
+SCRATCH_BYTES = 2**20
+"""Size of the buffer that rows pass through of which only some columns are read."""
+
+
+class ArrayRows(Rows):
+    """Rows of anything with `shape`, `dtype` and slices. A vector counts as one column.
+
+    Parameters
+    ----------
+    array : array of shape (n, d) or (n,)
+        It travels to other processes.
+    """
+
+    is_lazy = True
+    array: Any
+    chunks_at_once = 1
+    """Chunks that are in memory during a read."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        shape = self.array.shape
+        return (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype(self.array.dtype)
+
+    @property
+    def is_vector(self) -> bool:
+        return len(self.array.shape) == 1
+
+    @property
+    def edges(self) -> Sequence[int] | None:
+        chunks = getattr(self.array, "chunks", None)
+        return range(0, self.shape[0] + chunks[0], chunks[0]) if chunks else None
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        if self.is_vector:
+            return np.asarray(self.array[start:stop])[:, None][:, columns]
+        return np.asarray(self.array[start:stop, columns])
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        # Chunks that a read touches are held whole, as stored and decoded.
+        chunks = getattr(self.array, "chunks", None)
+        return self.chunks_at_once * math.prod(chunks) * int(np.dtype(self.dtype).itemsize) if chunks else 0
+
+
+class FilledRows(ArrayRows):
+    """Rows that are written straight into the caller's array, whole; of some columns by way of a small buffer."""
+
+    @abstractmethod
+    def fill(self, out: NDArray[Any], start: int) -> None:
+        """Fill a C-ordered array with the rows from `start` on."""
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        left, right, _ = columns.indices(self.shape[1])
+        out = np.empty((stop - start, max(right - left, 0)), self.dtype)
+        if out.shape[1] == self.shape[1]:
+            self.fill(out, start)
+            return out
+        height = max(1, SCRATCH_BYTES // (self.shape[1] * self.dtype.itemsize))
+        for where, block in self.blocks(start, stop, height):
+            out[where.start - start : where.stop - start] = block[:, left:right]
+        return out
+
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        """See base class; all in one buffer, since fresh memory takes longer than reading."""
+        buffer = np.empty((max(0, min(height, stop - start)), self.shape[1]), self.dtype)
+        for k in range(start, stop, height):
+            block = buffer[: min(height, stop - k)]
+            self.fill(block, k)
+            yield slice(k, k + len(block)), block
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        return SCRATCH_BYTES
+
+
+class OpenedRows(ArrayRows):
+    """Rows of an array that another process opens itself, when it first reads them.
+
+    Parameters
+    ----------
+    array : array of shape (n, d) or (n,)
+        The array, open in this process.
+    open_array : callable
+        Opens it in another one.
+    *place
+        Arguments of the callable.
+    url : str, optional
+        Path or URL from which every process reads it; None: workers of a fit read a copy.
+    """
+
+    url: str | None = None
+
+    def __init__(self, array: Any, open_array: Callable[..., Any], *place: Any, url: str | None = None) -> None:
+        self.array, self.opener, self.url, self.is_shared = array, (open_array, *place), url, url is not None
+
+    @cached_property
+    def array(self) -> Any:
+        """The array, opened when it is first needed."""
+        open_array, *place = self.opener
+        return open_array(*place)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"opener": self.opener, "url": self.url, "is_shared": self.is_shared}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpenedRows) and self.opener == other.opener
+
+    def __hash__(self) -> int:
+        return hash(self.url)
 
 
 class MemoryRows(ArrayRows):
@@ -44,24 +154,23 @@ class MemoryRows(ArrayRows):
     Parameters
     ----------
     array : ndarray of shape (n, d) or (n,), or scipy.sparse CSR array
-    name : str
-        What it is called in error messages.
     """
 
     is_in_memory = True
     is_lazy = False
+    is_vector = False
 
-    def __init__(self, array: Block, name: str = "X") -> None:
-        self.is_sparse = sp.issparse(array)
-        super().__init__(array if self.is_sparse or array.ndim == 2 else array[:, None], name)
+    def __init__(self, array: Block) -> None:
+        self.is_sparse, self.is_vector = sp.issparse(array), array.ndim == 1
+        super().__init__(array[:, None] if self.is_vector else array)
 
     @property
     def pointers(self) -> NDArray[Any] | None:
         return self.array.indptr if self.is_sparse else None
 
     @property
-    def indices(self) -> Any:
-        return self.array.indices if self.is_sparse else None
+    def index_bytes(self) -> int:
+        return int(self.array.indices.itemsize)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         block = self.array[start:stop]
@@ -92,11 +201,10 @@ def canonical(rows: Any) -> Any:
 class MappedRows(ArrayRows):
     """Rows copied from a mapped file, a block at a time; pages that were read are given back to the system.
 
-    The map is one that a user has made: other processes get a copy.
-
     Parameters
     ----------
     array : np.memmap of shape (n, d) or (n,)
+        Other processes get a copy of it.
     """
 
     is_lazy = False
@@ -108,7 +216,7 @@ class MappedRows(ArrayRows):
         return self._copied((indices, ALL))
 
     def _copied(self, index: Any) -> Block:
-        array = self.array if self.array.ndim == 2 else self.array[:, None]
+        array = self.array[:, None] if self.is_vector else self.array
         block = np.array(array[index], order="C", subok=False)
         release_pages(self.array)
         return block
@@ -118,29 +226,14 @@ class MappedRows(ArrayRows):
         # Pages of the file in which the rows lie: in the order of Fortran, whole columns at worst.
         return 0 if self.array.flags.c_contiguous else self.n_bytes
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"array": np.array(self.array, subok=False)}
 
-
-@dataclass(frozen=True)
-class NpyRows(StoredRows, MappedRows):
+class NpyRows(OpenedRows, MappedRows):
     """Rows of a .npy file, which other processes map themselves."""
-
-    @cached_property
-    def array(self) -> Any:
-        """The file, mapped for reading."""
-        return np.lib.format.open_memmap(self.url, mode="r")
-
-
-def mapped_rows(array: Any, name: str) -> Rows:
-    """Rows of a memory map; of one whose changes are in this process's memory only, they are in memory."""
-    is_file = is_mapped(array) and array.mode != "c"
-    return MappedRows(array) if is_file else MemoryRows(np.asarray(array), name)
 
 
 def is_memory_map(value: Any) -> bool:
-    """Whether a value is a memory map of NumPy."""
-    return isinstance(value, np.memmap)
+    """Whether a value is a memory map of NumPy whose numbers are all in its file, and not changed in memory only."""
+    return isinstance(value, np.memmap) and is_mapped(value) and value.mode != "c"
 
 
 def is_labelled(value: Any) -> bool:
@@ -164,27 +257,26 @@ class _Shared(mmap.mmap):
     """Mapping whose changes are in the file, so that its pages may be released at any time."""
 
 
+def _mapping_of(array: Any) -> tuple[mmap.mmap | None, Any]:
+    """Mapping that the numbers of an array lie in, and the array that was made of it; None of numbers in memory."""
+    view = None
+    while isinstance(array, np.ndarray | memoryview):
+        view, array = array, array.base if isinstance(array, np.ndarray) else array.obj
+    return (array, view) if isinstance(array, mmap.mmap) else (None, None)
+
+
 def is_mapped(array: Any) -> bool:
     """Whether the numbers of an array lie in a mapped file."""
-    while isinstance(array, np.ndarray | memoryview):
-        array = array.base if isinstance(array, np.ndarray) else array.obj
-    return isinstance(array, mmap.mmap)
+    return _mapping_of(array)[0] is not None
 
 
 def release_pages(array: Any) -> None:
     """Give back the memory of pages of a file mapped for reading only, or by `mapped_array`; they are read again."""
-    while isinstance(array, np.ndarray | memoryview):
-        base: Any = array.base if isinstance(array, np.ndarray) else array.obj
-        if isinstance(base, mmap.mmap):
-            break
-        array = base
-    else:
-        return
+    mapping, view = _mapping_of(array)
     # Of a private mapping that may be written to, the changes would be lost.
-    if not isinstance(base, _Shared) and not (isinstance(array, np.memmap) and array.mode == "r"):
-        return
-    if hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)
+    is_safe = isinstance(mapping, _Shared) or (isinstance(view, np.memmap) and view.mode == "r")
+    if mapping is not None and is_safe and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def mapped_array(shape: tuple[int, ...], folder: str | None, content: str = "dual coefficients") -> NDArray[np.float64]:
@@ -221,126 +313,70 @@ def mapped_array(shape: tuple[int, ...], folder: str | None, content: str = "dua
         return np.frombuffer(mapping, np.float64).reshape(shape)
 
 
-class ZarrRows(ArrayRows):
-    """Rows of a Zarr array, which other processes open themselves.
+class ZarrRows(OpenedRows):
+    """Rows of a Zarr array, which other processes open themselves: at its URL, or in its store if it is of obstore.
 
     Parameters
     ----------
-    place : str, or store of Zarr and path there
-        Path or URL; of an array in a store without one, the store travels if it is of obstore.
-    array : zarr.Array, optional
-        The array, where it is open.
+    array : zarr.Array
     """
 
     chunks_at_once = 4  # Zarr works on several
 
-    def __init__(self, place: str | tuple[Any, str], array: Any = None) -> None:
-        self.place = place
-        if array is not None:
-            self.array = array
-        self.is_shared = isinstance(place, str) or is_of_object_store(self.array)
-
-    @cached_property
-    def array(self) -> Any:
-        return open_array(self.place) if isinstance(self.place, str) else opened_at(*self.place)
-
-    @property
-    def stored_at(self) -> str | None:
-        return self.place if isinstance(self.place, str) else bucket_of_array(self.array)
-
-    @cached_property
-    def _files(self) -> "ChunkFiles | None":
-        """Chunks as files, if they can be read without Zarr."""
-        return ChunkFiles.of(self.array, self.place) if isinstance(self.place, str) else None
-
-    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        if self._files is None:
-            return super().read(start, stop, columns)
-        return filled(self._files.read_into, self, start, stop, columns)
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        if self._files is None:
-            return super().blocks(start, stop, height)
-        return filled_blocks(self._files.read_into, self, start, stop, height)
+    def __init__(self, array: Any) -> None:
+        place = place_of(array)
+        super().__init__(array, open_array, place, url=place if isinstance(place, str) else bucket_of_array(array))
+        self.is_shared = isinstance(place, str) or is_of_object_store(array)
 
     def take(self, indices: NDArray[np.intp]) -> Block:
         return np.asarray(self.array.oindex[indices]).reshape(len(indices), self.shape[1])
 
-    @property
-    def read_overhead_bytes(self) -> int:
-        return super().read_overhead_bytes if self._files is None else SCRATCH_BYTES
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "is_shared": self.is_shared}
+class PlainRows(FilledRows, ZarrRows):
+    """Rows of a Zarr array on this machine's disk, whose chunks are plain files of whole rows: read without Zarr."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ZarrRows) and self.place == other.place
+    @cached_property
+    def _files(self) -> tuple[Path, int, Any, tuple[int, ...]]:
+        """Folder of the files, rows of each, what names them, and the rest of a chunk's position."""
+        folder = local_path(self.url or "")
+        assert folder is not None, "the array is on this machine"
+        return folder, int(self.array.chunks[0]), self.array.metadata.encode_chunk_key, (0,) * (self.array.ndim - 1)
 
-    def __hash__(self) -> int:
-        return hash(self.place if isinstance(self.place, str) else self.place[1])
-
-
-def zarr_rows(array: Any, name: str) -> Rows:
-    """Rows of an open Zarr array, which are read where it is; one in this process's memory is read at once."""
-    if is_in_process(array):
-        return MemoryRows(np.asarray(array[:]), name)
-    return ZarrRows(array_url(array) or place_of(array), array)
-
-
-@dataclass(frozen=True)
-class ChunkFiles:
-    """The chunks of a matrix (or vector) on this machine's disk, of whole rows each."""
-
-    folder: Path
-    metadata: Any
-    """Metadata of the Zarr array, which has the names of the files."""
-    n_columns: int
-    rows_per_chunk: int
-    n_dimensions: int
-    dtype: np.dtype[Any]
-    fill_value: Any
-
-    @classmethod
-    def of(cls, array: Any, url: str) -> Self | None:
-        """Chunk files of a Zarr array; None if chunks are not plain files of whole rows."""
-        path = local_path(url)
-        columns = int(array.shape[1]) if array.ndim == 2 else 1
-        whole_rows = array.ndim == 1 or int(array.chunks[1]) == columns
-        if path is None or not whole_rows or not _is_plain(array):
-            return None
-        return cls(path, array.metadata, columns, int(array.chunks[0]), array.ndim, array.dtype, array.fill_value)
-
-    def read_into(self, out: NDArray[Any], start: int) -> None:
-        """Fill a C-ordered array with the rows from `start` on.
-
-        Raises
-        ------
-        StoreError
-            If a chunk is shorter than it should be.
-        """
-        row_bytes, done = self.n_columns * self.dtype.itemsize, 0
+    def fill(self, out: NDArray[Any], start: int) -> None:
+        """See base class; raises StoreError if a chunk is shorter than it should be."""
+        (folder, height, name_of, rest), done = self._files, 0
         while done < len(out):
-            chunk, skip = divmod(start + done, self.rows_per_chunk)
-            target = out[done : done + self.rows_per_chunk - skip]
-            key = self.metadata.encode_chunk_key((chunk, 0)[: self.n_dimensions])
+            chunk, skip = divmod(start + done, height)
+            target = out[done : done + height - skip]
+            file = folder / name_of((chunk, *rest))
             try:
-                descriptor = os.open(self.folder / key, os.O_RDONLY)
+                with file.open("rb", buffering=0) as stream:
+                    read_all(
+                        stream.fileno(), [target.reshape(-1).view(np.uint8).data], skip * out.itemsize * out.shape[1]
+                    )
             except FileNotFoundError:
-                target[...] = self.fill_value  # as Zarr does
-            else:
-                try:
-                    read_all(descriptor, [target.reshape(-1).view(np.uint8).data], skip * row_bytes)
-                except EOFError:
-                    raise StoreError(
-                        f"the chunk {self.folder / key} ends too early: the array is damaged. Rewrite it"
-                    ) from None
-                finally:
-                    os.close(descriptor)
+                target[...] = self.array.fill_value  # as Zarr does
+            except EOFError:
+                raise StoreError(f"the chunk {file} ends too early: the array is damaged. Rewrite it") from None
             done += len(target)
 
 
-def _is_plain(array: Any) -> bool:
-    """Whether a chunk's bytes are its numbers in C order, in this machine's byte order."""
+def zarr_rows(array: Any) -> Rows:
+    """Rows of an open Zarr array, which are read where it is; one in this process's memory is read at once."""
+    if place_of(array) is None:
+        return MemoryRows(np.asarray(array[:]))
+    return PlainRows(array) if _has_plain_files(array) else ZarrRows(array)
+
+
+def _has_plain_files(array: Any) -> bool:
+    """Whether chunks are files of whole rows, whose bytes are numbers in C order, in this machine's byte order."""
+    place = place_of(array)
+    if (
+        not isinstance(place, str)
+        or local_path(place) is None
+        or (array.ndim == 2 and array.chunks[1] != array.shape[1])
+    ):
+        return False
     if array.shards is not None or array.compressors or array.filters or not array.dtype.isnative:
         return False
     if array.metadata.zarr_format == 2:
@@ -351,46 +387,35 @@ def _is_plain(array: Any) -> bool:
     return plain and (endian is None or getattr(endian, "value", endian) == sys.byteorder)
 
 
-class HdfRows(ArrayRows):
-    """Rows of a data set in an HDF5 file. Workers do not read these: they are staged first.
+class HdfRows(OpenedRows):
+    """Rows of an open data set in an HDF5 file. Workers of a fit do not read these: they are staged first.
 
     Parameters
     ----------
-    path, key : str
-        The file, which another process opens itself, and the data set.
-    array : h5py.Dataset, optional
-        The data set, where a user has opened it.
+    array : h5py.Dataset
+        Another process opens the file itself.
     """
 
-    def __init__(self, path: str, key: str, array: Any = None) -> None:
-        self.path, self.key = path, key
-        if array is not None:
-            self.array = array
-
-    @cached_property
-    def array(self) -> Any:
-        import h5py
-
-        return h5py.File(self.path, "r")[self.key]
+    def __init__(self, array: Any) -> None:
+        super().__init__(array, _data_set, array.file.filename, array.name)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
         try:
             return super().read(start, stop, columns)
         except (OSError, RuntimeError) as error:  # a chunk is damaged, or compressed by a filter that is missing
-            raise InputError(f"cannot read {self.path}::{self.key}: {error}; expected a whole HDF5 file") from error
+            _, path, key = self.opener
+            raise InputError(f"cannot read {path}::{key}: {error}; expected a whole HDF5 file") from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "key": self.key}
+
+def _data_set(path: str, key: str) -> Any:
+    import h5py
+
+    return h5py.File(path, "r")[key]
 
 
 def is_hdf_array(value: Any) -> bool:
     """Whether a value is a data set of an HDF5 file, told without importing h5py."""
     return type(value).__module__.startswith("h5py.") and hasattr(value, "chunks")
-
-
-def hdf_rows(value: Any, name: str) -> Rows:  # noqa: ARG001
-    """Rows of an open data set."""
-    return HdfRows(value.file.filename, value.name, value)
 
 
 class DaskRows(ArrayRows):
@@ -405,6 +430,7 @@ class DaskRows(ArrayRows):
     """
 
     is_computed = True
+    is_vector = False
 
     def __init__(self, array: Any, name: str = "X") -> None:
         if any(np.isnan(size) for size in array.shape):
@@ -414,7 +440,8 @@ class DaskRows(ArrayRows):
             )
         if sp.issparse(array._meta):
             array = array.map_blocks(_checked, name, dtype=array.dtype, meta=array._meta)
-        super().__init__(array if array.ndim == 2 else array[:, None], name)
+        self.is_vector = array.ndim == 1
+        super().__init__(array[:, None] if self.is_vector else array)
 
     @property
     def edges(self) -> Sequence[int]:

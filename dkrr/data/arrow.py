@@ -1,16 +1,18 @@
-"""Containers of tables: Arrow in memory, or Parquet, of which row groups are read; all others are copied to Parquet.
+"""Tables of Arrow: in memory, or Parquet, of which row groups are read; all other tables are copied to Parquet.
 
 A row in the middle of a CSV file is found only by reading all rows before it, and a lazy frame is computed for every
-look at it. The copy is in a temporary file, with all columns in compressed row groups.
+look at it. The copy is in a temporary file, with all columns in compressed row groups. Predictions are written as
+tables, beside columns of the table that they were made of.
 """
 
+import csv
 import logging
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, reduce
-from itertools import accumulate, chain
+from itertools import accumulate, repeat
 from typing import Any
 
 import narwhals
@@ -24,17 +26,40 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from dkrr.cluster.folders import PrivateFolder
-from dkrr.data.table import BATCH_ROWS, Column, Kind, check_names
+from dkrr.data.table import BATCH_ROWS, TASK_BYTES, Column, Kind, Table, check_names, regrouped
 from dkrr.errors import InputError, InputTypeError
+from dkrr.store.places import place_at
 
 logger = logging.getLogger(__name__)
 
 GROUP_ROWS = 65536
-"""Rows of a row group of a copy."""
-BLOCK_BYTES = 8 * 2**20
-"""Bytes of a CSV file that are parsed at once."""
+"""Most rows of a row group that is written."""
+BLOCK_BYTES = 4 * 2**20
+"""Bytes of a CSV file that are parsed at once: no line is longer, and pyarrow reads 32 such blocks ahead."""
 HEADER_BYTES = 2**20
 """Bytes in which a CSV file has its first line."""
+ONE_BY_ONE: dict[str, Any] = {
+    "batch_size": BATCH_ROWS,
+    "batch_readahead": 0,
+    "fragment_readahead": 0,
+    "use_threads": False,
+}
+"""How `to_batches` reads: in order, with one batch in memory; of a whole Parquet file or CSV file it keeps what it has
+read, so these are read otherwise."""
+KINDS: dict[Kind, tuple[str, ...]] = {
+    "number": ("integer", "floating", "boolean", "decimal", "null"),  # of null all are missing, as messages say
+    "text": ("string", "large_string", "string_view"),
+    "category": ("dictionary",),
+    "date": ("temporal",),
+}
+"""Arrow's names of the types of each kind."""
+WRITERS: dict[str, Callable[[Any, Any], Any]] = {
+    ".parquet": pyarrow.parquet.ParquetWriter,
+    ".csv": pyarrow.csv.CSVWriter,
+    ".arrow": pyarrow.ipc.new_file,
+    ".feather": pyarrow.ipc.new_file,
+}
+"""What writes a table to an open file, by the end of its name."""
 
 
 class Source:
@@ -61,12 +86,13 @@ class Source:
         with reading(label):
             _ = self.columns
 
-    def __getstate__(self) -> dict[str, Any]:
-        kept = ("_data", "label", "is_in_memory")
-        return {name: getattr(self, name) for name in kept} | {"_owner": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Source, (self._data, self.label)  # opened there again
 
     @cached_property
     def _dataset(self) -> Any:
+        if self.is_in_memory:
+            return pyarrow.dataset.dataset(self._data)
         filesystem, place = None, self._data
         if isinstance(place, str) and "://" in place:
             from fsspec.core import url_to_fs
@@ -74,19 +100,22 @@ class Source:
             filesystem, place = url_to_fs(place)
         return pyarrow.dataset.dataset(place, filesystem=filesystem, format="parquet", partitioning="hive")
 
+    @property
+    def schema(self) -> pyarrow.Schema:
+        """Names and types of Arrow."""
+        return self._dataset.schema
+
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         """All columns, in order."""
-        schema = self._data.schema if self.is_in_memory else self._dataset.schema
-        is_float32 = pyarrow.types.is_float32
-        return tuple(Column(each.name, kind_of(each.type), str(each.type), is_float32(each.type)) for each in schema)
+        return tuple(Column(field.name, kind_of(field.type), str(field.type)) for field in self.schema)
 
     @cached_property
-    def _groups(self) -> list[tuple[Any, int, int]]:
-        """Fragment, number within it, and rows of each row group."""
+    def _groups(self) -> list[tuple[Any, int]]:
+        """Each row group, as a part of a file, and its number of rows."""
         with reading(self.label):
             return [
-                (fragment, group.id, int(group.num_rows))
+                (fragment.subset(row_group_ids=[group.id]), int(group.num_rows))
                 for fragment in self._dataset.get_fragments()
                 for group in fragment.row_groups
                 if group.num_rows
@@ -95,7 +124,7 @@ class Source:
     @cached_property
     def edges(self) -> Sequence[int]:
         """First rows of what can only be decoded as a whole, and the number of rows."""
-        return (0, self._data.num_rows) if self.is_in_memory else (0, *accumulate(rows for *_, rows in self._groups))
+        return (0, self._data.num_rows) if self.is_in_memory else (0, *accumulate(rows for _, rows in self._groups))
 
     @property
     def n_rows(self) -> int:
@@ -108,27 +137,17 @@ class Source:
             part = self._data.select(list(names)).slice(start, stop - start)
             yield from part.to_batches(max_chunksize=BATCH_ROWS)
             return
-        for k in range(bisect_right(self.edges, start) - 1, len(self._groups)):
-            fragment, number, rows = self._groups[k]
-            first = self.edges[k]
-            if first >= stop:
-                return
+        first, last = bisect_right(self.edges, start) - 1, bisect_left(self.edges, stop)
+        row = self.edges[first]
+        for fragment, _ in self._groups[first:last]:
             with reading(self.label):
-                stream = fragment.subset(row_group_ids=[number]).to_batches(
-                    schema=self._dataset.schema,
-                    columns=list(names),
-                    batch_size=min(BATCH_ROWS, rows),
-                    batch_readahead=0,
-                    fragment_readahead=0,
-                    use_threads=False,
-                )
-                for batch in stream:
-                    last = first + batch.num_rows
-                    if last > start and first < stop:
-                        skip = max(start - first, 0)
-                        yield batch.slice(skip, min(stop, last) - first - skip)
-                    first = last
-                    if first >= stop:
+                for batch in fragment.to_batches(self.schema, list(names), **ONE_BY_ONE):
+                    skip = min(max(start - row, 0), batch.num_rows)
+                    part = batch.slice(skip, max(min(stop - row, batch.num_rows) - skip, 0))
+                    row += batch.num_rows
+                    if part.num_rows:
+                        yield part
+                    if row >= stop:
                         return
 
     @staticmethod
@@ -143,17 +162,14 @@ class Source:
 
     def complete(self, names: Sequence[str]) -> "Source":
         """Copy of the rows in which no value of some columns is missing."""
-        everything = self.batches(0, self.n_rows, [column.name for column in self.columns])
-        first = next(everything, None)
-        if first is None:
-            return self
+        rows = self.batches(0, self.n_rows, [column.name for column in self.columns])
 
-        def batches() -> Iterator[Any]:
-            for batch in chain([first], everything):
-                is_missing = [pyarrow.compute.is_null(batch.column(name), nan_is_null=True) for name in names]
-                yield batch.filter(pyarrow.compute.invert(reduce(pyarrow.compute.or_, is_missing)))
+        def is_complete(batch: Any) -> Any:
+            is_missing = [pyarrow.compute.is_null(batch.column(name), nan_is_null=True) for name in names]
+            return pyarrow.compute.invert(reduce(pyarrow.compute.or_, is_missing))
 
-        found = _written(f"{self.label} without incomplete rows", first.schema, batches())
+        label = f"{self.label} without incomplete rows"
+        found = _copied(label, self.schema, (batch.filter(is_complete(batch)) for batch in rows))
         logger.info(
             "%s: %s of %s rows left out, in which values of %s are missing",
             self.label,
@@ -166,16 +182,8 @@ class Source:
 
 def kind_of(dtype: Any) -> Kind:
     """What a type of Arrow holds."""
-    types = pyarrow.types
-    if types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype) or types.is_decimal(dtype):
-        return "number"
-    if types.is_null(dtype):
-        return "number"  # all values are missing, as the message says
-    if types.is_string(dtype) or types.is_large_string(dtype) or types.is_string_view(dtype):
-        return "text"
-    if types.is_dictionary(dtype):
-        return "category"
-    return "date" if types.is_temporal(dtype) else "other"
+    is_one = (kind for kind, types in KINDS.items() if any(getattr(pyarrow.types, f"is_{t}")(dtype) for t in types))
+    return next(is_one, "other")
 
 
 @contextmanager
@@ -194,12 +202,10 @@ def reading(label: str) -> Iterator[None]:
 
 def source_of(value: Any) -> Source | None:
     """Source of a frame of any library that narwhals knows, in memory or lazy; None of other values."""
-    if isinstance(value, pyarrow.RecordBatch):
-        value = pyarrow.Table.from_batches([value])
     with reading("the frame"):
         frame = narwhals.from_native(value, pass_through=True)
         if isinstance(frame, narwhals.LazyFrame):
-            return _copied("the lazy frame", lambda path: _sink(frame, path))
+            return _spooled("the lazy frame", lambda path: _sink(frame, path))
         if not isinstance(frame, narwhals.DataFrame):
             return None
         names = [name for name in frame.columns if not isinstance(name, str)]
@@ -207,105 +213,6 @@ def source_of(value: Any) -> Source | None:
             raise InputTypeError(f"the frame has the column {names[0]!r}; expected names of text for all columns")
         label = "the table" if isinstance(value, pyarrow.Table) else "the frame"
         return Source(narwhals.maybe_reset_index(frame).to_arrow(), label)  # an index is not a column
-
-
-def csv_source(paths: list[str], label: str) -> Source:
-    """Copy of CSV files with the same names of columns in their first lines, which may be compressed.
-
-    Types are those that all values of a column have: where a later value is not what the first ones were, the column is
-    read again as float64, or as text.
-    """
-    with reading(label):
-        delimiter, names = _header(paths[0], label)
-    if all(re.fullmatch(r"\s*[-+]?[\d.]+([eE][-+]?\d+)?\s*", name) for name in names):
-        raise InputError(
-            f"{label} has numbers in its first line ({', '.join(names[:3])}, ...); expected the names of the columns "
-            f"there: write them, or save the numbers as .npy"
-        )
-    check_names(names, label)
-    types: dict[str, Any] = {}
-
-    def opened(file: str) -> Any:
-        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
-        parse, convert = pyarrow.csv.ParseOptions(delimiter=delimiter), pyarrow.csv.ConvertOptions(column_types=types)
-        return pyarrow.csv.open_csv(file, read, parse, convert)
-
-    def batches() -> Iterator[Any]:
-        for file in paths:
-            stream = opened(file)
-            if stream.schema.names != list(types):
-                raise InputError(f"{file} has other columns than {paths[0]}; expected {list(types)}")
-            yield from stream
-
-    with reading(label):
-        while True:
-            # The types of the first block; one without values says nothing.
-            found = {each.name: each.type for each in opened(paths[0]).schema}
-            types |= {name: pyarrow.float64() if pyarrow.types.is_null(kind) else kind for name, kind in found.items()}
-            try:
-                return _written(label, pyarrow.schema(list(types.items())), batches())
-            except pyarrow.ArrowInvalid as error:
-                column = re.search(r"In CSV column #(\d+)", str(error))
-                name = None if column is None else list(types)[int(column[1])]
-                if name is None or pyarrow.types.is_string(types[name]):
-                    raise
-                types[name] = pyarrow.float64() if pyarrow.types.is_integer(types[name]) else pyarrow.string()
-
-
-def _header(path: str, label: str) -> tuple[str, list[str]]:
-    """Delimiter of a CSV file, and the names in its first line."""
-    with pyarrow.input_stream(path, compression="detect") as stream:
-        line = stream.read(HEADER_BYTES).partition(b"\n")[0]
-    try:
-        text = line.decode("utf-8-sig").rstrip("\r")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{label} is not text in UTF-8 ({error}); expected a CSV file in UTF-8: convert it") from None
-    if not text.strip():
-        raise InputError(f"{label} is empty; expected the names of the columns in its first line")
-    delimiter = max(",;\t", key=text.count)
-    return delimiter, [name.strip('" ') for name in text.split(delimiter)]
-
-
-def arrow_source(paths: list[str], label: str) -> Source:
-    """Copy of files in Arrow's own format (IPC, Feather), as streams or with an index."""
-
-    def batches() -> Iterator[Any]:
-        for name in paths:
-            with pyarrow.OSFile(name) as file:
-                stream = _opened(file)
-                is_stream = hasattr(stream, "read_next_batch")
-                yield from stream if is_stream else map(stream.get_batch, range(stream.num_record_batches))
-
-    with reading(label), pyarrow.OSFile(paths[0]) as file:
-        return _written(label, _opened(file).schema, batches())
-
-
-def _opened(file: Any) -> Any:
-    """Reader of a file of Arrow, with an index or without one."""
-    try:
-        return pyarrow.ipc.open_file(file)
-    except pyarrow.ArrowInvalid:
-        file.seek(0)
-        return pyarrow.ipc.open_stream(file)
-
-
-def _written(label: str, schema: Any, batches: Iterable[Any]) -> Source:
-    """Copy of batches, in their order."""
-
-    def write(path: str) -> None:
-        with pyarrow.parquet.ParquetWriter(path, schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch, row_group_size=GROUP_ROWS)
-
-    return _copied(label, write)
-
-
-def _copied(label: str, write: Callable[[str], None]) -> Source:
-    """Source of a temporary file in Parquet, which `write` writes; it goes with the source."""
-    folder = PrivateFolder("table")
-    path = f"{folder.path}/table.parquet"
-    write(path)
-    return Source(path, label, folder)
 
 
 def _sink(frame: Any, path: str) -> None:
@@ -316,3 +223,209 @@ def _sink(frame: Any, path: str) -> None:
             frame.sink_parquet(path)
     except Exception as error:
         raise InputError(f"the lazy frame cannot be computed: {error}") from error
+
+
+def csv_source(paths: list[str], label: str) -> Source:
+    """Copy of CSV files with the same names of columns in their first lines, which may be compressed.
+
+    Types are those that all values of a column have: where a later value is not what the first ones were, the column is
+    read again as float64, or as text.
+    """
+    with reading(label):
+        headers = {path: _header(path) for path in paths}
+    delimiter, names = headers[paths[0]]
+    if all(re.fullmatch(r"\s*[-+]?[\d.]+([eE][-+]?\d+)?\s*", name) for name in names):
+        raise InputError(
+            f"{label} has numbers in its first line ({', '.join(names[:3])}, ...); expected the names of the columns "
+            f"there: write them, or save the numbers as .npy"
+        )
+    check_names(names, label)
+    _check_same({path: header[1] for path, header in headers.items()})
+
+    def opened(path: str, schema: Any = None) -> Any:
+        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+        parse, convert = pyarrow.csv.ParseOptions(delimiter=delimiter), pyarrow.csv.ConvertOptions(column_types=schema)
+        return pyarrow.csv.open_csv(path, read, parse, convert)
+
+    types = pyarrow.types
+    with reading(label):
+        # The types of the first block; one without values says nothing.
+        fields = [
+            field.with_type(pyarrow.float64()) if types.is_null(field.type) else field
+            for field in opened(paths[0]).schema
+        ]
+        while True:
+            schema = pyarrow.schema(fields)
+            try:
+                return _copied(label, schema, (batch for path in paths for batch in opened(path, schema)))
+            except pyarrow.ArrowInvalid as error:
+                found = re.search(r"In CSV column #(\d+)", str(error))
+                field = None if found is None else fields[int(found[1])]
+                if found is None or field is None or types.is_string(field.type):
+                    raise
+                wider = pyarrow.float64() if types.is_integer(field.type) else pyarrow.string()
+                fields[int(found[1])] = field.with_type(wider)
+
+
+def _header(path: str) -> tuple[str, list[str]]:
+    """Delimiter of a CSV file, and the names in its first line."""
+    with pyarrow.input_stream(path, compression="detect") as stream:
+        line = stream.read(HEADER_BYTES).partition(b"\n")[0]
+    try:
+        text = line.decode("utf-8-sig").rstrip("\r")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text in UTF-8 ({error}); expected a CSV file in UTF-8: convert it") from None
+    if not text.strip():
+        raise InputError(f"{path} is empty; expected the names of the columns in its first line")
+    delimiter = max(",;\t", key=text.count)
+    return delimiter, next(csv.reader([text], delimiter=delimiter))
+
+
+def arrow_source(paths: list[str], label: str) -> Source:
+    """Copy of files in Arrow's own format (IPC, Feather), or of one without an index, which is a stream."""
+    with reading(label):
+        try:
+            rows = pyarrow.dataset.dataset(paths, format="ipc")
+            _check_same({each.path: each.physical_schema.names for each in rows.get_fragments()})
+            batches = rows.to_batches(**ONE_BY_ONE)
+        except pyarrow.ArrowInvalid:
+            if len(paths) > 1:
+                raise
+            rows = batches = pyarrow.ipc.open_stream(paths[0])
+        return _copied(label, rows.schema, batches)
+
+
+def _check_same(names: Mapping[str, Sequence[str]]) -> None:
+    """Refuse files whose columns have other names than those of the first one, or another order."""
+    first = next(iter(names))
+    other = next((path for path in names if names[path] != names[first]), None)
+    if other is not None:
+        raise InputError(f"{other} has other columns than {first}; expected {names[first]}")
+
+
+def _copied(label: str, schema: Any, batches: Iterable[Any]) -> Source:
+    """Copy of batches, in their order."""
+
+    def write(path: str) -> None:
+        with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+            for table in _grouped(batches, schema, _height(schema)):
+                writer.write_table(table)
+
+    return _spooled(label, write)
+
+
+def _spooled(label: str, write: Callable[[str], None]) -> Source:
+    """Source of a temporary file in Parquet, which `write` writes; it goes with the source."""
+    folder = PrivateFolder("table")
+    path = f"{folder.path}/table.parquet"
+    write(path)
+    return Source(path, label, folder)
+
+
+def _height(schema: Any) -> int:
+    """Rows of a row group, whose numbers are at most TASK_BYTES."""
+    return max(1, min(GROUP_ROWS, TASK_BYTES // (8 * len(schema))))
+
+
+def _grouped(batches: Iterable[Any], schema: Any, height: int) -> Iterator[Any]:
+    """Tables of so many rows, of batches."""
+    tables = (pyarrow.Table.from_batches([batch]).cast(schema) for batch in batches)
+    return regrouped(tables, height, pyarrow.concat_tables)
+
+
+# Predictions, beside columns that are kept.
+
+
+def write_table(
+    place: str, names: Iterable[str], dtype: np.dtype[Any], kept: Table | None, blocks: Iterable[NDArray[Any]]
+) -> None:
+    """Write blocks of rows of one type, behind columns of another table with as many rows.
+
+    Parameters
+    ----------
+    place : str
+        Path or URL that ends as one of `WRITERS` does.
+    names : iterable of str
+        Names of the columns of the blocks.
+    dtype : dtype
+        Their type; object is text.
+    kept : Table, optional
+        Columns that are copied.
+    blocks : iterable of ndarray of shape (m, number of names)
+
+    Raises
+    ------
+    InputError
+        If a column has a type that the format does not take.
+    """
+    kind = pyarrow.string() if dtype.kind == "O" else pyarrow.from_numpy_dtype(dtype)
+    fields = [] if kept is None else _plain_schema(kept)
+    schema = pyarrow.schema([*fields, *((name, kind) for name in names)])
+    height = _height(schema)
+    left = repeat([]) if kept is None else (table.columns for table in _kept_groups(kept, height))
+    make = next(make for end, make in WRITERS.items() if place.endswith(end))
+    try:
+        with place_at(place).written() as file, make(file, schema) as writer:
+            for block, columns in zip(regrouped(blocks, height, np.concatenate), left, strict=False):
+                predictions = [pyarrow.array(column, kind) for column in block.T]
+                table = pyarrow.Table.from_arrays([*columns, *predictions], schema=schema)
+                writer.write_table(table.combine_chunks())
+    except pyarrow.ArrowNotImplementedError as error:
+        raise InputError(f"keep has a column that {make.__name__} does not take: {error}; leave it out") from error
+
+
+def _plain_schema(kept: Table) -> Any:
+    """Schema of columns whose categories are the values that they stand for: batches may number them differently."""
+    fields = map(kept.source.schema.field, kept.names)
+    is_category = pyarrow.types.is_dictionary
+    return pyarrow.schema([each.with_type(each.type.value_type) if is_category(each.type) else each for each in fields])
+
+
+def _kept_groups(kept: Table, height: int) -> Iterator[Any]:
+    return _grouped(kept.source.batches(0, kept.n_rows, kept.names), _plain_schema(kept), height)
+
+
+def kept_types(kept: Table) -> dict[str, np.dtype[Any]]:
+    """Types of NumPy of columns, by their names; object for text.
+
+    Raises
+    ------
+    InputError
+        If a column holds neither numbers nor text.
+    """
+    for column in kept.columns:
+        if column.kind in ("date", "other"):
+            raise InputError(
+                f"keep has the column {column.name!r} of {column.dtype}; expected numbers or text for .zarr: write "
+                f".parquet, or leave it out"
+            )
+    return {field.name: _numpy_type(field.type) for field in _plain_schema(kept)}
+
+
+def _numpy_type(kind: Any) -> np.dtype[Any]:
+    if pyarrow.types.is_decimal(kind) or pyarrow.types.is_null(kind):
+        return np.dtype(np.float64)
+    found: np.dtype[Any] = np.dtype(object if kind_of(kind) == "text" else kind.to_pandas_dtype())
+    return found
+
+
+def kept_arrays(kept: Table, height: int) -> Iterator[list[NDArray[Any]]]:
+    """Columns of so many consecutive rows after the other, as arrays of `kept_types`.
+
+    Raises
+    ------
+    InputError
+        If a value is missing that an array of Zarr cannot mark as such.
+    """
+    types = kept_types(kept)
+    for table in _kept_groups(kept, height):
+        for name, column in zip(kept.names, table.columns, strict=True):
+            if column.null_count and types[name].kind != "f":
+                raise InputError(
+                    f"keep has missing values in column {name!r}; expected values in all rows for .zarr: write "
+                    f".parquet, or leave it out"
+                )
+        yield [
+            np.asarray(column.to_numpy()).astype(types[name], copy=False)
+            for name, column in zip(kept.names, table.columns, strict=True)
+        ]

@@ -13,25 +13,25 @@ from numpy.typing import NDArray
 from dkrr.checks import CLASSES, is_existing_folder, location
 from dkrr.config import setting
 from dkrr.data.arrays import (
+    ArrayRows,
     DaskRows,
+    HdfRows,
     MappedRows,
     MemoryRows,
     NpyRows,
     csr_rows,
-    hdf_rows,
     is_hdf_array,
     is_in_file,
     is_mapped,
     is_memory_map,
     mapped_array,
-    mapped_rows,
     release_pages,
     unframed,
     unlabelled,
     zarr_rows,
 )
 from dkrr.data.files import SUFFIXES, check_memory, mapped_npy, npz_array, open_hdf
-from dkrr.data.rows import ArrayRows, Rows
+from dkrr.data.rows import Rows
 from dkrr.data.stored import stored_gram
 from dkrr.data.table import Table, TableRows, table_rows
 from dkrr.data.table_opening import as_table, is_pandas_like, table_at
@@ -51,11 +51,11 @@ METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (is_dask_array, DaskRows),
-    (is_zarr_array, zarr_rows),
+    (is_zarr_array, lambda array, _: zarr_rows(array)),
     (sp.issparse, csr_rows),
-    (is_memory_map, mapped_rows),
-    (is_hdf_array, hdf_rows),
-    (is_in_file, ArrayRows),  # of xarray: a slice is read and kept by its own array only
+    (is_memory_map, lambda array, _: MappedRows(array)),
+    (is_hdf_array, lambda array, _: HdfRows(array)),
+    (is_in_file, lambda array, _: ArrayRows(array)),  # of xarray: a slice is read and kept by its own array only
 ]
 """Is it this? Then these are its rows, for X and y alike. Tables go before, and anything else becomes an ndarray."""
 NO_LABELS = "mMV"
@@ -64,7 +64,7 @@ UNREADABLE = NO_LABELS + "SU"
 """The same and text, which scikit-learn would parse."""
 
 
-def open_path(path: str, name: str = "X") -> Any:
+def open_path(path: str | Path, name: str = "X") -> Any:
     """Open ``data.zarr``, ``data.zarr/group/array``, ``data.npy`` (memory-mapped), ``data.npz::name``, or a table.
 
     Raises
@@ -154,29 +154,36 @@ def as_rows(X: Any, name: str = "X") -> Rows:
     InputError
         If it is empty, not a matrix, not of numbers, damaged (sparse), or does not exist.
     """
-    path = None
-    if isinstance(X, str | Path):
-        path = location(X, name, "the path or URL of an array")
-        X = _open_rows(path, name)
+    path = location(X, name, "the path or URL of an array") if isinstance(X, str | Path) else None
+    X = _opened(X if path is None else _open_rows(path, name), name, UNREADABLE)
     if isinstance(X, Rows):
         return X
-    table = None if is_pandas_like(X) else as_table(X, name)
-    if table is not None:
-        return table_rows(table, name)
-    refuse_unreadable(X, name)
-    refuse_group(X, name)
-    X = unlabelled(unframed(X))
-    rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(X)), None)
+    if isinstance(X, Table):
+        return table_rows(X, name)
+    X = unframed(X)
+    rows_of = _container(X)
     if rows_of is None:
-        X, rows_of = _asarray(X, name), MemoryRows
+        X, rows_of = _asarray(X, name), lambda array, _: MemoryRows(array)
     _check_dtype(X.dtype, name)
     if X.ndim not in (1, 2):
         raise InputError(f"{name} has {X.ndim} dimensions, shape {X.shape}; expected a matrix (samples × features)")
     if 0 in X.shape:
         raise InputError(f"{name} is empty: found array with shape={X.shape}, a minimum of 1 is required")
-    if rows_of is mapped_rows and path is not None:
-        return NpyRows(str(Path(path).absolute()))
-    return rows_of(X, name)
+    rows = rows_of(X, name)
+    if path is None or not isinstance(rows, MappedRows):
+        return rows
+    file = str(Path(path).absolute())
+    return NpyRows(X, mapped_npy, file, url=file)
+
+
+def _container(value: Any) -> Callable[[Any, str], Rows] | None:
+    """What makes rows of an array in a container; None for whatever NumPy makes an array of."""
+    return next((rows_of for takes, rows_of in CONTAINERS if takes(value)), None)
+
+
+def is_in_blocks(value: Any) -> bool:
+    """Whether a value is a path, or its rows are read in blocks, so that scikit-learn cannot check it."""
+    return isinstance(value, str | Path | Rows | Table) or _container(value) not in (None, csr_rows)
 
 
 def refuse_group(value: Any, name: str) -> None:
@@ -237,7 +244,7 @@ def load_array(y: Any, name: str = "y") -> NDArray[np.float64]:
     InputError
         As `as_rows`.
     """
-    return _as_targets(_opened(y, name), name, math.inf)
+    return _as_targets(y, name, math.inf)
 
 
 def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
@@ -253,17 +260,19 @@ def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
     DiskSpaceError
         If they do not fit on the disk.
     """
-    return _as_targets(_opened(y, name), name, HELD_BYTES)
+    return _as_targets(y, name, HELD_BYTES)
 
 
-def is_copied(y: Any) -> bool:
-    """Whether targets are copied to a file: they are large, and lazy, stored, or mapped as other numbers."""
-    rows = _streamed(y, "y")
-    return rows is not None and 8 * math.prod(rows.shape) > HELD_BYTES
+def place_of_targets(y: Any) -> dict[str, bool]:
+    """Fields of a problem: whether targets are in memory now, and whether `load_targets` returns a mapped file."""
+    y = _opened(y, "y")
+    rows = _rows_of_targets(y, "y")
+    mapped = is_mapped(y) if rows is None else 8 * math.prod(rows.shape) > HELD_BYTES
+    return {"y_in_memory": isinstance(y, np.ndarray) and not mapped, "y_is_mapped": mapped}
 
 
 def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
-    """Whole array in memory with labels of any type, of its own dimensions.
+    """Whole array in memory with labels, or other values, of any type, of its own dimensions.
 
     Raises
     ------
@@ -272,8 +281,8 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
     """
     y = _opened(y, name)
     if not isinstance(y, Table):
-        rows = _streamed(y, name)
-        return np.asarray(y) if rows is None else _loaded(rows, y, name)
+        rows = _rows_of_targets(y, name)
+        return _asarray(y, name) if rows is None else _loaded(rows, name)
     if len(y.names) != 1:
         raise InputError(
             f"{name} has the columns {', '.join(y.names[:8])}; expected one with labels: name it, as in {name}="
@@ -282,50 +291,56 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
     return y.values()
 
 
-def as_array(y: Any, name: str = "y") -> NDArray[Any]:
-    """Array in memory of what is in memory; raises InputError as `load_labels`."""
-    return np.asarray(_opened(y, name))
+def _opened(value: Any, name: str, kinds: str = NO_LABELS) -> Any:
+    """Container that a user passed as X or y: rows, a table, or anything else as it is, without these kinds of values.
+
+    Raises
+    ------
+    InputError
+        If it is a path that cannot be read, or has such values.
+    """
+    if isinstance(value, str | Path):
+        value = open_path(value, name)
+    if isinstance(value, Rows):
+        return value
+    table = None if is_pandas_like(value) else as_table(value, name)
+    if table is not None:
+        return table
+    refuse_unreadable(value, name, kinds)
+    refuse_group(value, name)
+    return unlabelled(value)
 
 
-def _opened(y: Any, name: str) -> Any:
-    """Container of targets or labels: a table, rows, or an array that may be lazy or stored."""
-    if isinstance(y, str | Path):
-        y = open_path(location(y, name, "the path or URL of an array"), name)
-    if isinstance(y, Table | Rows):
-        return y
-    refuse_unreadable(y, name, NO_LABELS)
-    refuse_group(y, name)
-    y = unlabelled(y)
-    if sp.issparse(y):
-        raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
-    return y if is_hdf_array(y) or isinstance(getattr(y, "dtype", None), np.dtype) else _asarray(y, name)
-
-
-def _streamed(y: Any, name: str) -> Rows | None:
-    """Rows of targets or labels that are not in memory as an array that is used as it is; None if they are."""
+def _rows_of_targets(y: Any, name: str) -> Rows | None:
+    """Rows of opened targets or labels; None of those in memory, or in a file that is used as it is."""
     if isinstance(y, Rows):
         return y
     if isinstance(y, Table):
         return TableRows(y, name)
+    if sp.issparse(y):
+        raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")
     if is_mapped(y):
         is_used = (y.dtype == np.float64 and y.flags.c_contiguous) or y.ndim not in (1, 2)
         return None if is_used else MappedRows(y)
-    if is_dask_array(y) and any(size != size for size in y.shape):
-        return None  # of unknown length: it is computed
-    rows_of = next((rows_of for takes, rows_of in CONTAINERS if takes(y)), None)
-    if rows_of is not None and len(y.shape) not in (1, 2):
+    rows_of = _container(y)
+    if rows_of is None or (is_dask_array(y) and any(size != size for size in y.shape)):
+        return None  # a Dask array of unknown length is computed
+    if len(y.shape) not in (1, 2):
         raise InputError(f"{name} has {len(y.shape)} dimensions, shape {y.shape}; expected (n,) or (n, n_targets)")
-    return None if rows_of is None else rows_of(y, name)
+    return rows_of(y, name)
 
 
 def _as_targets(y: Any, name: str, max_held: float) -> NDArray[np.float64]:
-    rows = _streamed(y, name)
+    y = _opened(y, name)
+    rows = _rows_of_targets(y, name)
+    if rows is None:
+        y = _asarray(y, name)
     _check_dtype(y.dtype if rows is None else rows.dtype, name)
     if rows is None:
         return np.asarray(y, np.float64)
     if 8 * math.prod(rows.shape) <= max_held:
-        return np.asarray(_loaded(rows, y, name), np.float64)
-    targets = mapped_array(_shape_of(rows, y), setting("temporary-directory"), f"targets ({name})")
+        return np.asarray(_loaded(rows, name), np.float64)
+    targets = mapped_array(_shape_of(rows), setting("temporary-directory"), f"targets ({name})")
     height = max(1, COPIED_BYTES // (8 * rows.shape[1]))
     for where, block in rows.blocks(0, rows.shape[0], height):
         targets[where] = block.reshape(targets[where].shape)
@@ -333,15 +348,12 @@ def _as_targets(y: Any, name: str, max_held: float) -> NDArray[np.float64]:
     return targets
 
 
-def _loaded(rows: Rows, y: Any, name: str) -> NDArray[Any]:
+def _loaded(rows: Rows, name: str) -> NDArray[Any]:
     """All rows in memory, in the dimensions of the container that they are of."""
     if not rows.is_in_memory:
         check_memory(8 * math.prod(rows.shape), name)  # the metadata of a file may claim more than it holds
-    return np.asarray(rows.read(0, rows.shape[0])).reshape(_shape_of(rows, y))
+    return np.asarray(rows.read(0, rows.shape[0])).reshape(_shape_of(rows))
 
 
-def _shape_of(rows: Rows, y: Any) -> tuple[int, ...]:
-    """Shape of targets: a vector and a single column of a table are (n,)."""
-    y = y.array if isinstance(y, ArrayRows) else y
-    is_vector = rows.shape[1] == 1 if isinstance(rows, TableRows) else getattr(y, "ndim", 2) == 1
-    return rows.shape[:1] if is_vector else rows.shape
+def _shape_of(rows: Rows) -> tuple[int, ...]:
+    return rows.shape[:1] if rows.is_vector else rows.shape

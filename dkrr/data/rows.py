@@ -8,8 +8,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -25,9 +24,6 @@ Block = Any
 """A 2-D ndarray or a scipy.sparse CSR array."""
 
 ALL = slice(None)
-
-SCRATCH_BYTES = 2**20
-"""Size of the buffer that rows pass through of which only some columns are read."""
 
 WINDOW_ROWS = 256
 """Consecutive sparse rows whose average is taken: tiles are seldom lower, and a single dense row does not count."""
@@ -57,9 +53,14 @@ class Rows(ABC):
     """True if another process can read the rows too (they are in a store, not in this process)."""
 
     @property
-    def stored_at(self) -> str | None:
+    def is_vector(self) -> bool:
+        """Whether they are those of a vector, or of a table's only column: targets of shape (n,)."""
+        return False
+
+    @property
+    def url(self) -> str | None:
         """Path or URL from which every process reads the rows, or their bucket; None if there is none."""
-        return getattr(self, "url", None)
+        return None
 
     @property
     @abstractmethod
@@ -82,9 +83,15 @@ class Rows(ABC):
         return None
 
     @property
-    def indices(self) -> Any:
-        """Column of each stored entry of sparse rows, an array in memory or in a store; None if dense."""
-        return None
+    def index_bytes(self) -> int:
+        """Bytes of the index of a stored entry of sparse rows."""
+        return 4
+
+    @property
+    def n_entries(self) -> int:
+        """Number of stored entries of sparse rows."""
+        assert self.pointers is not None, "sparse rows have pointers"
+        return int(self.pointers[-1])
 
     @abstractmethod
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
@@ -162,12 +169,7 @@ class Rows(ABC):
         """Bytes of one row in memory, with its values as float64; of a sparse row the average, with two pointers."""
         if not self.is_sparse:
             return self.shape[1] * 8
-        return -(-int(self.indices.shape[0]) * self._entry_bytes // max(self.shape[0], 1)) + 16
-
-    @property
-    def _entry_bytes(self) -> int:
-        """Bytes of a stored entry: its value as float64, and its index."""
-        return 8 + int(self.indices.dtype.itemsize)
+        return -(-self.n_entries * (8 + self.index_bytes) // max(self.shape[0], 1)) + 16
 
     @cached_property
     def heavy_row_bytes(self) -> int:
@@ -187,70 +189,12 @@ class Rows(ABC):
             return ()
         numbers = [*(2**k for k in range(n.bit_length()) if 2**k < n), n]
         totals = np.cumsum(np.sort(np.diff(pointers).astype(np.int64))[::-1])
-        return tuple(int(totals[k - 1]) * self._entry_bytes + 16 * k for k in numbers)
+        return tuple(int(totals[k - 1]) * (8 + self.index_bytes) + 16 * k for k in numbers)
 
     @property
     def read_overhead_bytes(self) -> int:
         """Most bytes that a read needs besides its result (decoded chunks)."""
         return 0
-
-
-class ArrayRows(Rows):
-    """Rows of anything with `shape`, `dtype` and slices. A vector counts as one column.
-
-    Subclasses differ in how they travel to other processes, or open the array when it is first read.
-
-    Parameters
-    ----------
-    array : array of shape (n, d) or (n,)
-    name : str
-        What it is called in error messages.
-    """
-
-    is_lazy = True
-    array: Any
-    chunks_at_once = 1
-    """Chunks that are in memory during a read."""
-
-    def __init__(self, array: Any, name: str = "X") -> None:  # noqa: ARG002
-        self.array = array
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        shape = self.array.shape
-        return (int(shape[0]), int(shape[1]) if len(shape) == 2 else 1)
-
-    @property
-    def dtype(self) -> Any:
-        return np.dtype(self.array.dtype)
-
-    @property
-    def edges(self) -> Sequence[int] | None:
-        chunks = getattr(self.array, "chunks", None)
-        return range(0, self.shape[0] + chunks[0], chunks[0]) if chunks else None
-
-    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        if len(self.array.shape) == 1:
-            return np.asarray(self.array[start:stop])[:, None][:, columns]
-        return np.asarray(self.array[start:stop, columns])
-
-    @property
-    def read_overhead_bytes(self) -> int:
-        # Chunks that a read touches are held whole, as stored and decoded.
-        chunks = getattr(self.array, "chunks", None)
-        return self.chunks_at_once * math.prod(chunks) * int(np.dtype(self.dtype).itemsize) if chunks else 0
-
-
-@dataclass(frozen=True)
-class StoredRows(Rows):
-    """Rows in a store, which other processes read there; they travel by the store's name."""
-
-    url: str
-
-    is_shared = True
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}
 
 
 def cut(block: Any, first: int, start: int, height: int) -> Iterator[tuple[slice, Any]]:
@@ -261,32 +205,6 @@ def cut(block: Any, first: int, start: int, height: int) -> Iterator[tuple[slice
         is_whole = bottom - top == block.shape[0]  # of sparse rows a part is a copy
         yield slice(top, bottom), block if is_whole else getattr(block, "iloc", block)[top - first : bottom - first]
         top = bottom
-
-
-def filled(
-    fill: Callable[[NDArray[Any], int], None], rows: Rows, start: int, stop: int, columns: slice = ALL
-) -> NDArray[Any]:
-    """Rows start ... stop − 1 of some columns; `fill` writes whole rows, from a number on, into a C-ordered array."""
-    left, right, _ = columns.indices(rows.shape[1])
-    out = np.empty((stop - start, max(right - left, 0)), rows.dtype)
-    if out.shape[1] == rows.shape[1]:
-        fill(out, start)
-        return out
-    height = max(1, SCRATCH_BYTES // (rows.shape[1] * rows.dtype.itemsize))
-    for where, block in filled_blocks(fill, rows, start, stop, height):
-        out[where.start - start : where.stop - start] = block[:, left:right]
-    return out
-
-
-def filled_blocks(
-    fill: Callable[[NDArray[Any], int], None], rows: Rows, start: int, stop: int, height: int
-) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """The same in blocks of `height` rows, all in one buffer: fresh memory takes longer than reading."""
-    buffer = np.empty((max(0, min(height, stop - start)), rows.shape[1]), rows.dtype)
-    for k in range(start, stop, height):
-        block = buffer[: min(height, stop - k)]
-        fill(block, k)
-        yield slice(k, k + len(block)), block
 
 
 def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | None = None) -> list[int]:
@@ -339,18 +257,22 @@ _BLOCK_BYTES = 32 * 2**20
 _BLOCK_ROWS = 8192
 
 
-def _blocks(rows: Rows) -> list[int]:
-    """First rows of the blocks that are hashed: they depend on the shape only, not on chunks or on tiles."""
+def _blocks(rows: Rows, lengths: Sequence[int] = ()) -> list[int]:
+    """First rows of the blocks that are hashed, and the number of rows: no chunks or tiles of a container count.
+
+    Blocks also end where the rows ended when they were fewer (`lengths`).
+    """
     height = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (8 * rows.shape[1])))
-    return [*range(0, rows.shape[0], height), rows.shape[0]]
+    ends = itertools.pairwise([0, *lengths, rows.shape[0]])
+    return [*(k for first, last in ends for k in range(first, last, height)), rows.shape[0]]
 
 
-def scan_tasks(rows: Rows, name: str, *, digest: bool, n_tasks: int) -> list[Task]:
+def scan_tasks(rows: Rows, name: str, *, digest: bool, n_tasks: int, lengths: Sequence[int] = ()) -> list[Task]:
     """Tasks that check all rows; their values, in order, are lists of the digests of blocks.
 
     With `digest` they hash the rows too, for a store that may be resumed. Messages call the rows `name`.
     """
-    blocks = _blocks(rows)
+    blocks = _blocks(rows, lengths)
     n_blocks = len(blocks) - 1
     cuts = [round(i * n_blocks / n_tasks) for i in range(n_tasks + 1)]
     return [
@@ -371,20 +293,33 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     _scan(Meter() if meter is None else meter, rows, name, _blocks(rows), digest=False)
 
 
-def combine(digests: Sequence[Sequence[str]]) -> str:
-    """One checksum from the values of `scan_tasks`."""
-    return hashlib.sha256("".join(d for several in digests for d in several).encode()).hexdigest()
+def combine(rows: Rows, digests: Sequence[Sequence[str]], lengths: Sequence[int] = ()) -> str:
+    """Checksum of rows from the values of `scan_tasks` with the same lengths.
+
+    It is the end of a chain: that of the first rows, up to the first length, is the checksum of these alone, and each
+    further one goes on from the one before with the blocks of the rows between. So a run that grows knows its rows.
+    """
+    starts, of_blocks, checksum = _blocks(rows, lengths)[:-1], itertools.chain.from_iterable(digests), ""
+    for first, last in itertools.pairwise([0, *lengths, rows.shape[0]]):
+        between = itertools.islice(of_blocks, sum(first <= start < last for start in starts))
+        checksum = hashlib.sha256("".join([checksum, *between]).encode()).hexdigest()
+    return checksum
 
 
-def digest_of(array: NDArray[Any]) -> str:
-    """Checksum of an array in memory."""
-    return hashlib.sha256(np.ascontiguousarray(array, "<f8").data).hexdigest()
+def digest_of(array: NDArray[Any], before: str = "") -> str:
+    """Checksum of an array in memory, or of one that follows another, whose checksum is `before`."""
+    checksum = hashlib.sha256(before.encode())
+    checksum.update(np.ascontiguousarray(array, "<f8").data)
+    return checksum.hexdigest()
 
 
 def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) -> list[str]:
     digests: list[str] = []
     ends, sha = set(blocks), None
-    stream = rows.blocks(blocks[0], blocks[-1], max(b - a for a, b in itertools.pairwise(blocks)))
+    most = max(b - a for a, b in itertools.pairwise(blocks))
+    # Blocks have this height, but for those that end where the rows ended earlier.
+    cuts = sorted({blocks[0], blocks[-1], *(b for a, b in itertools.pairwise(blocks) if b - a < most)})
+    stream = itertools.chain.from_iterable(rows.blocks(a, b, most) for a, b in itertools.pairwise(cuts))
     while True:
         with meter.time("read"):
             found = next(stream, None)
@@ -397,9 +332,9 @@ def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) 
             continue
         with meter.time("digest"):
             if sha is None:
-                height = blocks[bisect_right(blocks, where.start)] - where.start
+                n_rows = blocks[bisect_right(blocks, where.start)] - where.start
                 dtype = np.dtype(block.dtype).newbyteorder("=")  # as a copy in a store has it
-                sha = hashlib.sha256(str(((height, block.shape[1]), dtype.str)).encode())
+                sha = hashlib.sha256(str(((n_rows, block.shape[1]), dtype.str)).encode())
             # Dense blocks may come in pieces, whose bytes follow each other; sparse ones come whole.
             for array in _arrays_of(block):
                 sha.update(np.ascontiguousarray(array, array.dtype.newbyteorder("=")).data)

@@ -6,10 +6,12 @@ block of it, and is found there again.
 """
 
 import uuid
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import dask
@@ -18,52 +20,59 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.checks import may_keep
-from dkrr.data.arrays import DaskRows, row_major
-from dkrr.data.rows import (
-    ALL,
-    SCRATCH_BYTES,
-    ArrayRows,
-    Block,
-    Rows,
-    StoredRows,
-    cuts_by_entries,
-    dense,
-    filled,
-    filled_blocks,
-)
+from dkrr.data.arrays import SCRATCH_BYTES, DaskRows, FilledRows, row_major
+from dkrr.data.rows import ALL, Block, Rows, cuts_by_entries, dense
 from dkrr.errors import DamagedChunkError, InputError, StoreError
 from dkrr.sparse import check_structure
-from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
+from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid, description
 from dkrr.store.format import DTYPES, write_group
 from dkrr.store.places import Place
 
 
+class StoredCopy(Rows):
+    """Rows that dkrr wrote, dense or sparse. Only the names and layouts of their arrays travel to other processes."""
+
+    is_shared = True
+
+    @property
+    @abstractmethod
+    def arrays(self) -> tuple[ChunkedArray, ...]:
+        """Arrays that the rows are in."""
+
+    @abstractmethod
+    def describe(self, rows_per_chunk: int | None = None) -> dict[str, Any]:
+        """Values of JSON from which `described_rows` makes these rows again, at their place.
+
+        `rows_per_chunk` is that of `write_rows`: the layout of dense rows follows from it.
+        """
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in self.arrays)
+
+    def check_complete(self) -> None:
+        """Refuse rows of which chunks are missing; raises StoreError."""
+        for array in self.arrays:
+            array.check_complete()
+
+
 @dataclass(frozen=True)
-class CheckedRows(ArrayRows):
+class CheckedRows(FilledRows, StoredCopy):
     """Rows of an array that dkrr wrote. A vector counts as one column."""
 
     array: ChunkedArray
 
-    is_shared = True
     is_lazy = False
 
     @property
     def url(self) -> str:
-        """Path or URL of the array."""
         return self.array.url
 
     @property
     def arrays(self) -> tuple[ChunkedArray, ...]:
-        """The array, as the arrays of sparse rows."""
         return (self.array,)
 
-    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        return filled(self._read_into, self, start, stop, columns)
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        return filled_blocks(self._read_into, self, start, stop, height)
-
-    def _read_into(self, out: NDArray[Any], start: int) -> None:
+    def fill(self, out: NDArray[Any], start: int) -> None:
         self.array.read_rows(start, start + len(out), out.reshape(len(out), *self.array.shape[1:]))
 
     @property
@@ -71,57 +80,29 @@ class CheckedRows(ArrayRows):
         height = self.array.block_rows or self.array.chunks[0]
         return range(0, self.shape[0] + height, height)
 
-    @property
-    def read_overhead_bytes(self) -> int:
-        return SCRATCH_BYTES
-
     def describe(self, rows_per_chunk: int | None = None) -> dict[str, Any]:
-        """Values of JSON from which `described_rows` makes these rows again, at their place.
-
-        `rows_per_chunk` is that of `write_rows`: the layout follows from it.
-        """
         shape, dtype = list(self.array.shape), self.array.dtype
         return {"kind": "dense", "shape": shape, "dtype": dtype, "rows_per_chunk": rows_per_chunk}
 
 
-CHUNK_ENTRIES = 2**20
-"""Entries of a chunk."""
-
-
 @dataclass(frozen=True)
-class SparseRows(Rows):
+class SparseRows(StoredCopy):
     """CSR rows in a store."""
 
-    values: CheckedRows
-    columns: CheckedRows
-    indptr: CheckedRows
+    values: ChunkedArray
+    indices: ChunkedArray
+    indptr: ChunkedArray
     n_columns: int
 
     is_sparse = True
-    is_shared = True
-
-    @classmethod
-    def at(cls, place: Place, shape: tuple[int, int], n_entries: int, dtype: Any) -> "SparseRows":
-        """Rows at a place; nothing is read or written."""
-        # As wide as SciPy itself makes indices; it keeps those of int64 pointers, at twice the memory of every block.
-        index = np.int32 if max(n_entries, shape[1]) < 2**31 else np.int64
-
-        def part(name: str, size: int, kind: Any) -> CheckedRows:
-            here = place.at(name)
-            return CheckedRows(ChunkedArray.of_rows(here.url, (size,), kind, here.identity, CHUNK_ENTRIES))
-
-        parts = part("data", n_entries, dtype), part("indices", n_entries, index), part("indptr", shape[0] + 1, index)
-        return cls(*parts, shape[1])
 
     @property
     def url(self) -> str:
-        """Path or URL of the group."""
         return self.values.url.rpartition("/")[0]
 
     @property
     def arrays(self) -> tuple[ChunkedArray, ...]:
-        """The three arrays."""
-        return (self.values.array, self.columns.array, self.indptr.array)
+        return (self.values, self.indices, self.indptr)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -129,26 +110,30 @@ class SparseRows(Rows):
 
     @property
     def dtype(self) -> Any:
-        return self.values.dtype
+        return np.dtype(self.values.dtype)
+
+    @property
+    def index_bytes(self) -> int:
+        return int(np.dtype(self.indices.dtype).itemsize)
+
+    @property
+    def n_entries(self) -> int:
+        return self.values.shape[0]
 
     @property
     def pointers(self) -> NDArray[Any] | None:
         return self._pointers_of(slice(0, self.shape[0]))
 
-    @property
-    def indices(self) -> Any:
-        return self.columns
-
     def _pointers_of(self, rows: slice) -> NDArray[Any]:
-        return np.asarray(self.indptr.read(rows.start, rows.stop + 1)[:, 0])
+        return self.indptr.read_rows(rows.start, rows.stop + 1)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        n_entries, pointers = self.indices.shape[0], self._pointers_of(slice(start, stop))
+        pointers = self._pointers_of(slice(start, stop))
         first, last = int(pointers[0]), int(pointers[-1])
         try:
-            if not 0 <= first <= last <= n_entries:
-                raise InputError(f"rows {start} to {stop - 1} lie outside of the {n_entries} stored indices")
-            data, indices = (part.read(first, last)[:, 0] for part in (self.values, self.columns))
+            if not 0 <= first <= last <= self.n_entries:
+                raise InputError(f"rows {start} to {stop - 1} lie outside of the {self.n_entries} stored indices")
+            data, indices = self.values.read_rows(first, last), self.indices.read_rows(first, last)
             block = sp.csr_array((data, indices, pointers - first), shape=(stop - start, self.shape[1]))
             check_structure(block)
         except (ValueError, MemoryError) as error:  # SciPy's own, and ours
@@ -157,28 +142,12 @@ class SparseRows(Rows):
         return block if columns == ALL else block[:, columns]
 
     @property
-    def n_bytes(self) -> int:
-        return sum(part.n_bytes for part in (self.values, self.columns, self.indptr))
-
-    @property
     def read_overhead_bytes(self) -> int:
         return SCRATCH_BYTES
 
     def describe(self, rows_per_chunk: int | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """Values of JSON from which `described_rows` makes these rows again, at their place."""
-        n_entries, dtype = self.indices.shape[0], self.values.array.dtype
-        return {"kind": "sparse", "shape": list(self.shape), "dtype": dtype, "n_entries": n_entries}
-
-
-StoredCopy = CheckedRows | SparseRows
-
-
-def stage(rows: Rows, place: Place, rows_per_chunk: int, client: Any = None) -> Rows:
-    """Rows that other processes can read: these rows, or a copy of them at a place.
-
-    The client computes the blocks of a Dask array; without one Dask's own scheduler does.
-    """
-    return rows if rows.is_shared else write_rows(rows, place, rows_per_chunk, client)
+        dtype = self.values.dtype
+        return {"kind": "sparse", "shape": list(self.shape), "dtype": dtype, "n_entries": self.n_entries}
 
 
 def write_rows(rows: Rows, place: Place, rows_per_chunk: int | None = None, client: Any = None) -> StoredCopy:
@@ -193,7 +162,7 @@ def write_rows(rows: Rows, place: Place, rows_per_chunk: int | None = None, clie
         raise StoreError(
             f"rows of {rows.dtype} cannot be kept in a store; expected one of {', '.join(DTYPES)}: convert X"
         )
-    if rows.is_sparse and not isinstance(rows, DaskRows):
+    if rows.is_sparse:
         return _write_sparse(rows, place)
     array = ChunkedArray.of_rows(place.url, rows.shape, rows.dtype, place.identity, rows_per_chunk).create_anew()
     if isinstance(rows, DaskRows):
@@ -210,13 +179,15 @@ def _write_sparse(rows: Rows, place: Place) -> SparseRows:
     write_group(place.url)
     assert rows.pointers is not None, "sparse rows in memory or in a store have pointers"
     indptr = rows.pointers.astype(np.int64)
-    copy = SparseRows.at(place, rows.shape, int(indptr[-1]), rows.dtype)
+    described = {"shape": list(rows.shape), "dtype": np.dtype(rows.dtype).name, "n_entries": int(indptr[-1])}
+    copy = described_rows(place, {"kind": "sparse", **described})
+    assert isinstance(copy, SparseRows)
     for array in copy.arrays:
         array.create_anew()
-    copy.indptr.array.fill(indptr)
+    copy.indptr.fill(indptr)
     # By entries and not by rows: dense rows may be consecutive.
-    data, indices = _Appended(copy.values.array), _Appended(copy.columns.array)
-    for start, stop in pairwise(cuts_by_entries(indptr, CHUNK_ENTRIES)):
+    data, indices = _Appended(copy.values), _Appended(copy.indices)
+    for start, stop in pairwise(cuts_by_entries(indptr, description.CHUNK_ENTRIES)):
         block = rows.read(start, stop)
         data.append(block.data)
         indices.append(block.indices)
@@ -273,15 +244,14 @@ def whole(rows: StoredCopy) -> Any:
     StoreError
         If some are missing or damaged, or memory does not suffice.
     """
-    for array in rows.arrays:
-        array.check_complete()
+    rows.check_complete()
     try:
         return rows.read(0, rows.shape[0])
     except MemoryError as error:
         raise StoreError(f"an array of the model has shape {rows.shape}, for which memory does not suffice") from error
 
 
-def described_rows(place: Place, description: Any) -> StoredCopy:
+def described_rows(place: Place, described: Any) -> StoredCopy:
     """Rows that a checked store describes, at their place; nothing is read.
 
     Raises
@@ -289,42 +259,29 @@ def described_rows(place: Place, description: Any) -> StoredCopy:
     StoreError
         If the description is not one that dkrr writes.
     """
-    try:
-        kind, shape, dtype = description["kind"], tuple(description["shape"]), description["dtype"]
-        number = description["n_entries" if kind == "sparse" else "rows_per_chunk"]
-        sizes = [*shape, 1 if number is None and kind == "dense" else number]
-        is_known = kind in ("dense", "sparse") and dtype in DTYPES and len(shape) == 2
-        if not is_known or any(type(size) is not int or not 0 <= size < 2**62 for size in sizes):
-            raise ValueError
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{place.url} is described as {description!r}, which dkrr does not write") from error
-    if kind == "sparse":
-        return SparseRows.at(place, shape, number, dtype)
-    return CheckedRows(ChunkedArray.of_rows(place.url, shape, dtype, place.identity, number))
+    values, *rest = description.arrays_of_rows(place, described)
+    if not rest:
+        return CheckedRows(values)
+    indices, indptr = rest
+    return SparseRows(values, indices, indptr, described["shape"][1])
 
 
 NAME = "gram"
 """Name of the matrix in its store."""
 
 
-class StoredGramRows(StoredRows):
+@dataclass(frozen=True)
+class StoredGramRows(Rows):
     """Rows of a symmetric matrix in a store, mirrored from its lower triangle."""
 
-    @cached_property
-    def matrix(self) -> TiledMatrix:
-        """Tiles of the lower triangle."""
-        array = RunStore(self.url).open_array(NAME)
-        n, chunks = array.shape[0], array.chunks
-        if array.shape != (n, n) or n == 0 or array.block_rows or chunks[0] % chunks[1] or array.dtype[:5] != "float":
-            raise StoreError(
-                f"{array.url} does not have the layout of a Gram matrix that dkrr.gram wrote: it is damaged"
-            )
-        return TiledMatrix(array, TileGrid(array.shape[0], *array.chunks))
+    matrix: TiledMatrix
+    """Tiles of the lower triangle, each of a single panel."""
 
-    @cached_property
-    def _checked(self) -> set[tuple[int, int]]:
-        """Tiles whose checksums this process has compared; several blocks of rows read from each tile."""
-        return set()
+    is_shared = True
+
+    @property
+    def url(self) -> str:
+        return self.matrix.arrays[0].url
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -335,22 +292,23 @@ class StoredGramRows(StoredRows):
         return self.matrix.dtype
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        grid = self.matrix.grid
-        left, right, _ = columns.indices(grid.n)
+        left, right, _ = columns.indices(self.matrix.grid.n)
         out = np.empty((stop - start, max(right - left, 0)), self.dtype)
-        for i in _tiles(start, stop, grid.tile):
-            rows = _overlap(grid.rows(i), start, stop)
-            for j in _tiles(left, right, grid.tile):
-                across = _overlap(grid.rows(j), left, right)
-                tile = self._tile(max(i, j), min(i, j))
-                if i < j:
-                    tile = tile.T
-                entries = tile[_from(rows, grid.rows(i).start), _from(across, grid.rows(j).start)]
-                out[_from(rows, start), _from(across, left)] = entries
+        for i, top, rows in self._tiles(start, stop):
+            for j, side, across in self._tiles(left, right):
+                tile = self._tile(i, j) if i >= j else self._tile(j, i).T
+                out[rows, across] = tile[top, side]
         return out
 
+    def _tiles(self, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:
+        """Numbers of the tiles that a range lies in, with the part of the tile and that of the range."""
+        tile = self.matrix.grid.tile
+        for k in range(start // tile, -(-stop // tile)):
+            first, last = max(start, k * tile), min(stop, (k + 1) * tile)
+            yield k, slice(first - k * tile, last - k * tile), slice(first - start, last - start)
+
     def _tile(self, i: int, j: int) -> NDArray[Any]:
-        array = self.matrix.array
+        array = self.matrix.array_of(i)
         tile = array.mapped((i, j), check=(i, j) not in self._checked)
         if tile is None:
             tile = np.empty(array.chunks, array.dtype)
@@ -358,10 +316,18 @@ class StoredGramRows(StoredRows):
         self._checked.add((i, j))
         return tile
 
+    @cached_property
+    def _checked(self) -> set[tuple[int, int]]:
+        """Tiles whose checksums this process has compared; several blocks of rows read from each tile."""
+        return set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"matrix": self.matrix}
+
     @property
     def read_overhead_bytes(self) -> int:
         # One tile, and the one before it.
-        return 2 * self.matrix.array.chunk_bytes
+        return 2 * self.matrix.chunk_bytes
 
 
 def stored_gram(url: str) -> StoredGramRows | None:
@@ -378,26 +344,18 @@ def stored_gram(url: str) -> StoredGramRows | None:
         return None
     if found is None or (found["fingerprint"] or {}).get("what") != NAME:
         return None
-    rows = StoredGramRows(url)
-    side = rows.matrix.grid.n_tiles
-    n_tiles, wanted = len(rows.matrix.array.present()), side * (side + 1) // 2
+    array = RunStore(url).open_array(NAME)
+    (n, tile), is_real = (array.shape[0], array.chunks[0]), array.dtype.startswith("float")
+    if array.shape != (n, n) or n == 0 or array.block_rows or array.chunks != (tile, tile) or not is_real:
+        raise StoreError(f"{array.url} does not have the layout of a Gram matrix that dkrr.gram wrote: it is damaged")
+    matrix = TiledMatrix((array,), TileGrid(n, tile, tile))
+    side, n_tiles = matrix.grid.n_tiles, len(array.present())
+    wanted = side * (side + 1) // 2
     if n_tiles >= wanted:
-        n_tiles = len(rows.matrix.complete_tiles())
+        n_tiles = len(matrix.complete_tiles())
     if n_tiles < wanted:
         raise StoreError(
             f"the Gram matrix in {url} has {n_tiles} of {wanted} tiles; expected all: call dkrr.gram again with "
             "the same arguments and store="
         )
-    return rows
-
-
-def _tiles(start: int, stop: int, tile: int) -> range:
-    return range(start // tile, -(-stop // tile))
-
-
-def _overlap(rows: slice, start: int, stop: int) -> slice:
-    return slice(max(rows.start, start), min(rows.stop, stop))
-
-
-def _from(rows: slice, start: int) -> slice:
-    return slice(rows.start - start, rows.stop - start)
+    return StoredGramRows(matrix)

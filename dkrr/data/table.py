@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -21,7 +21,6 @@ from dkrr.errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
     import pandas
-    import pyarrow
 
 Kind = Literal["number", "text", "category", "date", "other"]
 
@@ -42,9 +41,7 @@ class Column:
     name: str
     kind: Kind
     dtype: str
-    """Type of its values, for messages."""
-    is_float32: bool = False
-    """Whether float32 holds its numbers."""
+    """Arrow's name of the type of its values."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +137,16 @@ class Table:
         InputError
             If a pattern matches no column; the message suggests names.
         """
-        return replace(self, names=selected_names(patterns, self.names, name, self.source.label))
+        found: dict[str, None] = {}
+        for pattern in split_patterns(patterns, self.names, name):
+            matched = matching(pattern, self.names)
+            if not matched:
+                raise InputError(
+                    f"{name} has {pattern!r}, and {self.source.label} has no such column; expected "
+                    f"{suggested(pattern, self.names)}"
+                )
+            found |= dict.fromkeys(matched)
+        return replace(self, names=tuple(found))
 
     def without(self, names: Iterable[str]) -> Table:
         """Table of the other columns, which may be none."""
@@ -161,8 +167,8 @@ class Table:
         Table
             With the same columns.
         """
-        names = self.names if columns is None else selected_names(columns, self.all_names, label=self.source.label)
-        return replace(self, source=self.source.complete(names))
+        checked = self if columns is None else Table.of(self.source).select(columns)
+        return replace(self, source=self.source.complete(checked.names))
 
     def blocks(
         self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
@@ -183,7 +189,7 @@ class Table:
             At most `height` rows, with all columns in their own types.
         """
         height, first = whole(height, "height", 1), start
-        for batch in self._batches(start, self.n_rows if stop is None else stop):
+        for batch in self.source.batches(start, self.n_rows if stop is None else stop, self.names):
             for k in range(0, batch.num_rows, height):
                 part = batch.slice(k, height)
                 yield first, part.to_pandas()
@@ -193,13 +199,12 @@ class Table:
         """All rows as a DataFrame in memory."""
         import pyarrow
 
-        batches = list(self._batches(0, self.n_rows))
-        return pyarrow.Table.from_batches(batches).to_pandas()
+        return pyarrow.Table.from_batches(list(self.source.batches(0, self.n_rows, self.names))).to_pandas()
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the numbers that `numbers` returns: float32 where it holds those of all columns, else float64."""
-        return np.dtype(np.float32 if all(column.is_float32 for column in self.columns) else np.float64)
+        return np.dtype(np.float32 if all(column.dtype == "float" for column in self.columns) else np.float64)
 
     def check_numeric(self, name: str = "X") -> None:
         """Refuse columns of text, categories, dates and others.
@@ -211,12 +216,8 @@ class Table:
         """
         for column in self.columns:
             if column.kind != "number":
-                raise InputTypeError(self.not_numbers(name, column))
-
-    def not_numbers(self, name: str, column: Column) -> str:
-        """Message about a column that does not hold numbers, with those that do."""
-        others = [other.name for other in self.columns if other.kind == "number"]
-        return not_numbers(name, column.name, column.kind, column.dtype, others)
+                others = [other.name for other in self.columns if other.kind == "number"]
+                raise InputTypeError(not_numbers(name, column.name, column.kind, column.dtype, others))
 
     def numbers(self, start: int, stop: int, name: str = "X") -> NDArray[Any]:
         """Rows start ... stop − 1 as an array of shape (stop − start, number of columns), of `dtype`.
@@ -227,19 +228,7 @@ class Table:
             If a column does not hold numbers, a value is missing, or a whole number is not exact in float64; the
             message names the column.
         """
-        out = np.empty((stop - start, len(self.names)), self.dtype)
-        for first, block in self.number_blocks(start, stop, name):
-            out[first - start : first - start + len(block)] = block
-        return out
-
-    def number_blocks(self, start: int, stop: int, name: str = "X") -> Iterator[tuple[int, NDArray[Any]]]:
-        """First rows and numbers of consecutive blocks of at most BATCH_ROWS rows; errors are those of `numbers`."""
-        self.check_numeric(name)
-        for batch in self._batches(start, stop):
-            block = np.empty((batch.num_rows, len(self.names)), self.dtype)
-            self._fill(block, batch, name)
-            yield start, block
-            start += batch.num_rows
+        return np.asarray(TableRows(self, name).read(start, stop))
 
     def rows(self, indices: NDArray[np.intp], name: str = "X") -> NDArray[Any]:
         """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded."""
@@ -251,39 +240,6 @@ class Table:
         Missing values are None or NaN.
         """
         return np.asarray(self.to_pandas()[self.names[0]].to_numpy())
-
-    def _batches(self, start: int, stop: int) -> Iterator[pyarrow.RecordBatch]:
-        yield from self.source.batches(start, stop, self.names)
-
-    def _fill(self, out: NDArray[Any], batch: pyarrow.RecordBatch, name: str) -> None:
-        for j, column in enumerate(self.names):
-            values = self.source.numbers(batch.column(j))
-            if values.dtype.kind == "f" and np.isnan(values).any():
-                raise self._missing(column, name)
-            is_long = values.dtype.kind in "iu" and values.dtype.itemsize == 8 and values.size > 0
-            for value in (values.max(), values.min()) if is_long else ():
-                if abs(int(value)) > MAX_EXACT:
-                    raise InputError(
-                        f"{name} has the whole number {value} in column {column!r}, which float64 does not hold "
-                        f"exactly; expected at most 2**53: subtract an offset, or leave the column out with columns="
-                    )
-            out[:, j] = values
-
-    def _missing(self, column: str, name: str) -> InputError:
-        """Error that says how many values of a column are missing, and where the first one is."""
-        count, first, row = 0, 0, 0
-        for batch in self.source.batches(0, self.n_rows, [column]):
-            missing = np.isnan(self.source.numbers(batch.column(0)))
-            if count == 0 and missing.any():
-                first = row + int(np.argmax(missing))
-            count, row = count + int(missing.sum()), row + batch.num_rows
-        rows = "1 row" if count == 1 else f"{count:,} rows"
-        return InputError(
-            f"{name} has missing values (NaN) in column {column!r} of {self.source.label}: {rows}, the first is row "
-            f"{first} (counted from 0); expected a number in every row: leave such rows out (dkrr.open_table("
-            f"...).drop_missing({column!r}), or --drop-missing), fill them (transformer=SimpleImputer(), or --impute), "
-            f"or leave the column out with columns="
-        )
 
 
 def not_numbers(name: str, column: str, kind: str, dtype: str, others: Sequence[str]) -> str:
@@ -331,15 +287,61 @@ class TableRows(Rows):
         return self.table.dtype
 
     @property
+    def is_vector(self) -> bool:
+        return len(self.table.names) == 1
+
+    @property
     def edges(self) -> Sequence[int]:
         return self.table.edges
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        return replace(self.table, names=self.table.names[columns]).numbers(start, stop, self._name).astype(self.dtype)
+        names = self.table.names[columns]
+        out = np.empty((stop - start, len(names)), self.dtype)
+        for first, block in self._decoded(start, stop, names):
+            out[first - start : first - start + len(block)] = block
+        return out
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        for first, block in self.table.number_blocks(start, stop, self._name):
+        for first, block in self._decoded(start, stop, self.table.names):
             yield from cut(block, first, start, height)
+
+    def _decoded(self, start: int, stop: int, names: Sequence[str]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """First rows and numbers of consecutive blocks of at most BATCH_ROWS rows."""
+        source = self.table.source
+        for batch in source.batches(start, stop, names):
+            block = np.empty((batch.num_rows, len(names)), self.dtype)
+            for j, column in enumerate(names):
+                block[:, j] = values = source.numbers(batch.column(j))
+                if values.dtype.kind == "f" and np.isnan(values).any():
+                    raise self._missing(column)
+                if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and values.size:
+                    self._check_exact(values, column)
+            yield start, block
+            start += batch.num_rows
+
+    def _check_exact(self, values: NDArray[Any], column: str) -> None:
+        value = max(int(values.max()), int(values.min()), key=abs)
+        if abs(value) > MAX_EXACT:
+            raise InputError(
+                f"{self._name} has the whole number {value} in column {column!r}, which float64 does not hold exactly; "
+                f"expected at most 2**53: subtract an offset, or leave the column out with columns="
+            )
+
+    def _missing(self, column: str) -> InputError:
+        """Error that says how many values of a column are missing, and where the first one is."""
+        source, count, first, row = self.table.source, 0, 0, 0
+        for batch in source.batches(0, source.n_rows, [column]):
+            missing = np.isnan(source.numbers(batch.column(0)))
+            if count == 0 and missing.any():
+                first = row + int(np.argmax(missing))
+            count, row = count + int(missing.sum()), row + batch.num_rows
+        rows = "1 row" if count == 1 else f"{count:,} rows"
+        return InputError(
+            f"{self._name} has missing values (NaN) in column {column!r} of {source.label}: {rows}, the first is row "
+            f"{first} (counted from 0); expected a number in every row: leave such rows out (dkrr.open_table("
+            f"...).drop_missing({column!r}), or --drop-missing), fill them (transformer=SimpleImputer(), or --impute), "
+            f"or leave the column out with columns="
+        )
 
     def task_edges(self, height: int) -> list[int]:
         most = max(height, TASK_BYTES // (8 * len(self.table.names)))
@@ -379,6 +381,24 @@ def table_rows(table: Table, name: str) -> Rows:
     return MemoryRows(table.numbers(0, table.n_rows, name)) if table.source.is_in_memory else TableRows(table, name)
 
 
+def regrouped(parts: Iterable[Any], height: int, join: Callable[[list[Any]], Any]) -> Iterator[Any]:
+    """Consecutive parts of any heights as parts of `height` rows; the last one may have fewer.
+
+    `join` puts several together: arrays, or tables of Arrow.
+    """
+    held, n = list[Any](), 0
+    for part in parts:
+        held.append(part)
+        n += len(part)
+        if n >= height:
+            whole = join(held)
+            yield from (whole[first : first + height] for first in range(0, n - n % height, height))
+            n %= height
+            held = [whole[len(whole) - n :]] if n else []
+    if n:
+        yield join(held)
+
+
 def check_names(names: Sequence[str], label: str) -> None:
     """Refuse a table without columns, and one with two columns of one name; raises InputError."""
     if not names:
@@ -387,27 +407,6 @@ def check_names(names: Sequence[str], label: str) -> None:
     twice = next((name for name in names if counts[name] > 1), None)
     if twice is not None:
         raise InputError(f"{label} has two columns {twice!r}; expected a name for each: rename one of them")
-
-
-def selected_names(
-    patterns: str | Iterable[str], names: Sequence[str], argument: str = "columns", label: str = "the table"
-) -> tuple[str, ...]:
-    """Names that patterns select: for each pattern in the order of the table, each name once.
-
-    Raises
-    ------
-    InputError
-        If a pattern matches none; the message suggests names that are near to it.
-    """
-    found: dict[str, None] = {}
-    for pattern in split_patterns(patterns, names, argument):
-        matched = matching(pattern, names)
-        if not matched:
-            raise InputError(
-                f"{argument} has {pattern!r}, and {label} has no such column; expected {suggested(pattern, names)}"
-            )
-        found |= dict.fromkeys(matched)
-    return tuple(found)
 
 
 def split_patterns(patterns: str | Iterable[str], names: Sequence[str], argument: str = "columns") -> list[str]:

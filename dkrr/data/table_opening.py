@@ -1,6 +1,7 @@
 """From a path or a container to a `Table`, and from names of its columns to targets and weights."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ from dkrr.data.arrays import is_dask_frame
 from dkrr.data.table import Table, matching, split_patterns, suggested
 from dkrr.errors import InputError, InputTypeError
 
-PARQUET = (".parquet", ".pq", ".parq")
-CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.bz2", ".csv.zst")
-ARROW = (".arrow", ".feather", ".ipc")
-FORMATS = PARQUET + CSV + ARROW
+FORMATS = {
+    "parquet": (".parquet", ".pq", ".parq"),
+    "csv": (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.bz2", ".csv.zst"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+}
 """Ends of the names of files that are tables."""
 NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
 """Ends of the names of files that are refused with what to use instead."""
 ZARR = ("zarr.json", ".zarray", ".zgroup")
-PACKAGES = "pip install 'dkrr[tables]'"
 
 
 def open_table(path: Any, columns: Any = None) -> Table:
@@ -57,8 +58,8 @@ def open_table(path: Any, columns: Any = None) -> Table:
     if table is None:
         what = f"{shown(str(path))}" if isinstance(path, str | Path) else f"a {type(path).__qualname__}"
         raise (InputError if isinstance(path, str | Path) else InputTypeError)(
-            f"path is {what}; expected a table: a file or folder of {', '.join(FORMATS[:1] + CSV[:1] + ARROW[:2])}, or "
-            f"a frame of pandas, polars or Arrow"
+            f"path is {what}; expected a table: a file or folder of .parquet, .csv, .arrow, .feather, or a frame of "
+            f"pandas, polars or Arrow"
         )
     return table if columns is None else table.select(columns)
 
@@ -84,24 +85,9 @@ def as_table(value: Any, name: str = "path") -> Table | None:
         return table_at(str(value), name)
     if not hasattr(type(value), "columns") or is_dask_frame(value):
         return None
-    try:
-        from dkrr.data.arrow import source_of
-    except ImportError as error:
-        package = type(value).__module__.partition(".")[0]
-        raise _without_arrow(f"the {type(value).__name__} of {package}", error) from error
-    source = source_of(value)
+    arrow = arrow_tables(f"the {type(value).__name__} of {type(value).__module__.partition('.')[0]}")
+    source = arrow.source_of(value)
     return None if source is None else Table.of(source)
-
-
-def is_table_path(path: str) -> bool:
-    """Whether a path is that of a table, told from its name and the files in a folder."""
-    file = path.partition("::")[0]
-    if file.lower().endswith(FORMATS):
-        return True
-    folder = Path(file)
-    if "://" in file or not _is_folder(folder) or any((folder / zarr).exists() for zarr in ZARR):
-        return False
-    return bool(_files(folder))
 
 
 def table_at(path: str, name: str = "path") -> Table | None:
@@ -112,64 +98,75 @@ def table_at(path: str, name: str = "path") -> Table | None:
             f"{name}: {file} is a netCDF file; expected an array of it, from Python: "
             f"xarray.open_dataset({file!r}, chunks={{}})['variable'], or a table in Parquet"
         )
-    if not is_table_path(path):
+    is_named, is_url = _format_of(file) is not None, "://" in file
+    if not is_named and (is_url or not _is_folder(file)):
+        return None
+    paths = [file] if is_url else _files(file)
+    if not is_named and not paths:
         return None
     try:
-        table = Table.of(_opened(file))
+        table = Table.of(_source(file, paths))
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     return table.select(columns, name) if columns else table
 
 
-def _opened(file: str) -> Any:
-    is_url = "://" in file
-    if is_url and not file.lower().rstrip("/").endswith(PARQUET):
-        raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
-    paths = [file] if is_url else _files(Path(file))
-    if not is_url:
-        for path in paths or ([file] if Path(file).exists() else []):
-            is_existing_folder(path)
+def _source(file: str, paths: list[str]) -> Any:
+    """Source of what was given as a file, which are these files."""
     if not paths:
         raise InputError(f"the path {file} does not exist, or has no files of a table")
+    is_url, form = "://" in file, _format_of(paths[0])
+    if is_url and form != "parquet":
+        raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
+    for path in () if is_url else paths:
+        is_existing_folder(path)
+    arrow = arrow_tables(file)
+    if form == "parquet":
+        return arrow.Source(file if is_url or Path(file).exists() else paths, file)
+    return arrow.csv_source(paths, file) if form == "csv" else arrow.arrow_source(paths, file)
+
+
+def arrow_tables(what: str, instead: str = "") -> Any:
+    """Module that reads and writes tables; InputError if a package is missing, with what to do `instead`."""
     try:
-        from dkrr.data.arrow import Source, arrow_source, csv_source
+        from dkrr.data import arrow
     except ImportError as error:
-        raise _without_arrow(file, error) from error
-    suffix = paths[0].lower().rstrip("/")
-    if suffix.endswith(PARQUET):
-        return Source(file if is_url or Path(file).exists() else paths, file)
-    return (csv_source if suffix.endswith(CSV) else arrow_source)(paths, file)
+        raise InputError(
+            f"{what} is a table, and the package {error.name} is missing; expected it to be installed: pip install "
+            f"'dkrr[tables]'{instead}"
+        ) from error
+    return arrow
 
 
-def _without_arrow(what: str, error: ImportError) -> InputError:
-    return InputError(
-        f"{what} is a table, and the package {error.name} is missing; expected it to be installed: {PACKAGES}"
-    )
+def _format_of(file: str) -> str | None:
+    """Format of a file, told from its name; None if it is not that of a table."""
+    return next((form for form, ends in FORMATS.items() if file.lower().rstrip("/").endswith(ends)), None)
 
 
-def _files(path: Path) -> list[str]:
+def _files(file: str) -> list[str]:
     """Files of a table at a path, or that fit a pattern, in the order of their names.
 
-    Those of a folder are of the format of the first one, or in Parquet in folders that are partitions.
+    Those of a folder are of the format of the first one, or in Parquet in folders that are partitions; none if it is
+    one of Zarr.
     """
-    if path.is_file():
-        return [str(path)]
-    if not _is_folder(path):
-        found = path.parent.glob(path.name) if "*" in path.name else ()
-        return [str(file) for file in sorted(found) if file.is_file()]
-    inside = [each for each in sorted(path.iterdir()) if not each.name.startswith((".", "_"))]  # other programs' files
-    tables = [(str(each), end) for each in inside for end in FORMATS if each.name.lower().endswith(end)]
-    if tables:
-        return [file for file, end in tables if end == tables[0][1]]
-    partitions = (each for each in inside if "=" in each.name and _is_folder(each))
-    return [file for each in partitions for file in _files(each) if file.lower().endswith(PARQUET)]
+    path = Path(file)
+    if not _is_folder(file):
+        matched = path.parent.glob(path.name) if "*" in path.name else ()
+        return [str(each) for each in sorted(matched) if each.is_file()] or [file]
+    inside = sorted(path.iterdir())
+    if any(each.name in ZARR for each in inside):
+        return []
+    inside = [each for each in inside if not each.name.startswith((".", "_"))]  # other programs' files
+    forms = {str(each): form for each in inside if (form := _format_of(each.name)) is not None}
+    if forms:
+        first = next(iter(forms.values()))
+        return [each for each, form in forms.items() if form == first]
+    partitions = (str(each) for each in inside if "=" in each.name and _is_folder(str(each)))
+    return [each for part in partitions for each in _files(part) if _format_of(each) == "parquet"]
 
 
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir() and os.access(path, os.R_OK | os.X_OK)
-    except OSError:  # too long a name
-        return False
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and os.access(path, os.R_OK | os.X_OK)  # noqa: PTH112 (False of too long a name)
 
 
 OWN = "::"
@@ -203,23 +200,19 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
     InputError
         If a name is that of a column and of a path, or of neither.
     """
-    X = X if is_pandas_like(X) else opened(X)
-    names = _names(X)
-    taken: list[str] = []
-    found = []
+    X, taken, found = opened(X), list[str](), list[Any]()
+    is_table, names = isinstance(X, Table), None
+    if is_table or is_pandas_like(X):
+        names = X.all_names if is_table else [name for name in X.columns if isinstance(name, str)]
     for value, argument in ((y, "y"), (sample_weight, "sample_weight")):
         columns = None if names is None else _columns_named(value, names, argument)
         if columns is not None:
             taken += columns
-            value = (
-                X[columns[0] if len(columns) == 1 else columns]
-                if not isinstance(X, Table)
-                else Table(X.source, tuple(columns))
-            )
+            value = Table(X.source, tuple(columns)) if is_table else X[columns[0] if len(columns) == 1 else columns]
         found.append(opened(value, argument))
     if taken:
-        X = X.without(taken) if isinstance(X, Table) else X.drop(columns=taken)
-        if len(X.names if isinstance(X, Table) else X.columns) == 0:
+        X = X.without(taken) if is_table else X.drop(columns=taken)
+        if len(X.names if is_table else X.columns) == 0:
             raise InputError(f"X has no columns besides {', '.join(taken)}; expected at least one more")
     return X, found[0], found[1]
 
@@ -238,21 +231,15 @@ def in_memory(value: Any) -> Any:
     return value.to_pandas() if isinstance(value, Table) else value
 
 
-def _names(X: Any) -> list[str] | None:
-    """Names of all columns of rows; None where these have none."""
-    if isinstance(X, Table):
-        return list(X.all_names)
-    return [name for name in X.columns if isinstance(name, str)] if is_pandas_like(X) else None
-
-
-def _columns_named(value: Any, names: list[str], argument: str) -> list[str] | None:
+def _columns_named(value: Any, names: Sequence[str], argument: str) -> list[str] | None:
     """Columns that an argument names; None if it is something else, such as a path."""
     if not isinstance(value, str):
         return None
     text = value.removeprefix(OWN)
     parts = split_patterns(text, names, argument)
     found = [matching(part, names) for part in parts]
-    is_path = not value.startswith(OWN) and (_exists(value) or "://" in value)
+    at = value.partition("::")[0]  # empty of OWN
+    is_path = "://" in at or os.path.exists(at)  # noqa: PTH110 (False of null bytes)
     if all(found):
         if is_path:
             raise InputError(
@@ -267,13 +254,6 @@ def _columns_named(value: Any, names: list[str], argument: str) -> list[str] | N
         f"{argument} has {missing!r}, which is neither a column of X nor a path that exists; expected "
         f"{suggested(missing, names)}, or a path"
     )
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path.partition("::")[0]).exists()
-    except (OSError, ValueError):  # too long a name, a null byte
-        return False
 
 
 def _looks_like_a_path(text: str) -> bool:

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,8 +12,7 @@ from numpy.typing import NDArray
 from sklearn import exceptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.checks import checked_progress, parse_bytes, shown
-from dkrr.cluster.process import available_bytes
+from dkrr.checks import checked_progress, shown
 from dkrr.data import (
     MemoryRows,
     Rows,
@@ -29,10 +27,17 @@ from dkrr.data import (
     unframed,
     with_columns,
 )
-from dkrr.data.arrays import is_hdf_array, is_in_file, unlabelled
+from dkrr.data.arrays import unlabelled
+from dkrr.data.open import is_in_blocks
 from dkrr.data.table import not_numbers, suggested
-from dkrr.data.transformed import HeldRows, TransformedRows, inputs_of, transformed_inputs
-from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
+from dkrr.data.transformers import (
+    HeldRows,
+    TransformedRows,
+    checked_transformer,
+    fitted_transformer,
+    inputs_of,
+    transformed_inputs,
+)
 from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
@@ -45,7 +50,7 @@ from dkrr.kernels.columns import encodes
 from dkrr.planning import Plan
 from dkrr.solvers import SolveResult
 from dkrr.sparse import check_structure
-from dkrr.store.arrays import is_dask_array, is_zarr_array
+from dkrr.store.arrays import is_dask_array
 from dkrr.store.paths import refuse_enclosing
 from dkrr.text import card_of_text, details
 
@@ -56,8 +61,6 @@ OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
 """Attributes of a fit that depend on what X and y were before it."""
 OF_SEARCH = ("cv_results_", "best_params_", "best_score_", "best_index_", "alpha_", "n_splits_", "_folds")
 """Attributes of a search, which a loaded model that a search chose has too."""
-STREAMED = (str, Path, Rows, Table, np.memmap)
-"""Containers that are read in blocks, besides Dask and Zarr arrays, and places of such."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -188,11 +191,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             self.__dict__.pop(name, None)  # of an earlier fit
         if self.transformer is None:
             return X
-        transformer = as_transformer(self.transformer)
-        refuse_kernel(self.transformer, kernel)
+        transformer = checked_transformer(self.transformer, kernel)
         inputs = self._inputs(X, reset=True)
-        limit = available_bytes() if self.memory_limit is None else parse_bytes(self.memory_limit)
-        self.transformer_ = fitted_transformer(transformer, inputs, limit)
+        self.transformer_ = fitted_transformer(transformer, inputs, self.memory_limit)
         self._n_inputs = inputs.shape[1]
         return transformed_inputs(self.transformer_, inputs)
 
@@ -421,10 +422,7 @@ def unreadable_column(X: Any) -> InputError | None:
 
 def is_local(value: Any) -> bool:
     """Whether scikit-learn can check a value: it is in memory, and not streamed."""
-    if is_plain(value):
-        return True
-    is_lazy = is_dask_array(value) or is_zarr_array(value) or is_hdf_array(value)
-    return not (is_lazy or isinstance(value, STREAMED) or is_in_file(value))
+    return is_plain(value) or not is_in_blocks(value)
 
 
 def is_plain(value: Any, max_dimensions: int = 2, min_dimensions: int = 2) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dkrr.checks import checked_whole, location, shown
 from dkrr.cluster import Executor, Progress, SerialExecutor, Task
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import ambient_client, ended_in_order
 from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
@@ -21,7 +21,6 @@ from dkrr.fitting.workers import check_store_is_shared, dask_executor
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
-from dkrr.machine import ambient_client
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import owned
 from dkrr.store.paths import refuse_enclosing, resolved_place
@@ -174,11 +173,12 @@ def _written(rows: Rows, kernel: Kernel, grid: TileGrid, context: Context) -> Ti
     """All tiles of the lower triangle, of which those of an earlier call are reused."""
 
     def fingerprint(digest: str) -> dict[str, Any]:
-        return {"X": digest, "shape": list(rows.shape), "kernel": kernel.to_dict(), "what": "gram"}
+        shape = {"shape": list(rows.shape), "lengths": [rows.shape[0]]}
+        return {"X": digest, **shape, "kernel": kernel.to_dict(), "what": "gram"}
 
     source = GramTiles(kernel, context.share(rows, fingerprint, grid.tile))
-    matrix = TiledMatrix.create(context.stored.store.place("gram"), grid)
-    for damaged in matrix.array.damaged_chunks():
+    matrix = context.stored.store.matrix("gram", grid)
+    for damaged in (damaged for array in matrix.arrays for damaged in array.damaged_chunks()):
         context.stored.store.discard(damaged.url, damaged.key)
     done = matrix.complete_tiles()
     tasks = [Task(f"gram-{i}-{j}", store_tiles, (source, matrix, i, j)) for i, j in grid.lower() if (i, j) not in done]

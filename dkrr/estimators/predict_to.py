@@ -1,8 +1,9 @@
 """Predictions written to a file or a store, a block of rows at a time, beside key columns of the rows."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.checks import flag, location, shown
-from dkrr.cluster.process import ended_in_order
-from dkrr.data import MemoryRows, Rows, Table, as_table, is_pandas_like, opened
-from dkrr.data.transformed import TransformedRows
+from dkrr.cluster.process import ambient_client, ended_in_order
+from dkrr.data import MemoryRows, Rows, Table, as_table, is_dask_frame, is_pandas_like, opened
+from dkrr.data.table import regrouped
+from dkrr.data.table_opening import arrow_tables
+from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.fitting.prediction import check_width, predict_in_memory
-from dkrr.machine import ambient_client
 from dkrr.posterior.base import power_of_two
 from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
-from dkrr.store.paths import refuse_enclosing
+from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
 
@@ -145,17 +147,23 @@ def predict_to(
     blocks = _predicted(model, rows, X, further, probabilities=probabilities)
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
     listed = _listed(path)
-    if path.endswith(".zarr") and columns.dtype.kind == "O" and isinstance(model, KernelClassifier):
-        _check_unicode(model.classes_.tolist())
-    with ended_in_order(), written_aside(path, overwrite=overwrite, listed=listed) as place:
-        if path.endswith(TABLES):
-            from dkrr.data.table_writing import write_table
+    try:
+        if path.endswith(".zarr") and columns.dtype.kind == "O" and isinstance(model, KernelClassifier):
+            "".join(model.classes_).encode()  # NumPy raises another error for such text
+        with ended_in_order(), written_aside(path, overwrite=overwrite, listed=listed) as place:
+            if path.endswith(TABLES):
+                from dkrr.data.arrow import write_table
 
-            write_table(place, columns.names, columns.dtype, kept, map(_as_columns, blocks))
-        elif path.endswith(".npy"):
-            _write_npy(place, columns, shape, blocks)
-        else:
-            _write_zarr(place, columns, kept, shape, blocks)
+                write_table(place, columns.names, columns.dtype, kept, map(_as_columns, blocks))
+            elif path.endswith(".npy"):
+                _write_npy(place, columns, shape, blocks)
+            else:
+                _write_zarr(place, columns, kept, shape, blocks)
+    except UnicodeError as error:
+        raise InputError(
+            f"a name or a label of the predictions is not text in Unicode ({error}); expected names and labels that "
+            f"{Path(path).suffix} can hold: write the predictions as .npy, or give probabilities=True (--proba)"
+        ) from error
     return shape
 
 
@@ -187,26 +195,17 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
     if path.endswith(".npy") and place_at(path).is_remote:
         raise InputError(f"{name} is {shown(path)}, a URL; expected a path of this machine for .npy, or .zarr")
     if path.endswith(TABLES):
-        _check_arrow(name, path)
+        arrow_tables(f"{name}: {path}", f", or a path that ends in {' or '.join(ARRAYS)}")
     what = "an array or a group of predictions that dkrr wrote" if path.endswith(".zarr") else "a file"
     check_free(path, overwrite=overwrite, what=what, is_one=_is_one, listed=_listed(path), name=name)
-
-
-def _check_arrow(name: str, path: str) -> None:
-    try:
-        import dkrr.data.table_writing  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"{name} is {shown(path)}, and the package {error.name} is missing; expected it to be installed: pip "
-            f"install 'dkrr[tables]', or a path that ends in {' or '.join(ARRAYS)}"
-        ) from error
 
 
 def _is_one(path: str) -> bool:
     """Whether predictions of the same format may be at a path: any file, or what dkrr wrote in Zarr's format."""
     if path.endswith(".zarr"):
         return files_of_predictions(path) is not None
-    return place_at(path).is_file()
+    local = local_path(path)
+    return local is None or local.is_file()
 
 
 def _listed(path: str) -> re.Pattern[str] | None:
@@ -253,18 +252,6 @@ def _label_type(classes: NDArray[Any]) -> Any:
     )
 
 
-def _check_unicode(labels: list[str]) -> None:
-    """Refuse labels that text in Zarr's format does not hold; tables refuse them by themselves."""
-    for label in labels:
-        try:
-            label.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"the label {shown(label)} is not text in Unicode; expected labels that .zarr can hold: write .npy, or "
-                f"give probabilities=True (--proba)"
-            ) from error
-
-
 def _free_name(name: str, kept: tuple[str, ...]) -> str:
     while name in kept:
         name = f"{PREDICTION}_{name}"
@@ -274,32 +261,20 @@ def _free_name(name: str, kept: tuple[str, ...]) -> str:
 def _kept(X: Any, keep: Any, model: Any) -> tuple[Table | None, Any]:
     """Columns of X that are copied, if any, and X as the model takes it."""
     X = opened(X)
-    known = list(getattr(model, "feature_names_in_", ()))
-    is_pandas = is_pandas_like(X) and hasattr(X, "iloc")
-    if keep is not None and not (isinstance(X, Table) or hasattr(X, "iloc")):
-        if isinstance(keep, list | tuple) and not keep:
-            return None, X
+    is_frame, is_table = is_pandas_like(X) and not is_dask_frame(X), isinstance(X, Table)
+    keeps_none = isinstance(keep, list | tuple) and not keep
+    if not (is_frame or is_table or keep is None or keeps_none):
         raise InputTypeError(
             f"keep is {shown(keep)}, and X is a {type(X).__qualname__}; expected a table or a DataFrame of pandas with "
             f"these columns, or keep=None"
         )
-    kept = None
-    if isinstance(X, Table):
-        kept = None if _is_none(keep) else Table.of(X.source).select(keep, "keep")
-    elif is_pandas:
-        if keep is None:
-            kept = _index_of(X)
-        elif not _is_none(keep):
-            kept = as_table(X)
-            assert kept is not None
-            kept = kept.select(keep, "keep")
-        if known and set(known) <= set(X.columns):
-            X = X[known]
-    return kept, X
-
-
-def _is_none(keep: Any) -> bool:
-    return keep is None or (isinstance(keep, list | tuple) and not keep)
+    if keep is None:
+        kept = _index_of(X) if is_frame else None
+    else:
+        table = None if keeps_none else as_table(X)
+        kept = None if table is None else Table.of(table.source).select(keep, "keep")
+    known = list(getattr(model, "feature_names_in_", ()))
+    return kept, X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
 
 
 def _index_of(frame: Any) -> Table | None:
@@ -361,43 +336,17 @@ def _write_zarr(
     place: str, columns: _Columns, kept: Table | None, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]
 ) -> None:
     if kept is None:
-        out = _Appended(create_array(place, shape, columns.dtype, kind=PREDICTIONS))
-        for block in blocks:
-            out.append(block)
-        out.finish()
-        return
-    from dkrr.data.table_writing import KeptColumns
+        arrays = [create_array(place, shape, columns.dtype, kind=PREDICTIONS)]
+        left: Iterable[list[Any]] = repeat([])
+    else:
+        from dkrr.data.arrow import kept_arrays, kept_types
 
-    keys = KeptColumns(kept)
-    kinds = dict(zip(kept.names, keys.types(), strict=True)) | dict.fromkeys(columns.names, columns.dtype)
-    arrays = [_Appended(array) for array in create_predictions(place, kinds, shape[0])]
-    for block in blocks:
-        parts = [*keys.arrays(len(block)), *_as_columns(block).T]
+        kinds = kept_types(kept) | dict.fromkeys(columns.names, columns.dtype)
+        arrays = create_predictions(place, kinds, shape[0])
+        left = kept_arrays(kept, arrays[0].chunks[0])
+    start = 0
+    for block, keys in zip(regrouped(blocks, arrays[0].chunks[0], np.concatenate), left, strict=False):
+        parts = [block] if kept is None else [*keys, *_as_columns(block).T]
         for array, part in zip(arrays, parts, strict=True):
-            array.append(part)
-    for array in arrays:
-        array.finish()
-
-
-class _Appended:
-    """A Zarr array that is written from its first row to its last, in whole chunks."""
-
-    def __init__(self, array: Any) -> None:
-        self._array, self._height = array, int(array.chunks[0])
-        self._held: list[NDArray[Any]] = []
-        self._start = 0
-
-    def append(self, rows: NDArray[Any]) -> None:
-        self._held.append(rows)
-        n = sum(map(len, self._held))
-        if n >= self._height:
-            self._write(n // self._height * self._height)
-
-    def finish(self) -> None:
-        self._write(sum(map(len, self._held)))
-
-    def _write(self, n: int) -> None:
-        if n:
-            rows = np.concatenate(self._held)
-            self._array[self._start : self._start + n] = rows[:n]
-            self._start, self._held = self._start + n, [rows[n:]]
+            array[start : start + len(block)] = part
+        start += len(block)

@@ -11,7 +11,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 
 from dkrr.checks import flag, is_real, positive_or_none, shown
-from dkrr.data import MemoryRows, Rows, as_array, as_rows, load_array, load_targets, opened, with_columns
+from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, opened, with_columns
 from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
@@ -311,7 +311,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             self._set_plain(X)
         elif is_local(X) and (y is None or is_local(y)):
             if y is not None:
-                y = as_array(y)
+                y = load_labels(y)  # of any type: scikit-learn says what is wrong with it
                 if y.dtype.kind == "f":
                     check_finite(y, "y")  # names the row; scikit-learn does not
             with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn sums targets of any size

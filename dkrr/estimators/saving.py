@@ -12,33 +12,20 @@ from sklearn.base import clone
 
 from dkrr.checks import checked_alphas, flag, location, shown
 from dkrr.cluster.process import ended_in_order
-from dkrr.data import MemoryRows, Rows, whole, write_rows
+from dkrr.data import MemoryRows, Rows, described_rows, whole, write_rows
 from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.description import (
-    ARRAYS,
-    FEATURES,
-    FILES,
-    FOLDS,
-    KEPT_ARRAYS,
-    ROWS,
-    TARGETS,
-    TRANSFORMER,
     VERSIONS,
-    WEIGHTS,
-    Estimator,
     custom_parts,
-    describe_model,
     described_solver,
     description_of,
     found_in_search,
     named_objects,
-    patterns_of,
     search_of,
     solver_of,
-    stored_rows,
 )
 from dkrr.estimators.summary import summary_of
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
@@ -51,14 +38,16 @@ from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.posterior import Kept, Learned, Processes
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
-from dkrr.store.format import read_json, write_group
+from dkrr.store import description as form
+from dkrr.store.format import write_group
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
 
-_ESTIMATORS: dict[str, type[Estimator]] = {kind.__name__: kind for kind in (KernelRidge, KernelLogisticRegression)}
+Estimator = KernelRidge | KernelLogisticRegression
+_ESTIMATORS: dict[str, type[Estimator]] = {form.REGRESSION: KernelRidge, form.CLASSIFICATION: KernelLogisticRegression}
 
 
 def save(
@@ -127,13 +116,15 @@ def save(
         )
     check_model_path(path, overwrite=overwrite)
     dual_coef = getattr(model, "dual_coef_", fitted.dual_coef)
-    found = dict(zip(ARRAYS, (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift), strict=True))
-    arrays = {name: np.asarray(array, np.float64) for name, array in found.items() if array is not None}
-    arrays = {k: a.reshape(-1, fitted.n_targets) if k.endswith("coef") else a[:, None] for k, a in arrays.items()}
-    parts: dict[str, Rows] = {name: MemoryRows(array) for name, array in arrays.items()}
-    parts |= {f"{FEATURES}{digest}": MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
+    columns = (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift)
+    arrays = {k: np.asarray(a, np.float64) for k, a in zip(form.COEFFICIENTS, columns, strict=True) if a is not None}
+    parts: dict[str, Rows] = {
+        name: MemoryRows(array.reshape(-1, fitted.n_targets) if name.endswith("coef") else array[:, None])
+        for name, array in arrays.items()
+    }
+    parts |= {f"{form.FEATURES}{digest}": MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
     if fitted.rows is not None:
-        parts[ROWS] = fitted.rows
+        parts[form.ROWS] = fitted.rows
     transformer = uncertain = None
     if uncertainty is not False:
         assert isinstance(model, KernelRidge)  # checked above
@@ -145,13 +136,13 @@ def save(
         asked = model.transformer if isinstance(model.transformer, str) else None
         asked = "fitted" if model.transformer is model.transformer_ else asked
         transformer = {"asked": asked, "text": " ".join(repr(model.transformer_).split())}
-        parts[TRANSFORMER] = MemoryRows(saved_transformer(model.transformer_))
+        parts[form.TRANSFORMER] = MemoryRows(saved_transformer(model.transformer_))
     description = description_of(model, fitted, transformer)
-    held = getattr(parts.get(ROWS), "array", None)  # the order of numbers in memory decides last digits
+    held = getattr(parts.get(form.ROWS), "array", None)  # the order of numbers in memory decides last digits
     is_column_major = isinstance(held, np.ndarray) and held.flags.f_contiguous and not held.flags.c_contiguous
     description |= {"search": search, "uncertainty": uncertain, "column_major": is_column_major, "report": summary}
     json.dumps(description)  # fails before anything is written
-    with ended_in_order(), written_aside(path, overwrite=overwrite, listed=FILES) as url:
+    with ended_in_order(), written_aside(path, overwrite=overwrite, listed=form.FILES) as url:
         root = place_at(url, description["id"])
         root.make()
         stored = {name: write_rows(rows, root.at(name)).describe() for name, rows in parts.items()}
@@ -163,14 +154,14 @@ def _kept_of(
 ) -> tuple[dict[str, Any], dict[str, Rows]]:
     """Description and arrays of what uncertainties are computed from."""
     request = processes.request
-    parts: dict[str, Rows] = {ROWS: request.rows, TARGETS: MemoryRows(processes.targets)}
+    parts: dict[str, Rows] = {form.ROWS: request.rows, form.TARGETS: MemoryRows(processes.targets)}
     if request.weights is not None:
-        parts[WEIGHTS] = MemoryRows(request.weights[:, None])
+        parts[form.WEIGHTS] = MemoryRows(request.weights[:, None])
     if folds is not None and not folds.is_loo and folds.train_on_the_rest and folds.is_partition:
         fold_of = np.empty((folds.n, 1), np.int64)
         for k, rows in enumerate(folds.test):
             fold_of[rows] = k
-        parts[FOLDS] = MemoryRows(fold_of)
+        parts[form.FOLDS] = MemoryRows(fold_of)
     factors = list[dict[str, Any]]()
     for k, (alpha, kept) in enumerate(processes.kept().items() if with_factors else ()):
         factors.append({"alpha": alpha, **kept.numbers})
@@ -181,27 +172,24 @@ def _kept_of(
 def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: dict[str, StoredCopy]) -> None:
     """Give a loaded regression what its uncertainties are computed from."""
     function, found = model._model, description["uncertainty"]
-    targets, rows = whole(stored[TARGETS]), function.rows
+    targets, rows = whole(stored[form.TARGETS]), function.rows
     if rows is None:
-        rows = _held(stored[ROWS], column_major=description["column_major"])
-    n, (weights, fold_of) = rows.shape[0], (whole(stored[k])[:, 0] if k in stored else None for k in (WEIGHTS, FOLDS))
+        rows = _held(stored[form.ROWS], column_major=description["column_major"])
+    names, n = (form.WEIGHTS, form.FOLDS), rows.shape[0]
+    weights, fold_of = (whole(stored[name])[:, 0] if name in stored else None for name in names)
     lengths = {n} | {len(array) for array in (targets, weights, fold_of) if array is not None}
     is_right = len(lengths) == 1 and targets.shape[1] == function.n_targets and np.isfinite(targets).all()
     if not is_right or rows.shape[1] != function.n_features:
         raise ValueError(f"targets of shape {targets.shape} for training rows of shape {rows.shape}")
-    alphas = checked_alphas(model.alpha, targets.shape[1])
-    for array in (array for name, one in stored.items() if name.startswith("factor-") for array in one.arrays):
-        array.check_complete()
-    kept = dict[float, Kept]()
+    alphas, kept = checked_alphas(model.alpha, targets.shape[1]), dict[float, Kept]()
     for k, numbers in enumerate(found["factors"]):
-        arrays: dict[str, Rows] = {name: stored[f"{name}-{k}"] for name in KEPT_ARRAYS[numbers["form"]]}
-        if any(array.is_sparse for array in arrays.values()):
-            raise ValueError(f"sparse rows as the factor for λ = {numbers['alpha']}")
+        alpha, arrays = numbers["alpha"], {name: stored[f"{name}-{k}"] for name in form.KEPT_ARRAYS[numbers["form"]]}
+        arrays["factor"].check_complete()
         if numbers["form"] == "dual":
             TileGrid(n, numbers["tile"], numbers["panel"])
-        if len(numbers["quadratic"]) != np.count_nonzero(alphas == numbers["alpha"]):
-            raise ValueError(f"a factor for λ = {numbers['alpha']} of other targets")
-        kept[numbers["alpha"]] = Kept(numbers, arrays)
+        if len(numbers["quadratic"]) != np.count_nonzero(alphas == alpha):
+            raise ValueError(f"a factor for λ = {alpha} of other targets")
+        kept[alpha] = Kept(numbers, dict(arrays))
     model.solver = solver_of(found["solver"])
     weights = None if weights is None else checked_weights(weights, n)
     asked = model._kernel()
@@ -212,9 +200,8 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
     if fold_of is not None:
         if not np.array_equal(np.unique(fold_of), np.arange(fold_of.max() + 1)):
             raise ValueError("folds that are not numbered from 0")
-        model._folds = Folds(
-            n, tuple(np.split(np.argsort(fold_of, kind="stable"), np.cumsum(np.bincount(fold_of))[:-1]))
-        )
+        members = np.split(np.argsort(fold_of, kind="stable"), np.cumsum(np.bincount(fold_of))[:-1])
+        model._folds = Folds(n, tuple(members))
 
 
 def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -> None:
@@ -227,17 +214,9 @@ def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -
     """
     path = location(path, name, "the path or URL of a model", is_kept=True)
     refuse_enclosing({name: path}, {})
-    check_free(path, overwrite=overwrite, what="a saved model of dkrr", is_one=_is_model, listed=FILES, name=name)
-
-
-def _is_model(url: str) -> bool:
-    # Also a damaged one: to replace it is what its owner would do.
-    try:
-        found = read_json(place_at(url))
-        description = (found or {})["attributes"]["dkrr"]
-        return bool(description["kind"] == "model")
-    except (StoreError, KeyError, TypeError):
-        return False
+    check_free(
+        path, overwrite=overwrite, what="a saved model of dkrr", is_one=form.is_model, listed=form.FILES, name=name
+    )
 
 
 def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Estimator:
@@ -289,19 +268,17 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
             f"kernel is {shown(kernel)}; expected the function, Kernel, FeatureMap or class that fit was given as "
             f"kernel, or None for a model of dkrr's own kernels"
         )
-    found = describe_model(url)
+    found = form.describe_model(url)
     custom = named_objects(found["kernel"], kernel)
     with _damage_reported(url):
-        stored = stored_rows(url, found)
-        arrays = {
-            name.removeprefix(FEATURES): whole(rows) for name, rows in stored.items() if name.startswith(FEATURES)
-        }
-    _check_patterns(found["kernel"], kernel)
+        stored = _stored_rows(url, found)
+        of_maps = [name for name in stored if name.startswith(form.FEATURES)]
+        arrays = {name.removeprefix(form.FEATURES): whole(stored[name]) for name in of_maps}
     _check_given(found["kernel"], kernel, custom, arrays)
     fitted_transformer = _transformer_of(url, found, stored, transformer)
     with _damage_reported(url):
         model = _loaded(found, stored, custom, arrays)
-    model._target_names = found.get("target_names")
+    model._target_names = found["target_names"]
     if fitted_transformer is not None:
         described = found["transformer"]
         as_given = {None: clone(fitted_transformer), "fitted": fitted_transformer}
@@ -311,35 +288,39 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     return model
 
 
-def _warn_of_version(url: str, versions: Any) -> None:
-    """Warn of a transformer of another version of scikit-learn than this one, where it may have other attributes."""
-    written, here = (versions or {}).get("scikit-learn"), VERSIONS["scikit-learn"]
-    if written != here:
-        warnings.warn(
-            f"the transformer of {url} was fitted with scikit-learn {shown(written)}, and this is {here}, which may "
-            f"compute something else from it; install that version, or fit the model again",
-            stacklevel=4,
-        )
+def _stored_rows(url: str, found: dict[str, Any]) -> dict[str, StoredCopy]:
+    """Rows of the arrays of a model by name, of which only metadata are read."""
+    stored = dict[str, StoredCopy]()
+    for name, arrays in form.model_arrays(url, found):
+        for array in arrays:
+            array.check_metadata()
+        stored[name] = described_rows(place_at(url, found["id"]).at(name), found["stored"][name])
+    return stored
 
 
 def _transformer_of(url: str, found: dict[str, Any], stored: dict[str, StoredCopy], given: Any) -> Any:
     """Fitted transformer of a model; None without one."""
-    description = found.get("transformer")
-    if description is None:
+    if found["transformer"] is None:
         if given is not None:
             raise InputError(f"transformer is {shown(given)}, and the model {url} has none; expected None")
         return None
     from dkrr.data.transformers_saved import loaded_transformer
 
-    if TRANSFORMER not in stored:
+    if form.TRANSFORMER not in stored:
         raise StoreError(f"the model {url} is damaged: its transformer is missing")
-    data = whole(stored[TRANSFORMER]).tobytes()
+    data = whole(stored[form.TRANSFORMER]).tobytes()
     try:
-        found_transformer = loaded_transformer(data, given)
+        fitted = loaded_transformer(data, given)
     except StoreError as error:
         raise StoreError(f"the model {url} is damaged: {error}") from error
-    _warn_of_version(url, found.get("versions"))
-    return found_transformer
+    written, here = found["versions"].get("scikit-learn"), VERSIONS["scikit-learn"]
+    if written != here:  # attributes of the transformer may be others
+        warnings.warn(
+            f"the transformer of {url} was fitted with scikit-learn {shown(written)}, and this is {here}, which may "
+            f"compute something else from it; install that version, or fit the model again",
+            stacklevel=3,
+        )
+    return fitted
 
 
 def _loaded(
@@ -347,9 +328,9 @@ def _loaded(
 ) -> Estimator:
     """Estimator that a checked description and its store make."""
     value = kernel_from_dict(found["kernel"], custom, feature_arrays)
-    arrays = {name: whole(stored[name]) for name in ARRAYS if name in stored}
+    arrays = {name: whole(stored[name]) for name in form.COEFFICIENTS if name in stored}
     coef, dual_coef, map_description = arrays.get("coef"), arrays.get("dual_coef"), found["feature_map"]
-    rows = stored.get(ROWS) if coef is None and not value.is_precomputed else None
+    rows = stored.get(form.ROWS) if coef is None and not value.is_precomputed else None
     fitted = FittedFunction(
         kernel=value,
         n_features=found["n_features"],
@@ -365,8 +346,7 @@ def _loaded(
     # The kernel value holds what gamma, degree and coef0 specified.
     names = set(kind.saved_parameters) - {"gamma", "degree", "coef0"}
     settings = {name: value for name, value in found["parameters"].items() if name in names}
-    request = found.get("request")
-    asked = value if request is None else kernel_from_dict(request, custom)
+    asked = value if found["request"] is None else kernel_from_dict(found["request"], custom)
     model = kind(kernel=asked, **settings)
     model._restore(fitted, dual_coef, found)
     model.n_features_in_ = fitted.n_features
@@ -376,15 +356,14 @@ def _loaded(
         if not isinstance(model, KernelRidge):
             raise ValueError(f"a {kind.__name__} with targets")
         _restore_processes(model, found, stored)
-    if found.get("feature_names") is not None:
+    if found["feature_names"] is not None:
         model.feature_names_in_ = np.array(found["feature_names"], object)
     return model
 
 
 def _held(rows: StoredCopy, *, column_major: bool) -> Rows:
     """Training rows in memory, or in the store if they are large."""
-    for array in rows.arrays:
-        array.check_complete()
+    rows.check_complete()
     if rows.n_bytes > IN_MEMORY_BYTES:
         return rows
     return MemoryRows(np.asfortranarray(whole(rows)) if column_major else whole(rows))
@@ -400,20 +379,16 @@ def _damage_reported(url: str) -> Iterator[None]:
         raise StoreError(f"the model {url} is damaged: its description does not fit its content ({error!r})") from error
 
 
-def _check_patterns(description: Any, kernel: Any) -> None:
-    """Refuse a regular expression that the user does not give again: one from elsewhere may never come to an end."""
+def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Refuse an argument that does not make the parts which only the user can give: the store is not at fault."""
     given = parts_of(kernel) if isinstance(kernel, Kernel | FeatureMap) else ()
     known = {TOKEN_PATTERN, *(part.token_pattern for part in given if isinstance(part, BagOfWords))}
-    for pattern in patterns_of(description):
+    for pattern in form.patterns_of(description):  # one from elsewhere may never come to an end
         if pattern not in known:
             raise InputError(
                 f"the model has token_pattern={pattern!r}, a regular expression that may take for ever on some texts; "
                 f"expected kernel=BagOfWords(token_pattern=...) with it, as fit was given, where you trust it"
             )
-
-
-def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: dict[str, Any]) -> None:
-    """Refuse an argument that does not make the parts which only the user can give: the store is not at fault."""
     for part in custom_parts(description):
         if kernel is not None and part["name"] not in custom:
             raise InputError(

@@ -26,15 +26,12 @@ from dkrr.planning import Plan
 from dkrr.solvers import Status
 from dkrr.solvers.iteration_state import CGOutcome
 from dkrr.store import TileGrid
+from dkrr.store.run import BATCHES, N_BATCHES
 
 DualForm = DirectDual | FactoredDual | IteratedDual
 SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]
 """Solves for some targets with the systems of their batch, from their data and numbers."""
 
-GROUP = "batches"
-"""Group of the storage that holds the coefficients of finished batches."""
-N_BATCHES = "n-batches"
-"""Name of the note of the number of batches of a run."""
 CHUNK_BYTES = 16 * 2**20
 """Size of a chunk of them."""
 
@@ -187,7 +184,7 @@ class FinishedBatches:
         outcome, facts = solution.outcome, dict[str, Any]()
         rest = np.array([solution.intercept, solution.squares, solution.residuals])
         for name in self._names(batch):
-            self.context.storage.delete(f"{GROUP}/{name}")
+            self.context.storage.delete(f"{BATCHES}/{name}")
         for array, values in zip(self._arrays(batch), (solution.dual_coef, rest), strict=True):
             array.fill(np.ascontiguousarray(values))
         if outcome is not None:
@@ -204,6 +201,6 @@ class FinishedBatches:
         n, width = self.rows.shape[0], len(batch.columns)
         heights = (max(1, min(n, CHUNK_BYTES // (8 * width))), 3)
         return [
-            self.context.storage.vectors(GROUP, name, TileGrid(size, height, height), width)
+            self.context.storage.vectors(BATCHES, name, TileGrid(size, height, height), width)
             for name, size, height in zip(self._names(batch), (n, 3), heights, strict=True)
         ]

@@ -1,9 +1,7 @@
 """Checkpoints of iterations in the run's store, from the last of which a killed run resumes."""
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ from dkrr.errors import StoreError, UnreachableStoreError
 from dkrr.solvers.iteration_state import State
 from dkrr.store import RunStore
 from dkrr.store.lock import check_owned
+from dkrr.store.run import CHECKPOINT, PIVOTS
 
 Array = NDArray[np.float64]
 
@@ -46,17 +45,17 @@ class Snapshots:
 
         Also None if they are damaged, or not such a state: nothing else depends on them.
         """
-        found = self.store.note("checkpoint")
-        if found is None:
-            return None
         try:
-            turn = int(found["turn"])
+            found = self.store.checkpoint()
+            if found is None:
+                return None
+            turn, digests = found["turn"], found["arrays"]
             self._turn = 1 - turn
-            arrays = {name: self.store.open_array(f"checkpoint-{turn}/{name}").load() for name in found["arrays"]}
+            arrays = {name: self.store.open_array(f"{CHECKPOINT}-{turn}/{name}").load() for name in digests}
             for name, array in arrays.items():
-                if digest_of(array) != found["digests"][name]:  # each may be whole, and of another time
+                if digest_of(array) != digests[name]:  # each may be whole, and of another time
                     raise StoreError(f"{name} is not of this checkpoint")
-            return parse(arrays, json.loads(found["plain"]))
+            return parse(arrays, found["plain"])
         except UnreachableStoreError:
             raise
         except UNLIKE_OURS as error:
@@ -64,30 +63,6 @@ class Snapshots:
             what = str(error).split(": ")[0]
             self.damage = f"the checkpoint of the run in this store is damaged ({what}): the iteration restarts"
             return None
-
-    def complete(self) -> list[str]:
-        """Names of the arrays of the last complete checkpoint, and of the pivots."""
-        found, pivots = self.store.note("checkpoint"), self.store.note("pivots")
-        with self._as_damage():
-            names = [] if found is None else [f"checkpoint-{int(found['turn'])}/{name}" for name in found["arrays"]]
-            return names if pivots is None else [*names, str(pivots)]
-
-    @contextmanager
-    def _as_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except UNLIKE_OURS as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(
-                f"the run in {self.store.url} is damaged: its checkpoint is described by {error!r}"
-            ) from error
-
-    def plain(self) -> dict[str, Any] | None:
-        """Plain values of the last complete checkpoint; None without any."""
-        found = self.store.note("checkpoint")
-        with self._as_damage():
-            return None if found is None else dict(json.loads(found["plain"]))
 
     def keep(self, name: str, arrays: dict[str, Array]) -> None:
         """Save arrays that do not change any more."""
@@ -114,12 +89,11 @@ class Snapshots:
             self.damage = f"what the run in this store had found is damaged ({str(error).split(': ')[0]}): it restarts"
             return None
 
-    def write(self, arrays: dict[str, Array], plain: dict[str, Any]) -> None:
-        """Save them; they are complete when the store's description names them."""
-        self._fill(f"checkpoint-{self._turn}", arrays)
-        digests = {name: digest_of(array) for name, array in arrays.items()}
-        note = {"turn": self._turn, "arrays": sorted(arrays), "digests": digests, "plain": json.dumps(plain)}
-        self.store.set_note("checkpoint", note)
+    def write(self, arrays: dict[str, Array], plain: dict[str, Any], shown: dict[str, Any]) -> None:
+        """Save them, with what `dkrr.status` shows; they are complete when the store's description names them."""
+        self._fill(f"{CHECKPOINT}-{self._turn}", arrays)
+        digests = {name: digest_of(arrays[name]) for name in sorted(arrays)}
+        self.store.set_note(CHECKPOINT, {"turn": self._turn, "arrays": digests, "plain": plain, "shown": shown})
         self._turn = 1 - self._turn
 
 
@@ -152,12 +126,13 @@ class Checkpoints(Snapshots):
         if self.pivots is not None:
             self.save_pivots(self.pivots())
         arrays, plain = state.arrays()
-        self.write(arrays, plain | {"part": self.part})
+        residual = {"residual": state.history[-1].largest} if state.history else {}
+        self.write(arrays, plain | {"part": self.part}, {"iteration": state.iteration} | residual)
         self._saved_at = time.monotonic()
 
     def load_pivots(self) -> NDArray[np.intp] | None:
         """Pivots of the preconditioner of the run; None if they were not saved, or are damaged: others are as good."""
-        name = self.store.note("pivots")
+        name = self.store.note(PIVOTS)
         if name is None:
             return None
         try:
@@ -178,5 +153,5 @@ class Checkpoints(Snapshots):
         # Whole numbers up to 2⁵³ are themselves in float64, whose chunks have checksums.
         array = self.store.create_array(name, (len(index), 1), (len(index), 1))
         array.fill(index.astype(np.float64)[:, None])
-        self.store.set_note("pivots", name)
+        self.store.set_note(PIVOTS, name)
         self._n_pivots = len(index)

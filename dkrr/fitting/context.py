@@ -16,13 +16,13 @@ from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, T
 from dkrr.cluster.process import ended_in_order
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.cost import Stage
-from dkrr.data import CheckedRows, MemoryRows, Rows, SparseRows, described_rows, scan, scan_tasks, stage
+from dkrr.data import MemoryRows, Rows, described_rows, scan, scan_tasks, write_rows
 from dkrr.data.rows import combine
 from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.fitting.checkpoint import Checkpoints
 from dkrr.fitting.data import FitData
-from dkrr.fitting.storage import PLAN, MemoryStorage, Storage, StoredArrays, TemporaryFolder
+from dkrr.fitting.storage import MemoryStorage, Storage, StoredArrays, TemporaryFolder
 from dkrr.fitting.workers import dask_client, dask_workers
 from dkrr.linalg.tiled_operator import ResidentRows
 from dkrr.planning import Plan
@@ -30,6 +30,7 @@ from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
 from dkrr.store.places import delete_partial
+from dkrr.store.run import PLAN
 
 Array = NDArray[np.float64]
 
@@ -195,9 +196,8 @@ class Context:
             If the store belongs to something else, or some worker does not see X.
         """
         name, store = None, self.stored.store
-        url = getattr(rows, "url", None)
-        if self.client is not None and url is not None and (path := local_path(url)) is not None:
-            dask_client().check_path_is_shared(self.client, path, f"X at {url}")
+        if self.client is not None and rows.url is not None and (path := local_path(rows.url)) is not None:
+            dask_client().check_path_is_shared(self.client, path, f"X at {rows.url}")
         if not rows.is_shared and not isinstance(rows, MemoryRows):
             # Its numbers are computed or decoded only now, once; under a new name, for the store may turn out to be
             # another problem's.
@@ -227,7 +227,7 @@ class Context:
             name = "rows"
             store.delete(name)  # a copy that was never finished
             rows = self._stage(rows, name, rows_per_chunk)
-        assert isinstance(rows, CheckedRows | SparseRows)
+        assert isinstance(rows, StoredCopy)
         store.set_staged_rows(name, rows.describe(rows_per_chunk))
         return rows
 
@@ -240,8 +240,7 @@ class Context:
         name, described = found
         copy = described_rows(store.place(name), described)
         try:
-            for array in copy.arrays:
-                array.check_complete()
+            copy.check_complete()
             if self._scan(copy) == checksum:
                 return copy
             why = "its rows are others"
@@ -264,12 +263,12 @@ class Context:
         if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
             self.add(scanned)
         values = scanned.values()
-        return combine([values[t.key] for t in tasks])
+        return combine(rows, [values[t.key] for t in tasks])
 
-    def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> Rows:
+    def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> StoredCopy:
         with self.progress.stage("copying X", 1.0):
-            copy = stage(rows, self.stored.store.place(name), rows_per_chunk, self.client)
-        self.meter.bytes_written += 0 if copy is rows else copy.n_bytes
+            copy = write_rows(rows, self.stored.store.place(name), rows_per_chunk, self.client)
+        self.meter.bytes_written += copy.n_bytes
         return copy
 
 

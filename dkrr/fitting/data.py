@@ -54,6 +54,7 @@ class FitData:
         """Values that a run shares with the one that it resumes."""
         return {
             "X": rows_digest,
+            "lengths": [self.n],  # of a run that grows also those before, in the order of the chain of checksums
             "shape": list(self.rows.shape),
             "dtype": str(np.dtype(self.rows.dtype)),
             "kernel": (self.kernel if self.centring is None else self.centring.plain).to_dict(),

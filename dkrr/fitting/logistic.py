@@ -83,7 +83,8 @@ class PathState:
             assert self.point is not None
             arrays |= self.point.arrays()
         state = None if self.newton is None else asdict(self.newton)
-        checkpoints.write(arrays, {"state": state, "done": [one.to_plain() for one in self.done]})
+        shown = {"models done": len(self.done)} | ({} if state is None else {"Newton step": state["step"]})
+        checkpoints.write(arrays, {"state": state, "done": [one.to_plain() for one in self.done]}, shown)
 
     @classmethod
     def resumed(cls, checkpoints: Checkpoints | None, tol: float, max_iter: int) -> "PathState":

@@ -17,11 +17,10 @@ from dkrr.checks import (
     checked_train_sizes,
     checked_whole,
     is_real,
-    parse_bytes,
     shown,
 )
-from dkrr.cluster.process import available_bytes
 from dkrr.data import as_rows, in_memory, with_columns
+from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError
 from dkrr.features import feature_map
 from dkrr.features.descriptions import refuse_more_components_than_rows
@@ -32,7 +31,6 @@ from dkrr.fitting.requests import (
     checked_width,
     fields_of_classes,
     fields_of_targets,
-    place_of_targets,
     plan_for_rows,
     with_spectrum,
 )
@@ -230,7 +228,7 @@ def plan(  # type: ignore[misc]
         workers,
         worker_memory=worker_memory,
         cores=cores,
-        rows=None if rows is None else rows.stored_at,
+        rows=None if rows is None else rows.url,
     )
     is_here = not resources.assumed and (X is not None or store is not None)
     resources = replace(resources, enforce_disk=is_here)
@@ -253,16 +251,12 @@ def plan(  # type: ignore[misc]
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
     """Rows behind a copy of a transformer that is fitted to them."""
-    from dkrr.data.transformed import inputs_of, transformed_inputs
-    from dkrr.data.transformers_fitted import as_transformer, fitted_transformer, refuse_kernel
+    from dkrr.data.transformers import checked_transformer, fitted_transformer, inputs_of, transformed_inputs
 
     if X is None:
         raise InputError("transformer is given without X; expected X, or n and d of the rows behind it")
-    unfitted = as_transformer(transformer)
-    refuse_kernel(transformer, kernel)
-    inputs = inputs_of(X)
-    limit = available_bytes() if memory_limit is None else parse_bytes(memory_limit)
-    return transformed_inputs(fitted_transformer(unfitted, inputs, limit), inputs)
+    unfitted, inputs = checked_transformer(transformer, kernel), inputs_of(X)
+    return transformed_inputs(fitted_transformer(unfitted, inputs, memory_limit), inputs)
 
 
 def _candidates(alphas: Any, cv: Any, alpha: Any, *, is_regression: bool) -> tuple[tuple[float, ...], FoldSizes | None]:

@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
-import dask
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from dkrr.data import DaskRows, MemoryRows, Rows
 from dkrr.data.arrays import row_major
 from dkrr.data.rows import check_finite, dense
 from dkrr.data.table import FrameRows
-from dkrr.data.transformed import HeldRows, PartitionRows, TransformedRows, transformed_block
+from dkrr.data.transformers import PartitionRows, TransformedRows, transformed_block
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.model import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
@@ -194,15 +193,13 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
     compute : callable
         From rows in memory, and the number of the first, to an array of shape (m, width).
     """
-    widest = max(rows.shape[1], width)
-    if isinstance(rows, TransformedRows):
-        if isinstance(rows.inputs, PartitionRows):
-            return _by_partitions(rows.inputs, rows.transformer, width, compute)
-        if not isinstance(rows.inputs, FrameRows | HeldRows):
-            compute = partial(_compute_transformed, transformer=rows.transformer, compute=compute)
-            rows = rows.inputs
+    widest, transformer = max(rows.shape[1], width), None
+    if isinstance(rows, TransformedRows) and not isinstance(rows.inputs, FrameRows):
+        transformer, rows = rows.transformer, rows.inputs
     height = max(1, min(LAZY_BLOCK_BYTES // (8 * max(rows.shape[1], widest)), 16384))
-    if isinstance(rows, DaskRows):
+    if isinstance(rows, PartitionRows):
+        x = rows.array
+    elif isinstance(rows, DaskRows):
         # Blocks must have all columns; their rows are divided only if they are too many.
         x = rows.array.rechunk({1: -1})
         if max(x.chunks[0]) > height:
@@ -225,37 +222,11 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
     return x.map_blocks(
         _compute_part,
         compute=compute,
+        transformer=transformer,
         starts=starts,
         chunks=(x.chunks[0], (width,)),
         dtype=np.float64,
         meta=np.empty((0, 0)),
-    )
-
-
-def _compute_transformed(
-    rows: Rows, first: int, transformer: Any, compute: Callable[[Rows, int], NDArray[np.float64]]
-) -> NDArray[np.float64]:
-    block = transformed_block(transformer, rows.read(0, rows.shape[0]), first)
-    return compute(MemoryRows(block), first)
-
-
-def _by_partitions(
-    inputs: PartitionRows, transformer: Any, width: int, compute: Callable[[Rows, int], NDArray[np.float64]]
-) -> Any:
-    """Lazy Dask array with a block for each partition of a Dask DataFrame."""
-    import dask.array as da  # as above
-
-    def of_part(part: Any, first: int) -> NDArray[np.float64]:
-        if not len(part):
-            return np.empty((0, width))
-        return compute(MemoryRows(transformed_block(transformer, part, first)), first)
-
-    parts = zip(inputs.frame.to_delayed(), inputs.edges, inputs.lengths, strict=False)
-    return da.concatenate(
-        [
-            da.from_delayed(dask.delayed(of_part)(part, first), (height, width), np.float64)
-            for part, first, height in parts
-        ]
     )
 
 
@@ -269,7 +240,12 @@ def _read_block(rows: Rows, edges: list[int], block_info: Any = None) -> Any:
 
 
 def _compute_part(
-    x: Any, compute: Callable[[Rows, int], NDArray[np.float64]], starts: Any, block_info: Any = None
+    x: Any,
+    compute: Callable[[Rows, int], NDArray[np.float64]],
+    transformer: Any,
+    starts: Any,
+    block_info: Any = None,
 ) -> NDArray[np.float64]:
     first = int(starts[block_info[0]["chunk-location"][0]])
-    return compute(MemoryRows(row_major(x)), first)
+    x = x if hasattr(x, "iloc") else row_major(x)
+    return compute(MemoryRows(x if transformer is None else transformed_block(transformer, x, first)), first)

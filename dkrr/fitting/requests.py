@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
@@ -21,8 +20,7 @@ from dkrr.checks import (
     shown,
 )
 from dkrr.data import Rows, as_rows, load_array, load_labels
-from dkrr.data.arrays import is_mapped
-from dkrr.data.open import is_copied, open_path
+from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.features import FeatureMap
 from dkrr.features.descriptions import refuse_more_components_than_rows
@@ -227,7 +225,7 @@ def plan_of(request: FitRequest) -> Plan:
     refuse_more_components_than_rows(settings.kernel, rows.shape[0])
     problem = request.problem()
     # Before the sample, some of whose memory stays in use.
-    resources = detect(settings.memory_limit, settings.store, rows=rows.stored_at)
+    resources = detect(settings.memory_limit, settings.store, rows=rows.url)
     return plan_for_rows(problem, rows, resources)
 
 
@@ -285,14 +283,6 @@ def fields_of_classes(likelihood: Likelihood, alphas: tuple[float, ...]) -> dict
         "loss": "logistic",
         "is_coupled": isinstance(likelihood, Softmax),
     }
-
-
-def place_of_targets(y: Any) -> dict[str, Any]:
-    """Fields of Problem for the location of the targets, which may be read from a file or copied to one."""
-    if isinstance(y, str | Path):
-        y = open_path(str(y), "y")
-    mapped = is_copied(y) or (is_mapped(y) and y.dtype == np.float64 and y.flags.c_contiguous)
-    return {"y_in_memory": isinstance(y, np.ndarray) and not mapped, "y_is_mapped": mapped}
 
 
 SOLVERS: dict[str, Cholesky | ConjugateGradient | None] = {

@@ -17,7 +17,6 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.model import FittedFunction
 from dkrr.fitting.norms import function_norms
-from dkrr.fitting.storage import WORK
 from dkrr.kernels.centring import Centring
 from dkrr.linalg.operator import column_norms
 from dkrr.planning import Plan
@@ -25,6 +24,7 @@ from dkrr.solvers import SolveResult
 from dkrr.solvers.iteration_state import CGOutcome
 from dkrr.solvers.newton import Point
 from dkrr.solvers.result import caution, direct_status
+from dkrr.store.run import WORK
 
 Array = NDArray[np.float64]
 

@@ -12,9 +12,6 @@ from dkrr.linalg.sources import Vectors
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import check_owned
 
-PLAN, WORK = "plan", "work"
-"""Names of the notes in a store with the text of its plan and, once it has ended, its result, for `dkrr report`."""
-
 
 class Storage(ABC):
     """Arrays of one run by group and name, and small values by name."""
@@ -93,7 +90,7 @@ class StoredArrays(Storage):
     def matrix(self, group: str, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
         """Lower triangle in tiles."""
         self._begin(group)
-        return TiledMatrix.create(self.store.place(f"{group}/{name}"), grid, dtype)
+        return self.store.matrix(f"{group}/{name}", grid, dtype)
 
     def check(self) -> None:
         check_owned(self.store.url)

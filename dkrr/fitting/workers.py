@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from dkrr.cluster import Executor
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
+from dkrr.cluster.process import ambient_client
 from dkrr.cluster.workers import problems, refuse_a_pause, report
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
@@ -60,7 +61,7 @@ def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
         If the store is on a disk that some worker does not see.
     """
     if plan.resources.cluster_is_running:
-        client = dask_client().ambient_client()
+        client = ambient_client()
         if client is None:
             raise InputError("the plan is for the workers of a Dask client, and there is none now; fit where it is")
         check_store_is_shared(client, store.url)

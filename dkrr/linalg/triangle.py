@@ -82,7 +82,7 @@ class StoredTriangle(TiledMatrix):
 
     def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
         first, height, columns = _first_row(self.grid, i, p), self.grid.height(i), self.grid.columns(p)
-        self.array.read_rows(first, first + height, buffer[:height])
+        self.arrays[0].read_rows(first, first + height, buffer[:height])
         return buffer[:height, : columns.stop - columns.start], 8 * height * self.grid.panel
 
 
@@ -97,7 +97,7 @@ def kept_factor(rows: CheckedRows, grid: TileGrid, max_bytes: float) -> Matrix:
     if rows.shape != kept_shape(grid):
         raise StoreError(f"{rows.url} has shape {rows.shape}; expected {kept_shape(grid)}: the model is damaged")
     kept = kept_grid(grid)
-    stored = StoredTriangle(rows.array, kept)
+    stored = StoredTriangle((rows.array,), kept)
     if grid.panel < grid.tile or 8.0 * grid.n**2 > max_bytes:
         return stored
     matrix, buffer = MemoryMatrix(grid), stored.panel_buffer()

@@ -1,6 +1,7 @@
 """Resources of this machine or cluster, for the planner."""
 
-import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from mmap import PAGESIZE
 from pathlib import Path
@@ -13,12 +14,14 @@ from dkrr.checks import parse_bytes, shown, whole
 from dkrr.cluster.process import (
     ROOT,
     Confinement,
+    ambient_client,
     available_bytes,
     confinement,
     process_limit_bytes,
     read_system_file,
     usable_cores,
 )
+from dkrr.cluster.workers import WorkerReport
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
 from dkrr.machine.profile import (
@@ -111,7 +114,8 @@ def detect(
         return _assumed(local_workers(workers), threads, parse_bytes(worker_memory, "worker_memory"), common, given)
     client = ambient_client() if workers is None else None
     if client is not None:
-        return _of_client(client, limit_bytes, common | rates_at(fingerprint_of(client), store, rows))
+        reports = reports_of(client)
+        return _of_workers(reports, limit_bytes, common | rates_at(fingerprint_of(reports), store, rows))
     confined = confinement()
     common |= rates_at(machine_fingerprint(), store, rows)
     if confined is not None:
@@ -182,13 +186,8 @@ def local_workers(workers: int | None, root: Path = ROOT) -> int:
         ) from None
 
 
-def _of_client(client: Any, limit_bytes: int | None, common: dict[str, Any]) -> Resources:
-    from dkrr.cluster.dask_client import worker_reports
-
-    workers = worker_reports(client)
-    by_host: dict[str, int] = {}
-    for worker in workers:
-        by_host[worker.host] = by_host.get(worker.host, 0) + 1
+def _of_workers(workers: Sequence[WorkerReport], limit_bytes: int | None, common: dict[str, Any]) -> Resources:
+    by_host = Counter(worker.host for worker in workers)
     limits = [w.memory_limit for w in workers if w.memory_limit]
     if limit_bytes is not None:
         # The limit is for one machine; the workers of the fullest one share it.
@@ -268,9 +267,7 @@ def _assumed(
 
 def describe() -> dict[str, Any]:
     """Resources that were found, and the rates that plans use, as values of JSON."""
-    client = ambient_client()
-    resources = detect(None, None)
-    fingerprint = machine_fingerprint() if client is None else fingerprint_of(client)
+    resources, fingerprint = detect(None, None), fingerprint_of(reports_of(ambient_client()))
     profile = load_profile(fingerprint)
     values = asdict(resources)
     return {
@@ -282,33 +279,26 @@ def describe() -> dict[str, Any]:
     }
 
 
-def fingerprint_of(client: Any) -> Fingerprint:
-    """Fingerprint whose rates hold for a client's cluster: its own, or this machine's if it runs here, unmeasured."""
+def reports_of(client: Any) -> list[WorkerReport]:
+    """Report of every worker of a client; none without one."""
+    if client is None:
+        return []
     from dkrr.cluster.dask_client import worker_reports
 
-    workers, fingerprint = worker_reports(client), cluster_of(client)
-    here = {"127.0.0.1", "localhost"} | {
-        address.address for addresses in psutil.net_if_addrs().values() for address in addresses
-    }
-    if load_profile(fingerprint) is None and {w.host for w in workers} <= here:
+    return worker_reports(client)
+
+
+def fingerprint_of(workers: Sequence[WorkerReport]) -> Fingerprint:
+    """Fingerprint whose rates hold for workers: of their cluster; of this machine, if they run here and are unmeasured.
+
+    Without any it is of this machine, too.
+    """
+    if not workers:
         return machine_fingerprint()
-    return fingerprint
-
-
-def cluster_of(client: Any) -> Fingerprint:
-    """Fingerprint of a client's cluster itself."""
-    from dkrr.cluster.dask_client import worker_reports
-
-    return cluster_fingerprint([(w.host, w.threads, w.memory_limit) for w in worker_reports(client)])
-
-
-def ambient_client() -> Any:
-    """Client that the user has made; None without one."""
-    if "distributed" not in sys.modules:  # then no client exists, and the import is slow
-        return None
-    from dkrr.cluster import dask_client
-
-    return dask_client.ambient_client()
+    fingerprint = cluster_fingerprint(workers)
+    here = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    is_here = {w.host for w in workers} <= here | {"127.0.0.1", "localhost"}
+    return machine_fingerprint() if is_here and load_profile(fingerprint) is None else fingerprint
 
 
 def resident_bytes() -> int:

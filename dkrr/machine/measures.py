@@ -42,14 +42,6 @@ FROM_A_DISK = 2.0
 Measured = dict[str, float]
 
 
-def own_clock() -> float:
-    """Seconds of this thread on a core, so that other programs do not count; of all where the system's are coarse."""
-    return time.thread_time() if _THREAD_TIME_IS_FINE else time.perf_counter()
-
-
-_THREAD_TIME_IS_FINE = time.get_clock_info("thread_time").resolution < 1e-4  # not on Windows
-
-
 def measure_cores(seconds: float = QUICK_SECONDS) -> tuple[Measured, list[KernelRate]]:
     """Task: what most plans depend on, on one thread, in about thirty times so many seconds; first by fields of Rates.
 
@@ -169,7 +161,7 @@ def best_seconds(function: Callable[[], None], seconds: float) -> float:
     """
     times: list[float] = []
     while sum(times) < seconds or (len(times) < 3 and sum(times) < 3 * seconds):
-        times.append(_timed(function, own_clock))
+        times.append(_timed(function, time.thread_time))  # other programs do not count
     return float(np.median(sorted(times)[: max(1, len(times) // 2)]))
 
 

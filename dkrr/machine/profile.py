@@ -10,13 +10,16 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import sysconfig
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dask
 import numpy as np
@@ -24,7 +27,8 @@ import scipy
 
 import dkrr
 from dkrr import blas
-from dkrr.cluster.process import usable_cores
+from dkrr.cluster.process import read_system_file, usable_cores
+from dkrr.cluster.workers import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.planning import KernelRate, Rates
@@ -38,6 +42,7 @@ WHERE_PROFILES_GO = (
     "configuration, to a folder that can be written to"
 )
 
+T = TypeVar("T")
 Fingerprint = dict[str, Any]
 """Values of JSON that must be the same for measured rates to hold."""
 
@@ -72,16 +77,10 @@ def machine_fingerprint() -> Fingerprint:
     return {"where": "machine", "host": platform.node(), "cores": usable_cores()} | _software()
 
 
-def cluster_fingerprint(workers: list[tuple[str, int, int]]) -> Fingerprint:
-    """Fingerprint of a running cluster, from host, threads and memory limit of each worker.
-
-    Hosts come and go under new names: only their number counts.
-    """
-    kinds: dict[str, int] = {}
-    for _, threads, limit in workers:
-        kind = f"{threads} threads, {limit} bytes"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    hosts = len({host for host, _, _ in workers})
+def cluster_fingerprint(workers: Sequence[WorkerReport]) -> Fingerprint:
+    """Fingerprint of a running cluster; hosts come and go under new names: only their number counts."""
+    kinds = Counter(f"{w.threads} threads, {w.memory_limit} bytes" for w in workers)
+    hosts = len({w.host for w in workers})
     return {"where": "cluster", "hosts": hosts, "workers": dict(sorted(kinds.items()))} | _software()
 
 
@@ -93,13 +92,10 @@ def _software() -> Fingerprint:
 
 def cpu_model() -> str:
     """Name of the processor."""
-    try:
-        with open("/proc/cpuinfo") as lines:  # noqa: PTH123
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    with suppress(OSError):
+        found = re.search(rb"^model name\s*:\s*(.*)$", read_system_file("/proc/cpuinfo"), re.MULTILINE)
+        if found is not None:
+            return found[1].decode().strip()
     return platform.processor() or platform.machine()
 
 
@@ -111,15 +107,7 @@ def profile_path(fingerprint: Fingerprint) -> Path:
     InputError
         If no folder is configured and the user has no home directory.
     """
-    return _path(profile_folder(), _sorted_json(fingerprint))
-
-
-_sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an encoder at every call
-
-
-@lru_cache(maxsize=16)  # every fit asks, and one of a hundred rows takes a millisecond
-def _path(folder: Path, fingerprint: str) -> Path:
-    return folder / f"{hashlib.sha256(fingerprint.encode()).hexdigest()[:16]}.json"
+    return profile_folder() / _name(fingerprint)
 
 
 def profile_folder() -> Path:
@@ -132,13 +120,13 @@ def profile_folder() -> Path:
     """
     configured = setting("profile-directory")
     try:
-        return _folder(configured, *map(os.environ.get, ("XDG_CACHE_HOME", "HOME", "USERPROFILE")))
+        return _folder(configured, *map(os.environ.get, ("XDG_CACHE_HOME", "HOME")))
     except RuntimeError as error:  # a container's user may have neither HOME nor an entry in the list of users
         raise InputError(f"there is no folder for profiles: {error} {WHERE_PROFILES_GO}") from error
 
 
-@lru_cache(maxsize=16)
-def _folder(configured: str | None, cache: str | None, *home: str | None) -> Path:  # noqa: ARG001  # Path.home reads it
+@lru_cache(maxsize=16)  # every fit asks, and one of a hundred rows takes a millisecond
+def _folder(configured: str | None, cache: str | None, home: str | None) -> Path:  # noqa: ARG001  # Path.home reads it
     if configured is not None:
         return Path(configured).expanduser()
     return Path(cache or Path.home() / ".cache") / "dkrr"
@@ -162,6 +150,56 @@ def create_profile_folder() -> Path:
     return folder
 
 
+_unsaved: dict[tuple[str, str], Any] = {}
+"""What could not be written, by configured folder and name of the file: a file system may be read-only."""
+
+
+def _key(name: str) -> tuple[str, str]:
+    return str(setting("profile-directory")), name
+
+
+def _save(name: str, values: Any) -> Path:
+    """Write a file of the profiles' folder, in place of an earlier one at once; raises InputError if it cannot be."""
+    folder = create_profile_folder()
+    try:
+        place_at(str(folder)).write(name, [json.dumps(values, indent=1).encode()])
+    except OSError as error:
+        raise InputError(
+            f"{folder / name} cannot be written: {error}. {WHERE_PROFILES_GO}, on a disk with free space"
+        ) from error
+    _unsaved.pop(_key(name), None)
+    return folder / name
+
+
+def _load(name: str, parse: Callable[[Any], T]) -> T | None:
+    """What was saved under a name, or could not be; None if that is nothing, damaged, or another version's."""
+    found: T | None = _unsaved.get(_key(name)) if _unsaved else None
+    if found is not None:
+        return found
+    try:
+        path = profile_folder() / name
+        found = _read(path, path.stat().st_mtime_ns, parse)
+    except (OSError, InputError):  # no home directory: no file
+        return None
+    return found
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, changed: int, parse: Callable[[Any], Any]) -> Any:  # noqa: ARG001  # what changed is read again
+    try:
+        return parse(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _keep(name: str, values: Any, found: Any) -> None:
+    """Write a file, or else keep what would be found there for later plans of this process."""
+    try:
+        _save(name, values)
+    except InputError:
+        _unsaved[_key(name)] = found
+
+
 def save_profile(profile: Profile) -> Path:
     """Write a profile where `load_profile` finds it, and return the path.
 
@@ -170,72 +208,65 @@ def save_profile(profile: Profile) -> Path:
     InputError
         If its folder cannot be created, or the file cannot be written.
     """
-    create_profile_folder()
-    path = profile_path(profile.fingerprint)
-    write_beside(path, json.dumps(profile.to_dict(), indent=1))
-    return path
-
-
-def write_beside(path: Path, text: str) -> None:
-    """Write a file of the profiles' folder, in place of an earlier one at once.
-
-    Raises
-    ------
-    InputError
-        If it cannot be written.
-    """
-    try:
-        place_at(str(path.parent)).write(path.name, [text.encode()])
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {error}. {WHERE_PROFILES_GO}, on a disk with free space"
-        ) from error
-
-
-_unsaved: dict[str, Profile] = {}
-"""Profiles that could not be written, by configured folder and fingerprint: a file system may be read-only."""
+    return _save(_name(profile.fingerprint), profile.to_dict())
 
 
 def keep_profile(profile: Profile) -> None:
     """Write a profile, or else keep it for later plans of this process."""
-    try:
-        save_profile(profile)
-    except InputError:
-        _unsaved[_unsaved_key(profile.fingerprint)] = profile
+    _keep(_name(profile.fingerprint), profile.to_dict(), profile)
 
 
 def is_saved(fingerprint: Fingerprint) -> bool:
     """Whether the profile that `load_profile` finds is in a file."""
-    return _unsaved_key(fingerprint) not in _unsaved
-
-
-def _unsaved_key(fingerprint: Fingerprint) -> str:
-    return json.dumps([str(setting("profile-directory")), fingerprint], sort_keys=True)
+    return _key(_name(fingerprint)) not in _unsaved
 
 
 def load_profile(fingerprint: Fingerprint) -> Profile | None:
     """Profile of a machine or cluster; None if it was never measured, or by another version of dkrr."""
-    try:
-        path = profile_path(fingerprint)
-        changed = path.stat().st_mtime_ns
-    except (OSError, InputError):  # no home directory: no file
-        return _unsaved.get(_unsaved_key(fingerprint)) if _unsaved else None
-    profile = _read(path, changed)
+    profile = _load(_name(fingerprint), _profile)
     return profile if profile is not None and profile.fingerprint == fingerprint else None
 
 
-@lru_cache(maxsize=16)
-def _read(path: Path, changed: int) -> Profile | None:  # noqa: ARG001  # a file that changed is read again
-    try:
-        values = json.loads(path.read_text())
-        if values.pop("format") != FORMAT:
-            return None
-        rates = values.pop("rates")
-        kernels = tuple(KernelRate(**k) for k in rates.pop("kernels"))
-        workers = tuple(values.pop("workers"))
-        return Profile(rates=Rates(**rates, kernels=kernels), workers=workers, **values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # another version's, or damaged: dkrr calibrate replaces it
+def _profile(values: Any) -> Profile | None:
+    if values.pop("format") != FORMAT:
+        return None
+    rates = values.pop("rates")
+    kernels = tuple(KernelRate(**k) for k in rates.pop("kernels"))
+    return Profile(rates=Rates(**rates, kernels=kernels), workers=tuple(values.pop("workers")), **values)
+
+
+_sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an encoder at every call
+
+
+def _name(described: Any) -> str:
+    """Name of a file, which depends on values of JSON."""
+    return f"{hashlib.sha256(_sorted_json(described).encode()).hexdigest()[:16]}.json"
+
+
+def recorded_baseline() -> int:
+    """Bytes that workers of this environment were found to hold; 0 if no more than planned for."""
+    return _load(_name_of_workers(), _baseline) or 0
+
+
+def record_baseline(n_bytes: int) -> None:
+    """Record what workers of this environment hold, for later plans."""
+    _keep(_name_of_workers(), {"worker_baseline_bytes": n_bytes}, n_bytes)
+
+
+def _baseline(values: Any) -> int:
+    return int(values["worker_baseline_bytes"])
+
+
+def _name_of_workers() -> str:
+    return _environment(str(dask.config.get("distributed.worker.preload", [])))
+
+
+@cache
+def _environment(preloads: str) -> str:
+    """Name of the file for this process's libraries and preloads, which changes where a package is installed."""
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+    changed = [p.stat().st_mtime_ns for p in installed if p.exists()]
+    return f"workers-{_name([sys.prefix, sys.version, dkrr.__version__, changed, preloads])}"
 
 
 def median_rates(measured: list[dict[str, float]], kernels: list[list[KernelRate]]) -> Rates:
@@ -313,41 +344,3 @@ def _reason(what: str, place: str, rates: Rates) -> str:
         f"{what}: {place} is priced with defaults for object stores ({speed}); set dkrr.rates.read-gbytes and "
         f"write-gbytes in Dask's configuration to its own"
     )
-
-
-_known: dict[tuple[str, str], int] = {}
-"""Bytes that this process read or recorded, by folder and environment: every fit asks, and the folder may be
-read-only."""
-
-
-def recorded_baseline() -> int:
-    """Bytes that workers of this environment were found to hold; 0 if no more than planned for."""
-    key = _key()
-    if key not in _known:
-        try:
-            _known[key] = int(json.loads((profile_folder() / key[1]).read_text())["worker_baseline_bytes"])
-        except (InputError, OSError, ValueError, KeyError, TypeError):
-            _known[key] = 0
-    return _known[key]
-
-
-def record_baseline(n_bytes: int) -> None:
-    """Record what workers of this environment hold, for later plans."""
-    key = _key()
-    _known[key] = n_bytes
-    with suppress(InputError):
-        write_beside(create_profile_folder() / key[1], json.dumps({"worker_baseline_bytes": n_bytes}))
-
-
-def _key() -> tuple[str, str]:
-    """Configured folder, and name of this environment's file."""
-    return str(setting("profile-directory")), _name(str(dask.config.get("distributed.worker.preload", [])))
-
-
-@cache
-def _name(preloads: str) -> str:
-    """Name of the file for this process's libraries and preloads, which changes where a package is installed."""
-    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-    changed = [p.stat().st_mtime_ns for p in installed if p.exists()]
-    parts = [sys.prefix, sys.version, dkrr.__version__, changed, preloads]
-    return f"workers-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}.json"

@@ -21,13 +21,15 @@ import psutil
 from dkrr import blas
 from dkrr.checks import location, positive
 from dkrr.cluster.folders import private_folder
+from dkrr.cluster.process import ambient_client
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
-from dkrr.machine.detection import ambient_client, cluster_of, fingerprint_of, local_workers, rates_at, resident_bytes
+from dkrr.machine.detection import fingerprint_of, local_workers, rates_at, reports_of, resident_bytes
 from dkrr.machine.measures import CORE_BYTES, N_CHUNKS, QUICK_CHUNKS, Measured, measure_cores, measure_store
 from dkrr.machine.profile import (
     Fingerprint,
     Profile,
+    cluster_fingerprint,
     create_profile_folder,
     keep_profile,
     load_profile,
@@ -76,10 +78,10 @@ def _newly_measured(plan: Plan) -> Resources | None:
     if not may_measure or plan.seconds < LONG_SECONDS or resources.confined:
         return None
     client = ambient_client() if resources.cluster_is_running and not resources.assumed else None
-    fingerprint = machine_fingerprint() if client is None else fingerprint_of(client)
+    fingerprint = fingerprint_of(reports_of(client))
     known = load_profile(fingerprint)
-    if fingerprint["where"] == "cluster":
-        profile = _of_workers(fingerprint, client) if known is None else None
+    if fingerprint["where"] == "cluster":  # all workers are measured at the same time
+        profile = None if known else measured_profile(fingerprint, partial(_on_workers, client, measure_cores))
     else:
         profile = _of_machine(fingerprint, known, plan)
     if profile is None:
@@ -101,11 +103,11 @@ def _of_machine(fingerprint: Fingerprint, known: Profile | None, plan: Plan) -> 
     return None if profile is known else profile
 
 
-def _of_workers(fingerprint: Fingerprint, client: Any) -> Profile:
-    """Profile of a client's workers on other machines, all measured at the same time."""
+def _on_workers(client: Any, function: Callable[[], T]) -> list[T]:
+    """Results of a function on every worker of a client at the same time."""
     from dkrr.cluster.dask_client import on_every_worker
 
-    return measured_profile(fingerprint, lambda: on_every_worker(client, measure_cores))
+    return on_every_worker(client, function)
 
 
 def measured_profile(
@@ -253,14 +255,13 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
     where = str(folder or temporary_directory())
     if not os.path.isdir(where):  # noqa: PTH112 (Path's raises an error where there is no permission)
         raise InputError(f"folder is {where}; expected an existing folder: give one that every worker can write to")
-    client, cores = ambient_client(), 1
+    client = ambient_client()
     if client is None:
-        cores = local_workers(None)
-        fingerprint, run = machine_fingerprint(), partial(on_threads, cores)
+        fingerprint, run = machine_fingerprint(), partial(on_threads, local_workers(None))
     else:
-        from dkrr.cluster.dask_client import check_folder_is_shared, on_every_worker
+        from dkrr.cluster.dask_client import check_folder_is_shared
 
-        fingerprint, run = cluster_of(client), partial(on_every_worker, client)
+        fingerprint, run = cluster_fingerprint(reports_of(client)), partial(_on_workers, client)
     with private_folder("calibrate", where) as scratch:
         if client is not None:
             check_folder_is_shared(client, Path(scratch))

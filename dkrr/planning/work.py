@@ -105,7 +105,9 @@ class Site:
             total[1] += times * (work.read_bytes + work.row_bytes)
             total[2] += times * work.written_bytes
             total[3] += work.disk_bytes
-        return tuple(Stage(name, *total, peak) for name, total in sums.items())
+        return tuple(
+            Stage(name, seconds, read, written, disk, peak) for name, (seconds, read, written, disk) in sums.items()
+        )
 
     # Primitives of a Gram matrix
 

@@ -142,7 +142,7 @@ def _optimised(request: SelectionRequest, search: Search, found: Selected, show_
     settings = request.settings[found.kernel]
     loose = replace(settings, tol=request.tol, store=None)
     fits, store = request.fit_request(loose, request.alphas[found.alphas]), within_store(settings, "optimum").store
-    resources = detect(settings.memory_limit, settings.store, rows=request.rows.stored_at)
+    resources = detect(settings.memory_limit, settings.store, rows=request.rows.url)
     optimum = optimise(search, fits, request.folds, request.sizes(settings), resources, store, show_progress)
     predictions = None
     if request.keeps_predictions:

@@ -174,7 +174,7 @@ def _problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes
     settings, sheet = work.settings, work.sheet
     fits = request.fit_request(settings, float(request.alphas[0]))
     problem = replace(fits.problem(), alphas=tuple(sorted(set(request.alphas.tolist()))))
-    resources = detect(settings.memory_limit, settings.store, rows=request.rows.stored_at)
+    resources = detect(settings.memory_limit, settings.store, rows=request.rows.url)
     sizes = replace(
         request.sizes(settings),
         targets_together=not sheet.batches,

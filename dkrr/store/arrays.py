@@ -12,8 +12,8 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from dkrr.checks import BUCKETS
-from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
-from dkrr.store.buckets import bucket_url, errors_of, store_below
+from dkrr.errors import StoreError, UnreachableStoreError
+from dkrr.store.buckets import errors_of, store_below
 from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
 from dkrr.store.places import place_at
@@ -62,15 +62,25 @@ def arrays_at(url: str) -> list[str] | None:
         return None
 
 
-def is_in_process(array: Any) -> bool:
-    """Whether an open Zarr array is in the memory of this process."""
+def place_of(array: Any) -> str | tuple[Any, str] | None:
+    """Path or URL under which another process finds an open Zarr array.
+
+    Of one in a store without, the store and the path there; None if it is in the memory of this process.
+    """
     store = array.store
-    if isinstance(store, zarr.storage.MemoryStore):
-        return True
+    if isinstance(store, zarr.storage.LocalStore):
+        return str(Path(store.root).absolute() / array.path)
     if isinstance(store, zarr.storage.FsspecStore):
-        filesystem = getattr(store.fs, "sync_fs", store.fs)
-        return "memory" in filesystem.protocol
-    return type(getattr(store, "store", None)).__name__ == "MemoryStore"  # of obstore
+        protocol = getattr(store.fs, "sync_fs", store.fs).protocol  # Zarr wraps those that are not asynchronous
+        protocols = [protocol] if isinstance(protocol, str) else protocol
+        return None if "memory" in protocols else f"{protocols[0]}://{store.path}/{array.path}".rstrip("/")
+    is_in_memory = isinstance(store, zarr.storage.MemoryStore) or _kind_of(array) == "MemoryStore"
+    return None if is_in_memory else (store, array.path)
+
+
+def _kind_of(array: Any) -> str:
+    """Name of the class of obstore in whose store an open Zarr array is."""
+    return type(getattr(array.store, "store", None)).__name__
 
 
 def is_of_object_store(array: Any) -> bool:
@@ -80,17 +90,9 @@ def is_of_object_store(array: Any) -> bool:
 
 def bucket_of_array(array: Any) -> str | None:
     """URL of the bucket that an open Zarr array is in; None if it is elsewhere."""
-    return bucket_url(array.store.store) if is_of_object_store(array) else None
-
-
-def place_of(array: Any) -> tuple[Any, str]:
-    """Store of an open Zarr array, and its path there."""
-    return array.store, array.path
-
-
-def opened_at(store: Any, path: str) -> Any:
-    """Zarr array at a path in a store."""
-    return zarr.open_array(store, path=path, mode="r")
+    kinds = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket"), "AzureStore": ("az", "container_name")}
+    protocol, name = kinds.get(_kind_of(array), ("", ""))
+    return f"{protocol}://{array.store.store.config[name]}" if protocol and name in array.store.store.config else None
 
 
 def is_dask_array(value: Any) -> bool:
@@ -100,36 +102,25 @@ def is_dask_array(value: Any) -> bool:
     return module is not None and isinstance(value, module.Array)
 
 
-def array_url(array: Any) -> str | None:
-    """Path or URL under which another process finds an open Zarr array; None if it lives in this process only."""
-    store = array.store
-    if isinstance(store, zarr.storage.LocalStore):
-        return str(Path(store.root).absolute() / array.path)
-    if isinstance(store, zarr.storage.FsspecStore):
-        filesystem = getattr(store.fs, "sync_fs", store.fs)  # Zarr wraps those that are not asynchronous
-        protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
-        if protocol != "memory":
-            return f"{protocol}://{store.path}/{array.path}".rstrip("/")
-    return None
-
-
-def open_array(url: str, mode: Literal["r", "r+"] = "r") -> Any:
-    """Open a Zarr array.
+def open_array(place: str | tuple[Any, str], mode: Literal["r", "r+"] = "r") -> Any:
+    """Open a Zarr array at a path, a URL, or a path in a store of Zarr.
 
     Raises
     ------
     StoreError
         If it does not exist.
     """
-    path = local_path(url)
+    if not isinstance(place, str):
+        return zarr.open_array(place[0], path=place[1], mode=mode)
+    path = local_path(place)
     if path is not None and not os.path.lexists(path):
-        raise StoreError(f"{url} does not exist")
+        raise StoreError(f"{place} does not exist")
     try:
-        return zarr.open_array(zarr_store(url), mode=mode)
+        return zarr.open_array(zarr_store(place), mode=mode)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{url} is not a Zarr array ({error}); give the path of the array itself") from error
+        raise StoreError(f"{place} is not a Zarr array ({error}); give the path of the array itself") from error
     except Exception as error:  # of the library behind a URL
-        with errors_of(url):
+        with errors_of(place):
             raise error
 
 
@@ -147,11 +138,12 @@ def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int) -> lis
     Returns
     -------
     list of zarr.Array
-        In the order of the columns.
+        In the order of the columns, all with chunks of as many rows.
     """
     folders = {file_name(name): name for name in columns}
     zarr.create_group(zarr_store(url), attributes={"dkrr": {"kind": PREDICTIONS, "columns": folders}})
-    return [create_array(f"{url}/{folder}", (n_rows,), columns[name]) for folder, name in folders.items()]
+    height = min(chunk_rows((n_rows,), kind) for kind in columns.values())
+    return [create_array(f"{url}/{folder}", (n_rows,), columns[name], height) for folder, name in folders.items()]
 
 
 def files_of_predictions(url: str) -> re.Pattern[str] | None:
@@ -166,11 +158,9 @@ def files_of_predictions(url: str) -> re.Pattern[str] | None:
         found = read_json(place_at(resolved_place(url))) or {}
         described = found["attributes"]["dkrr"]
         folders = list(described.get("columns", ())) if described["kind"] == PREDICTIONS else None
-    except (DamagedChunkError, LookupError, TypeError, AttributeError):
-        return None
-    except StoreError as error:
-        if isinstance(error, UnreachableStoreError):
-            raise
+    except UnreachableStoreError:
+        raise
+    except (StoreError, LookupError, TypeError, AttributeError):
         return None
     return None if folders is None else files_of_arrays(folders)
 

@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +22,8 @@ from dkrr.checks import refuse_others_than_kept, shown
 from dkrr.errors import DkrrError, InputError, UnreachableStoreError
 from dkrr.store.paths import checked_name, exists_already, short_name, too_large
 from dkrr.store.replacing import NEW
+
+EVERYTHING = re.compile(".*", re.DOTALL)
 
 RETRY_SECONDS = 60.0
 """Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes."""
@@ -58,7 +60,6 @@ class Bucket:
     identity: str = ""
 
     is_remote: ClassVar[bool] = True
-    bytes_at_once: ClassVar[int] = 2**62
 
     @cached_property
     def _parts(self) -> tuple[str, str, str]:
@@ -116,19 +117,21 @@ class Bucket:
 
         return self._answer("read", name, content)
 
-    def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
-        """See `Place`; several parts of an object are requested at the same time."""
-        out = [memoryview(part).cast("B") for part in parts]
+    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Iterator[int | None]:
+        """See `Place`; all groups are filled before the first is named, several parts of an object at the same time."""
+        out = [memoryview(part).cast("B") for parts in groups for part in parts]
         n = sum(map(len, out))
-        first = min(PART_BYTES, n)
+
+        def fill_part(obstore: Any, store: Any, key: str, k: int) -> int:
+            found = obstore.get(store, key, options={"range": (start + k, start + min(k + PART_BYTES, n))})
+            size = int(found.meta["size"])
+            if size >= start + n:
+                fill_buffers(out, k, memoryview(found.bytes()))
+            return size
 
         def fill(obstore: Any, store: Any, key: str) -> int:
             try:
-                found = obstore.get(store, key, options={"range": (start, start + first)})
-                size = int(found.meta["size"])
-                if size < start + n:
-                    return size
-                fill_buffers(out, 0, memoryview(found.bytes()))
+                size = fill_part(obstore, store, key, 0)
             except (FileNotFoundError, obstore.exceptions.NotFoundError):
                 raise
             except Exception:
@@ -138,16 +141,12 @@ class Bucket:
                     if size <= start:
                         return size
                 raise
-
-            def fill_part(k: int) -> None:
-                data = obstore.get_range(store, key, start=start + k, end=start + min(k + PART_BYTES, n))
-                fill_buffers(out, k, memoryview(data))
-
-            if first < n:
-                list(_threads(os.getpid()).map(fill_part, range(first, n, PART_BYTES)))
+            if size >= start + n:
+                parts = range(PART_BYTES, n, PART_BYTES)
+                list(_threads(os.getpid()).map(partial(fill_part, obstore, store, key), parts))
             return size
 
-        return self._answer("read", name, fill)
+        yield from [self._answer("read", name, fill)] * len(groups)
 
     def mapped(self, name: str, size: int, *, at_once: bool) -> Any:  # noqa: ARG002
         return None
@@ -225,76 +224,42 @@ class Bucket:
     def exists(self) -> bool:
         return bool(self.names()) or (self._key() != "" and self.size("") is not None)
 
-    def _inner(self, name: str) -> "Bucket":
-        return replace(self, url=f"{self.url.rstrip('/')}/{name}") if name else self
-
     def is_folder(self) -> bool:
         return bool(self.names())
-
-    def is_file(self) -> bool:
-        return self.exists()
-
-    def is_foreign_file(self) -> bool:
-        return False
 
     def make(self) -> None:
         """See `Place`; buckets have no folders."""
 
-    def refuse_links(self, root: str) -> None:
-        """See `Place`; buckets have no links."""
-
-    def free_bytes(self) -> int | None:
-        return None
-
-    def delete(self, listed: re.Pattern[str], name: str = "") -> None:
-        inner = self._inner(name)
-        inner._delete([found for found in inner.sizes() if listed.fullmatch(found)])
-        inner._delete([""])  # where it is an object
-
-    def _delete(self, names: Sequence[str]) -> None:
-        keys = [key for key in map(self._key, names) if key]
-        if keys:
-            self._answer("delete", "", lambda obstore, store, _: obstore.delete(store, keys))
-
-    def _delete_all(self) -> None:
-        """Delete everything below a name that dkrr made, that nobody else has."""
-        self._delete(list(self.sizes()))
-        self._delete([""])
-
-    def _copy(self, name: str, to: str) -> None:
-        self._answer("copy", name, lambda obstore, store, key: obstore.copy(store, key, to))
+    def delete(self, listed: re.Pattern[str]) -> None:
+        inside = [self._key(name) for name in self.sizes() if listed.fullmatch(name)]
+        self._answer(  # also what is at the key itself
+            "delete", "", lambda obstore, store, key: [obstore.delete(store, keys) for keys in (inside, key) if keys]
+        )
 
     def first_not_listed(self, listed: re.Pattern[str]) -> str | None:
         return next((name for name in sorted(self.sizes()) if not listed.fullmatch(name)), None)
 
-    def check_writable(self, *, is_grown: bool = False) -> None:
-        folder = self if is_grown else self._parent()
-        probe = f"{NEW}{uuid.uuid4().hex[:8]}"
-        folder.write(probe, [b""])
-        folder._delete([probe])
-
-    def _parent(self) -> "Bucket":
-        return replace(self, url=self.url.rstrip("/").rpartition("/")[0])
-
     @contextmanager
     def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> Iterator[str]:
         """See `Place`; what was there is deleted before the new one is copied to its place."""
-        name = self.url.rpartition("/")[2]
-        aside = self._parent()._inner(f"{NEW}{uuid.uuid4().hex[:8]}-{short_name(name)}")
+        above, _, name = self.url.rpartition("/")
+        aside = Bucket(f"{above}/{NEW}{uuid.uuid4().hex[:8]}-{short_name(name)}")
         try:
             yield aside.url
             if not overwrite and self.exists():
                 raise exists_already(self.url)
         except BaseException:
             with suppress(Exception):
-                aside._delete_all()
+                aside.delete(EVERYTHING)  # nobody else has this name
             raise
         try:
             if listed is not None:
                 self.delete(listed)
-            for name in aside.sizes() if listed is not None else [""]:
-                aside._copy(name, self._key(name))
-            aside._delete_all()
+            moved = {aside._key(name): self._key(name) for name in (aside.sizes() if listed is not None else [""])}
+            aside._answer(
+                "copy", "", lambda obstore, store, _: [obstore.copy(store, *names) for names in moved.items()]
+            )
+            aside.delete(EVERYTHING)
         except BaseException as error:
             error.add_note(f"what was written is at {aside.url}; what was at {self.url} before may be deleted")
             raise
@@ -377,13 +342,6 @@ def store_below(url: str) -> Any:
     return _opened(protocol, name, key.strip("/") or None)
 
 
-def bucket_url(store: Any) -> str | None:
-    """URL of the bucket of a store of obstore; None if it is not in one (of files, of memory)."""
-    kinds = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket"), "AzureStore": ("az", "container_name")}
-    protocol, name = kinds.get(type(store).__name__, ("", ""))
-    return f"{protocol}://{store.config[name]}" if protocol and name in store.config else None
-
-
 def _opened(protocol: str, name: str, prefix: str | None, seconds: float = RETRY_SECONDS) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
@@ -399,10 +357,8 @@ def _opened(protocol: str, name: str, prefix: str | None, seconds: float = RETRY
         },
         "prefix": prefix,
     }
-    if protocol == "gs":
-        return GCSStore(name, **options)
-    if protocol == "az":
-        return AzureStore(name, **options)
+    if protocol != "s3":
+        return {"gs": GCSStore, "az": AzureStore}[protocol](name, **options)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
         if not re.match("https?://[^/]", endpoint):
@@ -444,6 +400,10 @@ def errors_of(url: str, what: str = "read") -> Iterator[None]:
         raise _unreachable(what, url, error) from error
 
 
+_UNREACHED, _CHECK = (
+    "the server {server} cannot be reached:",
+    "check the address (for S3 AWS_ENDPOINT_URL) and the network",
+)
 _CAUSES = {
     "no credentials; expected them in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and "
     "AWS_ENDPOINT_URL for a server of your own)": (
@@ -458,14 +418,11 @@ _CAUSES = {
         "InvalidAccessKeyId",
         "SignatureDoesNotMatch",
     ),
+    _UNREACHED + f" it refuses connections; {_CHECK}": ("ConnectionRefused",),
+    _UNREACHED + f" no server has this name (DNS); {_CHECK}": ("dns error",),
+    _UNREACHED + f" it does not answer in time; {_CHECK}": ("TimedOut",),
 }
 """Causes that users can remove, with signs of them in the errors of libraries."""
-_FAULTS = {
-    "it refuses connections": "ConnectionRefused",
-    "no server has this name (DNS)": "dns error",
-    "it does not answer in time": "TimedOut",
-}
-"""Why a server cannot be reached, with signs of it in the errors of obstore."""
 _ADDRESS = re.compile(r"https?://[^/\s]+")
 """Address of a server in the error of a request."""
 _TRIES = re.compile(r"after \d+ retries")
@@ -473,15 +430,9 @@ _TRIES = re.compile(r"after \d+ retries")
 
 def _unreachable(what: str, url: str, error: Exception) -> UnreachableStoreError:
     text = str(error)
-    cause = next((cause for cause, signs in _CAUSES.items() if any(sign in text for sign in signs)), None)
-    why = next((why for why, sign in _FAULTS.items() if sign in text), None)
-    if cause is None and why is not None and (address := _ADDRESS.search(text)) is not None:
-        cause = (
-            f"the server {address[0]} cannot be reached: {why}; check the address (for S3 AWS_ENDPOINT_URL) and the "
-            f"network"
-        )
-    tries = _TRIES.search(text)
-    cause = cause or _first_line(error)
+    causes = (cause for cause, signs in _CAUSES.items() if any(sign in text for sign in signs))
+    address, tries = _ADDRESS.search(text), _TRIES.search(text)
+    cause = next(causes, _first_line(error)).replace("{server}", address[0] if address else "")
     return UnreachableStoreError(
         f"cannot {what} in the store {url}: {cause}{f' ({tries[0]})' if tries and tries[0] not in cause else ''}. What "
         f"is finished is kept: when the store can be reached and written to, run again with the same store"

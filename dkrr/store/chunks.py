@@ -7,7 +7,6 @@ another array or of another run does not pass for the right one. A chunk is one 
 caller's buffer; Zarr's array interface would copy it several times, and decode it on one event-loop thread.
 """
 
-import contextlib
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -63,7 +62,17 @@ class ChunkedArray:
             If an array of another layout exists, or it cannot be written.
         """
         chunks = tuple(max(1, min(c, s)) for c, s in zip(chunks, shape, strict=True))
-        return cls(url, shape, chunks, dtype, 0, identity)._created()
+        array = cls(url, shape, chunks, dtype, 0, identity)
+        try:
+            found = cls.open(url, identity)
+        except DamagedChunkError:  # written again: checksums of chunks hold the layout
+            return array.create_anew()
+        if found != array:
+            raise StoreError(
+                f"{url} holds an array of shape {found.shape}, chunks {found.chunks}, {found.dtype}; expected shape "
+                f"{shape}, chunks {chunks}, {dtype}. Give another store= or delete this one"
+            )
+        return found
 
     @classmethod
     def of_rows(
@@ -90,20 +99,6 @@ class ChunkedArray:
         write_json(self._place, self.metadata)
         return self
 
-    def _created(self) -> "ChunkedArray":
-        found = None
-        with contextlib.suppress(DamagedChunkError):  # written again: checksums of chunks hold the layout
-            found = self.open(self.url, self.identity)
-        if found is None:
-            return self.create_anew()
-        if found != self:
-            raise StoreError(
-                f"{self.url} holds an array of shape {found.shape}, chunks {found.chunks}, {found.dtype}; "
-                f"expected shape {self.shape}, chunks {self.chunks}, {self.dtype}. Give another store= or "
-                f"delete this one"
-            )
-        return found
-
     @classmethod
     def open(cls, url: str, identity: str = "") -> "ChunkedArray":
         """Open an array that dkrr wrote.
@@ -115,19 +110,12 @@ class ChunkedArray:
         StoreError
             If something else is there, or it cannot be read.
         """
-        try:
-            found = read_json(place_at(url))
-        except StoreError as error:
-            raise DamagedChunkError(f"no readable array of dkrr at {url}: {error}", url, NAME) from error
-        if found is None:
-            raise DamagedChunkError(f"no readable array of dkrr at {url}: it has no {NAME}", url, NAME)
+        found = _metadata_at(url)
         layout = layout_of(found)
         if layout is None and found.get("node_type") == "group":
             raise StoreError(f"{url} is a group and no array; expected an array that dkrr wrote")
         if layout is None:
-            raise DamagedChunkError(
-                f"no readable array of dkrr at {url}: its {NAME} is not one that dkrr writes", url, NAME
-            )
+            raise _unreadable(url, f"its {NAME} is not one that dkrr writes")
         return cls(url, *layout, identity)
 
     def check_metadata(self) -> None:
@@ -138,13 +126,8 @@ class ChunkedArray:
         DamagedChunkError
             If they are missing or differ.
         """
-        try:
-            found = read_json(self._place)
-        except StoreError as error:
-            raise DamagedChunkError(str(error), self.url, NAME) from error
-        if found != self.metadata:
-            what = "is not there" if found is None else "describes another layout or other codecs than dkrr wrote"
-            raise DamagedChunkError(f"{self.url} is damaged: its {NAME} {what}", self.url, NAME)
+        if _metadata_at(self.url) != self.metadata:
+            raise _unreadable(self.url, f"its {NAME} describes another layout or other codecs than dkrr wrote")
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -251,16 +234,12 @@ class ChunkedArray:
         """Read consecutive blocks of a chunk into `out`, and compare their checksums."""
         key, size, stride = key_of(coordinates), self._block_bytes, self._block_bytes + TAIL_BYTES
         content = out.reshape(-1).view(np.uint8)
-        blocks = [content[k : k + size] for k in range(0, len(content), size)]
-        at_once = max(1, self._place.bytes_at_once // stride)
-        for k in range(0, len(blocks), at_once):
-            some = blocks[k : k + at_once]
-            tails = [bytearray(TAIL_BYTES) for _ in some]
-            parts = [part for pair in zip(some, tails, strict=True) for part in pair]
-            self._check_size(key, self._place.read_into(key, (first + k) * stride, parts))
-            for number, (block, tail) in enumerate(zip(some, tails, strict=True), first + k):
-                if tail != self._tail(key, number, block):
-                    raise self._damaged(key)
+        groups = [(content[k : k + size], bytearray(TAIL_BYTES)) for k in range(0, len(content), size)]
+        sizes = self._place.read_into(key, first * stride, groups)
+        for number, ((block, tail), n_bytes) in enumerate(zip(groups, sizes, strict=False), first):
+            self._check_size(key, n_bytes)
+            if tail != self._tail(key, number, block):
+                raise self._damaged(key, _CHANGED)
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
         """One whole chunk of one block, checked, where it lies in the system's cache; nothing is copied.
@@ -286,7 +265,7 @@ class ChunkedArray:
             return None
         chunk: NDArray[Any] = np.frombuffer(content, self.dtype, int(prod(self.chunks))).reshape(self.chunks)
         if check and content[self._block_bytes : self._block_bytes + TAIL_BYTES] != self._tail(key, 0, chunk):
-            raise self._damaged(key)
+            raise self._damaged(key, _CHANGED)
         return chunk
 
     def _check_size(self, key: str, n_bytes: int | None) -> None:
@@ -298,24 +277,14 @@ class ChunkedArray:
             Naming it.
         """
         if n_bytes is None:
-            raise self._missing(key)
+            raise self._damaged(key, "is not there: the store is incomplete")
         if n_bytes != self.chunk_bytes:
-            raise self._truncated(key, n_bytes)
+            raise self._damaged(
+                key, f"has {n_bytes} bytes instead of {self.chunk_bytes}: the store is damaged or incomplete"
+            )
 
-    def _missing(self, key: str) -> DamagedChunkError:
-        text = f"chunk {key} of {self.url} is not there: the store is incomplete. {_REMEDY}"
-        return DamagedChunkError(text, self.url, key)
-
-    def _truncated(self, key: str, n_bytes: int) -> DamagedChunkError:
-        text = (
-            f"chunk {key} of {self.url} has {n_bytes} bytes instead of {self.chunk_bytes}: the store is damaged or "
-            f"incomplete. {_REMEDY}"
-        )
-        return DamagedChunkError(text, self.url, key)
-
-    def _damaged(self, key: str) -> DamagedChunkError:
-        text = f"chunk {key} of {self.url} does not match its checksum: the store is damaged. {_REMEDY}"
-        return DamagedChunkError(text, self.url, key)
+    def _damaged(self, key: str, what: str) -> DamagedChunkError:
+        return DamagedChunkError(f"chunk {key} of {self.url} {what}. {_REMEDY}", self.url, key)
 
     def write(self, coordinates: tuple[int, ...], data: NDArray[Any]) -> int:
         """Write one whole chunk and return the number of bytes written.
@@ -360,7 +329,7 @@ class ChunkedArray:
 
     def discard(self, coordinates: tuple[int, ...]) -> None:
         """Delete a chunk."""
-        self._place.delete(STORE, key_of(coordinates))
+        self._place.at(key_of(coordinates)).delete(STORE)
 
     def check_complete(self) -> None:
         """Refuse an array without all of its chunks, before memory is taken for it.
@@ -379,7 +348,7 @@ class ChunkedArray:
         if len(present) < prod(self.grid):
             key = key_of(next(c for c in np.ndindex(*self.grid) if c not in present))
             self._check_size(key, self._place.size(key))
-            raise self._missing(key)
+            self._check_size(key, None)
 
     def load(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Whole array in memory, in `out` if that is given.
@@ -390,13 +359,8 @@ class ChunkedArray:
             As `read`; also if memory does not suffice.
         """
         self.check_complete()
-        try:
-            out = np.empty(self.shape, self.dtype) if out is None else out
-            buffer = np.empty(self.chunks, self.dtype)
-        except (MemoryError, ValueError) as error:
-            raise StoreError(
-                f"{self.url} has shape {self.shape}, for which memory does not suffice: {error}"
-            ) from error
+        out = self._empty("shape", self.shape) if out is None else out
+        buffer = self._empty("chunks", self.chunks)
         for c in np.ndindex(*self.grid):
             self.read(c, buffer)
             where = tuple(slice(i * k, min(s, (i + 1) * k)) for i, k, s in zip(c, self.chunks, self.shape, strict=True))
@@ -421,7 +385,7 @@ class ChunkedArray:
                 continue
             try:
                 self._check_size(key, self._place.size(key))
-                buffer = self._buffer() if buffer is None else buffer
+                buffer = self._empty("chunks", self.chunks) if buffer is None else buffer
                 self.read(c, buffer)
                 self._check_index(key)
             except DamagedChunkError as error:
@@ -429,21 +393,34 @@ class ChunkedArray:
                     found.append(error)
         return found
 
-    def _buffer(self) -> NDArray[Any]:
-        """Buffer for a chunk."""
+    def _empty(self, what: str, shape: tuple[int, ...]) -> NDArray[Any]:
         try:
-            return np.empty(self.chunks, self.dtype)
+            return np.empty(shape, self.dtype)
         except (MemoryError, ValueError) as error:
-            raise StoreError(
-                f"{self.url} has chunks of {self.chunks}, for which memory does not suffice: {error}"
-            ) from error
+            raise StoreError(f"{self.url} has {what} {shape}, for which memory does not suffice: {error}") from error
 
     def _check_index(self, key: str) -> None:
         """Compare a chunk's index, which only other readers of Zarr use."""
         found = bytearray(len(self._index))
-        self._check_size(key, self._place.read_into(key, self.chunk_bytes - len(found), [found]))
+        (n_bytes,) = self._place.read_into(key, self.chunk_bytes - len(found), [[found]])
+        self._check_size(key, n_bytes)
         if found != self._index:
-            raise self._damaged(key)
+            raise self._damaged(key, _CHANGED)
 
 
 _REMEDY = "Run again with the same store and the same data to compute it again"
+_CHANGED = "does not match its checksum: the store is damaged"
+
+
+def _metadata_at(url: str) -> dict[str, Any]:
+    try:
+        found = read_json(place_at(url))
+    except StoreError as error:
+        raise _unreadable(url, str(error)) from error
+    if found is None:
+        raise _unreadable(url, f"its {NAME} is not there")
+    return found
+
+
+def _unreadable(url: str, why: str) -> DamagedChunkError:
+    return DamagedChunkError(f"no readable array of dkrr at {url}: {why}", url, NAME)

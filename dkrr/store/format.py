@@ -12,6 +12,7 @@ the attribute ``dkrr`` of its group, with a checksum of its own beside it.
 
 import hashlib
 import json
+import re
 import struct
 import sys
 from math import prod
@@ -38,6 +39,8 @@ DTYPES = (
     "bool",
     *(f"{kind}{8 * size}" for kind in ("int", "uint") for size in (1, 2, 4, 8)),
 )
+
+_KEY = re.compile(r"c(\.[0-9]{1,18})+")
 
 CRC_BYTES = 4
 TAIL_BYTES = 2 * CRC_BYTES
@@ -132,12 +135,7 @@ def key_of(coordinates: tuple[int, ...]) -> str:
 
 def coordinates_of(key: str) -> tuple[int, ...] | None:
     """Position of the chunk that a file has by its name; None if it is not a chunk."""
-    head, *rest = key.split(".")
-    return (
-        tuple(map(int, rest))
-        if head == "c" and rest and all(part.isdecimal() and len(part) < 19 for part in rest)
-        else None
-    )
+    return tuple(map(int, key.split(".")[1:])) if _KEY.fullmatch(key) else None
 
 
 NAME = "zarr.json"
@@ -207,23 +205,19 @@ def read_json(place: Place) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(raw)
+        is_deep = _depth(found) > MAX_DEPTH
     except (ValueError, RecursionError) as error:
         raise _damaged(url, f"it is not JSON that dkrr wrote: {error}") from error
     if not isinstance(found, dict):
         raise _damaged(url, "it is not a JSON object")
-    if _is_deeper(found, MAX_DEPTH):
+    if is_deep:
         raise _damaged(url, f"its values are nested more than {MAX_DEPTH} deep")
     return found
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
-    level = [value]
-    while level:
-        if depth == 0:
-            return True
-        inner = [v for one in level for v in (one.values() if isinstance(one, dict) else one)]
-        level, depth = [v for v in inner if isinstance(v, dict | list)], depth - 1
-    return False
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max((_depth(v) for v in inner if isinstance(v, dict | list)), default=0)
 
 
 def _checksum(description: dict[str, Any]) -> str:

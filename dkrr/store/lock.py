@@ -13,7 +13,6 @@ whose results do not depend on who does them: no lock is needed for the numbers 
 """
 
 import errno
-import getpass
 import json
 import logging
 import os
@@ -21,7 +20,6 @@ import platform
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -106,11 +104,7 @@ class Owner:
 
 def this_owner() -> Owner:
     """A new ownership of the calling process."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user may have neither a name nor an environment
-        user = _name_of(os.getuid())
-    return Owner(platform.node(), os.getpid(), user, float(psutil.Process().create_time()))
+    return Owner(platform.node(), os.getpid(), _name_of(os.getuid()), float(psutil.Process().create_time()))
 
 
 def _name_of(uid: int) -> str:
@@ -118,7 +112,7 @@ def _name_of(uid: int) -> str:
 
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except KeyError:  # a container's user may have none
         return f"user {uid}"
 
 
@@ -234,11 +228,11 @@ def _name(url: str) -> str:
     return url.rstrip("/") if path is None else os.path.realpath(path)
 
 
-def _lock_of(name: str, ownership: Ownership) -> "_Lock":
+def _lock_of(name: str, ownership: Ownership) -> "_Lease | _Document":
     return _Lease(name, ownership) if local_path(name) is not None else _Document(name, ownership)
 
 
-def _take(lock: "_Lock", name: str, url: str) -> None:
+def _take(lock: "_Lease | _Document", name: str, url: str) -> None:
     before, last = None, time.monotonic() + STALE_SECONDS
     while True:
         found = lock.seen()
@@ -268,53 +262,36 @@ def _busy(url: str, name: str, owner: Owner | None) -> BusyStoreError:
     )
 
 
-class _Lock(ABC):
-    """What names the owner of a store, and shows that it lives."""
-
-    def __init__(self, name: str, ownership: Ownership) -> None:
-        self.name, self.ownership = name, ownership
-
-    @abstractmethod
-    def take(self, instead_of: Any) -> bool:
-        """Write it, unless there is one with another heartbeat; whether it was written."""
-
-    @abstractmethod
-    def seen(self) -> tuple[Owner | None, Any] | None:
-        """Owner that it names, if it can be read, and what changes with each heartbeat; None if there is none."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Delete it at the end, if it is still this owner's."""
-
-    def lose(self, *_: Any) -> None:
-        """Note that it is this owner's no longer."""
-        found = None
-        with suppress(OSError):
-            found = self.seen()
-        who = f"it belongs to {found[0]} now" if found and found[0] else "its lock was deleted, or cannot be read"
-        self.ownership.lost = f"this run has lost its store, {self.name}/: {who}"
-        logger.warning("%s", self.ownership.lost)
+def _lose(lock: "_Lease | _Document") -> None:
+    """Note that a lock is its owner's no longer."""
+    found = None
+    with suppress(OSError):
+        found = lock.seen()
+    who = f"it belongs to {found[0]} now" if found and found[0] else "its lock was deleted, or cannot be read"
+    lock.ownership.lost = f"this run has lost its store, {lock.name}/: {who}"
+    logger.warning("%s", lock.ownership.lost)
 
 
-class _Lease(_Lock):
-    """The lock of a folder."""
+class _Lease:
+    """The lock of a folder, which names its owner and shows that it lives."""
 
     def __init__(self, name: str, ownership: Ownership) -> None:
         from filelock import SoftFileLease  # takes 50 ms to import, and workers do not need it
 
-        super().__init__(name, ownership)
+        self.name, self.ownership = name, ownership
         self._folder, self._path = Path(name), Path(name) / LOCK_NAME
         self._made_folder = False
         self._lease = SoftFileLease(
             self._path,
             lease_duration=STALE_SECONDS,
             heartbeat_interval=HEARTBEAT_SECONDS,
-            on_compromise=self.lose,
+            on_compromise=lambda _: _lose(self),
             timeout=0,
             thread_local=False,
         )
 
     def take(self, instead_of: Any) -> bool:
+        """Write it, unless there is one with another heartbeat; whether it was written."""
         from filelock import Timeout
 
         self._made_folder |= not self._folder.exists()
@@ -333,6 +310,7 @@ class _Lease(_Lock):
         return True
 
     def seen(self) -> tuple[Owner | None, Any] | None:
+        """Owner that it names, if it can be read, and what changes with each heartbeat; None if there is none."""
         try:
             status = self._path.lstat()
         except FileNotFoundError:
@@ -342,16 +320,17 @@ class _Lease(_Lock):
         return owner, (status.st_ino, status.st_mtime_ns)
 
     def release(self) -> None:
+        """Delete it at the end, if it is still this owner's."""
         self._lease.release()
         if self._made_folder:
             delete_empty(self._folder)  # nothing was written
 
 
-class _Document(_Lock):
-    """The lock of a bucket."""
+class _Document:
+    """The lock of a bucket, with the same methods as `_Lease`."""
 
     def __init__(self, name: str, ownership: Ownership) -> None:
-        super().__init__(name, ownership)
+        self.name, self.ownership = name, ownership
         self._bucket, self._mine, self._stop = Bucket(name), this_owner(), threading.Event()
         self._beating = threading.Thread(target=self._beat, name="dkrr-heartbeat", daemon=True)
 
@@ -381,7 +360,7 @@ class _Document(_Lock):
         while not self._stop.wait(HEARTBEAT_SECONDS):
             try:
                 if not self._refreshed():
-                    self.lose()
+                    _lose(self)
                     return
             except (OSError, StoreError) as error:
                 logger.debug("no heartbeat at %s: %s", self.name, error)  # the work itself meets what is wrong with it
@@ -402,4 +381,4 @@ class _Document(_Lock):
         self._stop.set()
         self._beating.join(timeout=2 * STALE_SECONDS)
         if self._is_mine():
-            self._bucket.delete(STORE, LOCK_NAME)
+            Bucket(f"{self.name}/{LOCK_NAME}").delete(STORE)

@@ -1,5 +1,6 @@
 """The lower triangle of a symmetric matrix in tiles: which rows a tile has, and its entries in a store or in memory."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -9,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr.blas import Triangle
 from dkrr.store.chunks import ChunkedArray
-from dkrr.store.places import Place, place_at
+from dkrr.store.places import place_at
 
 
 @dataclass(frozen=True)
@@ -88,34 +89,33 @@ class TiledMatrix:
     owner's knowledge; diagonal tiles are stored as full squares.
     """
 
-    array: ChunkedArray
+    arrays: tuple[ChunkedArray, ...]
+    """One array, or several that each have some of the tile rows: those of a matrix that has grown. Chunks have the
+    same positions in all of them."""
     grid: TileGrid
+    firsts: tuple[int, ...] = (0,)
+    """First tile row that each array has; it has those up to the first one of the next."""
     is_stored: ClassVar[bool] = True
     """Reading and writing wait for a disk, and others may read what is written."""
 
-    @classmethod
-    def create(cls, place: Place, grid: TileGrid, dtype: str = "float64") -> "TiledMatrix":
-        """Create an empty matrix, or take an existing one of this very layout (see ChunkedArray).
-
-        Parameters
-        ----------
-        place : Place
-        grid : TileGrid
-        dtype : {"float64", "float32"}
-            Type of the entries, and of the arithmetic of a factorisation that writes them.
-        """
-        shape, chunks = (grid.n, grid.n), (grid.tile, grid.panel)
-        return cls(ChunkedArray.create(place.url, shape, chunks, dtype, place.identity), grid)
+    def array_of(self, i: int) -> ChunkedArray:
+        """Array that has tile row `i`."""
+        return self.arrays[bisect_right(self.firsts, i) - 1]
 
     @property
     def is_remote(self) -> bool:
         """Panels come over a network, into buffers."""
-        return place_at(self.array.url).is_remote
+        return place_at(self.arrays[0].url).is_remote
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """float64 or float32."""
-        return np.dtype(self.array.dtype)
+        return np.dtype(self.arrays[0].dtype)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one stored panel."""
+        return self.arrays[0].chunk_bytes
 
     def tile_buffer(self, i: int, j: int) -> NDArray[Any]:
         """Uninitialised array to compute tile (i, j) in."""
@@ -123,7 +123,7 @@ class TiledMatrix:
 
     def panel_buffer(self) -> NDArray[Any]:
         """Uninitialised buffer that one panel fits in."""
-        return np.empty(self.array.chunks, self.dtype)
+        return np.empty(self.arrays[0].chunks, self.dtype)
 
     def stretches(self, tiles: range) -> list[slice]:
         """Columns of these tile columns that are read at once, one after another: those of a panel."""
@@ -143,10 +143,11 @@ class TiledMatrix:
         n_bytes : int
             Bytes read.
         """
-        chunk, n_bytes = self.array.mapped((i, p)), self.array.chunk_bytes
+        array = self.array_of(i)
+        chunk, n_bytes = array.mapped((i, p)), array.chunk_bytes
         if chunk is None:
             chunk = buffer
-            n_bytes = self.array.read((i, p), chunk)
+            n_bytes = array.read((i, p), chunk)
         columns = self.grid.columns(p)
         return chunk[: self.grid.height(i), : columns.stop - columns.start], n_bytes
 
@@ -154,7 +155,7 @@ class TiledMatrix:
         """Write panel `p` of the tile of row `i` that it lies in, and return the number of bytes written."""
         columns = self.grid.columns(p)
         first = self.grid.rows(self.grid.tile_of(p)).start
-        return self.array.write((i, p), tile[:, columns.start - first : columns.stop - first])
+        return self.array_of(i).write((i, p), tile[:, columns.start - first : columns.stop - first])
 
     def write_tile(self, i: int, j: int, tile: NDArray[Any]) -> int:
         """Write all panels of tile (i, j) and return the number of bytes written."""
@@ -171,9 +172,13 @@ class TiledMatrix:
             n_bytes += n
         return n_bytes
 
+    def present(self) -> set[tuple[int, ...]]:
+        """Positions of the panels that are there, by tile row and panel: of each array those in its tile rows."""
+        return {c for array in self.arrays for c in array.present() if self.array_of(c[0]) is array}
+
     def complete_tiles(self) -> set[tuple[int, int]]:
         """Tiles with all their panels."""
-        present = self.array.present()
+        present = self.present()
         return {(i, j) for i, j in self.grid.lower() if all((i, p) in present for p in self.grid.panels(j))}
 
     def as_dask(self, *, symmetric: bool) -> Any:

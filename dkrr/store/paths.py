@@ -131,8 +131,9 @@ def refuse_enclosing(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
     read = {name: place for name, value in inputs.items() if (place := _place_of_input(value)) is not None}
     for name, place in written.items():
         others = {f"{other} ({shown(at)})": at for other, at in {**read, **written}.items() if other != name}
-        if local_path(place) is not None and (current := _current_folder()) is not None:
-            others["the current folder"] = current
+        if local_path(place) is not None:
+            with suppress(FileNotFoundError):  # it was deleted
+                others["the current folder"] = os.path.realpath(os.curdir)
         for what, at in others.items():
             if at == place or at.startswith(f"{place.rstrip('/')}/"):
                 where = "the same place as" if at == place else "a folder that holds"
@@ -142,13 +143,6 @@ def refuse_enclosing(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
                 )
 
 
-def _current_folder() -> str | None:
-    try:
-        return os.path.realpath(os.curdir)
-    except FileNotFoundError:  # it was deleted
-        return None
-
-
 def _place_of_input(value: Any) -> str | None:
     """Place of an input in a file or a folder: a path, a mapped file, an array of Zarr, a data set of HDF5."""
     if isinstance(value, str | Path):
@@ -156,10 +150,9 @@ def _place_of_input(value: Any) -> str | None:
         with suppress(ValueError):  # text that is not a path is refused where it is read
             return resolved_place(place) if place.strip() else None
         return None
-    file = getattr(value, "filename", None) or getattr(getattr(value, "file", None), "filename", None)
-    folder = getattr(getattr(value, "store", None), "root", None)
-    found = file if isinstance(file, str | Path) else folder if isinstance(folder, str | Path) else None
-    return None if found is None else os.path.realpath(found)
+    named = ((value, "filename"), (getattr(value, "file", None), "filename"), (getattr(value, "store", None), "root"))
+    found = [file for owner, name in named if isinstance(file := getattr(owner, name, None), str | Path)]
+    return os.path.realpath(found[0]) if found else None
 
 
 def exists_already(url: str) -> InputError:
@@ -223,11 +216,6 @@ def unreadable(path: Path | str, error: OSError) -> StoreError:
         text = f"{path} is a link, which is not followed in a store; copy what it leads to there"
         return DamagedChunkError(text, *os.path.split(path))
     return store_error(f"read {path}", error, "then run again")
-
-
-def unwritable(path: Path | str, error: OSError) -> StoreError:
-    """Error for a file of a store that cannot be written."""
-    return store_error(f"write {path}", error)
 
 
 @contextmanager

@@ -29,9 +29,8 @@ from dkrr.store.paths import (
     resolved_place,
     too_large,
     unreadable,
-    unwritable,
 )
-from dkrr.store.replacing import NEW, PARTIAL, PARTIAL_FILES, beside, delete_file, replace_file, sync_folder
+from dkrr.store.replacing import NEW, PARTIAL, PARTIAL_FILES, STORE, delete_file, replace_file, sync_folder
 
 Buffer = Any
 """Bytes, or what has their interface."""
@@ -55,8 +54,6 @@ class Place(Protocol):
 
     is_remote: ClassVar[bool]
     """Bytes come over a network."""
-    bytes_at_once: ClassVar[int]
-    """Blocks that are read and compared together; what was read from a disk is then in a core's cache."""
 
     def at(self, name: str) -> "Place":
         """Place within this one."""
@@ -64,13 +61,14 @@ class Place(Protocol):
     def read(self, name: str, max_bytes: int) -> bytes | None:
         """Content of a small file; None if there is none."""
 
-    def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
-        """Fill consecutive buffers of bytes from `start` of a file on.
+    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Iterator[int | None]:
+        """Fill groups of consecutive buffers of bytes from `start` of a file on.
 
-        Returns
-        -------
+        Yields
+        ------
         int or None
-            Size of the whole file, which may be too small to fill the buffers; None if there is none.
+            After each group the size of the whole file, which may be too small to fill it; None if there is none. What
+            was read from a disk is then in a core's cache.
         """
 
     def mapped(self, name: str, size: int, *, at_once: bool) -> Any:
@@ -103,29 +101,14 @@ class Place(Protocol):
     def is_folder(self) -> bool:
         """Whether this is a folder, and no link to one; in a bucket whether it holds anything."""
 
-    def is_file(self) -> bool:
-        """Whether a file is here, or in a bucket anything."""
-
-    def is_foreign_file(self) -> bool:
-        """Whether a file of this machine is here instead of a folder."""
-
     def make(self) -> None:
         """Make the folder with those above it."""
 
-    def refuse_links(self, root: str) -> None:
-        """Refuse a folder below `root` that is reached through a link: it would be outside of the store."""
-
-    def free_bytes(self) -> int | None:
-        """Free space here; None where that is not known."""
-
-    def delete(self, listed: re.Pattern[str], name: str = "") -> None:
-        """Delete what the format lists of a file or folder in it, or of all of it."""
+    def delete(self, listed: re.Pattern[str]) -> None:
+        """Delete what the format lists of a folder, or a file, whose name the caller vouches for."""
 
     def first_not_listed(self, listed: re.Pattern[str]) -> str | None:
         """Path of the first file, link or empty folder that the format does not have; None if all is listed."""
-
-    def check_writable(self, *, is_grown: bool = False) -> None:
-        """Write a file here, or beside, and delete it; `is_grown` if files are added to a folder that exists."""
 
     def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> AbstractContextManager[str]:
         """See the function `written_aside`."""
@@ -145,7 +128,6 @@ class LocalFolder:
     identity: str = ""
 
     is_remote: ClassVar[bool] = False
-    bytes_at_once: ClassVar[int] = 2**20
 
     @property
     def path(self) -> Path:
@@ -198,15 +180,19 @@ class LocalFolder:
             return bytes(content)
         return None
 
-    def read_into(self, name: str, start: int, parts: Sequence[Buffer]) -> int | None:
-        with suppress(FileNotFoundError), self._opened(name) as (descriptor, size):
-            if size >= start + sum(map(len, parts)):
-                try:
-                    read_all(descriptor, list(parts), start)
-                except EOFError:
-                    return os.fstat(descriptor).st_size
-            return size
-        return None
+    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Iterator[int | None]:
+        try:
+            with self._opened(name) as (descriptor, size):
+                for parts in groups:
+                    n = sum(map(len, parts))
+                    try:
+                        read_all(descriptor, list(parts), start)
+                    except EOFError:
+                        size = os.fstat(descriptor).st_size
+                    yield size
+                    start += n
+        except FileNotFoundError:
+            yield None
 
     def mapped(self, name: str, size: int, *, at_once: bool) -> Any:
         flags = mmap.MAP_SHARED | (_POPULATE if at_once else 0)
@@ -217,41 +203,31 @@ class LocalFolder:
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         path = self._file(name)
         partial, is_durable = f"{path}.{uuid.uuid4().hex}{PARTIAL}", bool(setting("durable"))
-        try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with faults_of(f"write {path}"):
             try:
-                _write_all(descriptor, [memoryview(part).cast("B") for part in parts])
+                with open(partial, "xb", buffering=0) as file:  # noqa: PTH123 (a hot path)
+                    _write_all(file.fileno(), [memoryview(part).cast("B") for part in parts])
+                    if is_durable:
+                        os.fsync(file.fileno())
+                replace_file(partial, path)
                 if is_durable:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            replace_file(partial, path)
-            if is_durable:
-                sync_folder(self.path)
-        except BaseException as error:
-            with suppress(OSError):
-                delete_file(partial)
-            if isinstance(error, OSError):
-                raise unwritable(path, error) from error
-            raise
+                    sync_folder(self.path)
+            except BaseException:
+                with suppress(OSError):
+                    delete_file(partial)
+                raise
 
     def written(self) -> Any:
         return self.path.open("xb")
 
     def names(self) -> list[str]:
-        try:
+        with faults_of(f"read {self.path}", "then run again"), suppress(FileNotFoundError):
             return [name for name in os.listdir(self.path) if not name.endswith(PARTIAL)]  # noqa: PTH208 (a million)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        return []
 
     def sizes(self) -> dict[str, int]:
-        try:
-            with os.scandir(self.path) as entries:
-                return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
-        except OSError as error:
-            raise unreadable(self.path, error) from error
+        with faults_of(f"read {self.path}", "then run again"), os.scandir(self.path) as entries:
+            return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
 
     def size(self, name: str) -> int | None:
         with suppress(FileNotFoundError), self._opened(name) as (_, size):
@@ -264,70 +240,41 @@ class LocalFolder:
     def is_folder(self) -> bool:
         return self.path.is_dir() and not self.path.is_symlink()
 
-    def is_file(self) -> bool:
-        return self.path.is_file()
-
-    def is_foreign_file(self) -> bool:
-        return os.path.exists(self.path) and not os.path.isdir(self.path)  # noqa: PTH110, PTH112 (no errors)
-
     def make(self) -> None:
-        try:
+        with faults_of(f"write {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(self.path, error) from error
 
-    def refuse_links(self, root: str) -> None:
-        path, top = self.path, local_path(root)
-        while top is not None and path != top and len(path.parts) > len(top.parts):
-            if os.path.islink(path):  # noqa: PTH114 (Path's raises where there is no permission, which reading reports)
-                raise StoreError(f"{path} is a link, which is not followed in a store; copy what it leads to there")
-            path = path.parent
-
-    def free_bytes(self) -> int | None:
-        existing = self.path.absolute()
-        while not os.path.exists(existing):  # noqa: PTH110 (Path's raises an error where there is no permission)
-            existing = existing.parent
-        return shutil.disk_usage(existing).free
-
-    def delete(self, listed: re.Pattern[str], name: str = "") -> None:
-        replacing.delete_listed(self.path / name, listed)
+    def delete(self, listed: re.Pattern[str]) -> None:
+        replacing.delete_listed(self.path, listed)
 
     def first_not_listed(self, listed: re.Pattern[str]) -> str | None:
         return replacing.first_not_listed(self.path, listed)
 
-    def check_writable(self, *, is_grown: bool = False) -> None:
-        file = beside(self.path / NEW if is_grown and self.path.is_dir() else self.path, NEW)
-        file.touch(exist_ok=False)
-        delete_file(file)
-
-    @contextmanager
-    def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> Iterator[str]:
-        with replacing.moved_into_place(self.path, overwrite=overwrite, listed=listed) as new:
-            yield str(new)
+    def written_aside(self, *, overwrite: bool, listed: re.Pattern[str] | None) -> AbstractContextManager[str]:
+        return replacing.moved_into_place(self.path, overwrite=overwrite, listed=listed)
 
 
 def read_all(descriptor: int, parts: list[Any], offset: int) -> None:
-    """Fill buffers with consecutive bytes of a file; raises EOFError where it ends too early."""
+    """Fill buffers with consecutive bytes of a file, whose descriptor nothing else uses.
+
+    Raises
+    ------
+    EOFError
+        Where the file ends too early.
+    """
+    os.lseek(descriptor, offset, os.SEEK_SET)
     while parts:
-        # One call reads at most 2 GiB.
-        n = _read_once(descriptor, parts[:_BUFFERS], offset)
+        n = os.readv(descriptor, parts)  # at most 2 GiB
         if n == 0:
             raise EOFError
-        offset += n
         while parts and n >= len(parts[0]):
             n -= len(parts.pop(0))
         if n:
             parts[0] = memoryview(parts[0])[n:]
 
 
-def _read_once(descriptor: int, parts: list[Any], offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, parts, offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)  # macOS before 11; nothing else uses the descriptor
-    return os.readv(descriptor, parts)
-
-
 def _write_all(descriptor: int, parts: list[memoryview]) -> None:
+    """Write parts with one call for many: Python's buffered files take two for each block, and a fifth more time."""
     while parts:
         written = os.writev(descriptor, parts[:_BUFFERS])
         # A nearly full disk takes what fits, and says so at the next call.
@@ -337,9 +284,36 @@ def _write_all(descriptor: int, parts: list[memoryview]) -> None:
             parts[0] = parts[0][written:]
 
 
+def refuse_links(url: str, root: str) -> None:
+    """Refuse a folder below `root` that is reached through a link: it would be outside of the store.
+
+    Raises
+    ------
+    StoreError
+        Naming the link.
+    """
+    path, top = local_path(url), local_path(root)
+    while path is not None and top is not None and path != top and len(path.parts) > len(top.parts):
+        if os.path.islink(path):  # noqa: PTH114 (Path's raises where there is no permission, which reading reports)
+            raise StoreError(f"{path} is a link, which is not followed in a store; copy what it leads to there")
+        path = path.parent
+
+
+def is_foreign_file(url: str) -> bool:
+    """Whether a file of this machine is where a folder would be."""
+    path = local_path(url)
+    return path is not None and os.path.exists(path) and not os.path.isdir(path)  # noqa: PTH110, PTH112 (no errors)
+
+
 def free_bytes(url: str) -> int | None:
     """Free space where a store is (or would be); None where that is not known (buckets)."""
-    return place_at(url).free_bytes()
+    path = local_path(url)
+    if path is None:
+        return None
+    path = path.absolute()
+    while not os.path.exists(path):  # noqa: PTH110 (Path's raises an error where there is no permission)
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def delete_partial(url: str) -> None:
@@ -391,7 +365,15 @@ def check_writable(url: str, *, is_grown: bool = False) -> None:
         If the file cannot be written.
     """
     with faults_of(f"write {url}", "then try again"):
-        place_at(resolved_place(url)).check_writable(is_grown=is_grown)
+        place = place_at(resolved_place(url))
+        is_inside = is_grown and (place.is_remote or place.is_folder())
+        folder = place.url if is_inside else os.path.dirname(place.url)  # noqa: PTH120 (of URLs too)
+        name = f"{NEW}{uuid.uuid4().hex[:8]}"
+        if place.is_remote:
+            place_at(folder).write(name, [b""])
+        else:
+            Path(folder, name).touch(exist_ok=False)
+        place_at(f"{folder}/{name}").delete(STORE)
 
 
 def check_free(
@@ -435,7 +417,7 @@ def check_free(
             return
         if not overwrite:
             raise exists_already(url)
-        if listed is not None and not place.is_foreign_file() and not place.is_remote and not any(place.names()):
+        if listed is not None and place.is_folder() and not place.names():
             return
         if not is_one(place.url):
             raise InputError(f"{url} is not {what}, and only such a one is overwritten; delete it or give another path")

@@ -159,7 +159,7 @@ def first_not_listed(path: Path, listed: re.Pattern[str]) -> str | None:
 
 
 @contextmanager
-def moved_into_place(path: Path, *, overwrite: bool, listed: re.Pattern[str] | None) -> Iterator[Path]:
+def moved_into_place(path: Path, *, overwrite: bool, listed: re.Pattern[str] | None) -> Iterator[str]:
     """Yield a path beside another; what is written there takes its place after the block, unless that raises.
 
     Parameters
@@ -173,8 +173,8 @@ def moved_into_place(path: Path, *, overwrite: bool, listed: re.Pattern[str] | N
 
     Yields
     ------
-    Path
-        On the same file system, with the same suffix: a new empty folder, or a name for a new file.
+    str
+        Path on the same file system, with the same suffix: a new empty folder, or a name for a new file.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def moved_into_place(path: Path, *, overwrite: bool, listed: re.Pattern[str] | N
         new.mkdir()
     made = None if listed is None else new.lstat()
     try:
-        yield new
+        yield str(new)
         if setting("durable"):
             _bring_to_disk(new)
         _move(new, path, overwrite=overwrite, listed=listed)

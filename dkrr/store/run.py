@@ -5,19 +5,26 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import dkrr
+from dkrr.checks import shown
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError, WrongStoreError
 from dkrr.store.chunks import ChunkedArray
+from dkrr.store.description import CHECKPOINT_NOTE, CHECKSUM, COPY, FORMAT_VERSION, RUN, check_description, fits
 from dkrr.store.format import NAME, read_group, write_group
+from dkrr.store.matrix import TiledMatrix, TileGrid
 from dkrr.store.paths import NAMES
-from dkrr.store.places import Place, place_at
+from dkrr.store.places import Place, is_foreign_file, place_at, refuse_links
 from dkrr.store.replacing import STORE
 
-FORMAT_VERSION = 5
+PLAN, WORK, N_BATCHES, CHECKPOINT, PIVOTS = "plan", "work", "n-batches", "checkpoint", "pivots"
+"""Names of notes: text of the plan; result, once the run has ended; number of batches of targets; the last complete
+checkpoint; the group of the preconditioner's pivots."""
+BATCHES = "batches"
+"""Group of the batches of targets that are solved, with two arrays each."""
 
-_COPY = re.compile("rows(-[0-9a-z]+)?")
-_ID = re.compile("[0-9a-f]{32}")
 _CHUNK = re.compile(r"c(\.[0-9]+)+")
 
 WORDS = {
@@ -25,6 +32,7 @@ WORDS = {
     "y": "the targets y",
     "classes": "the labels y",
     "shape": "the shape of X",
+    "lengths": "the shape of X",
     "dtype": "the dtype of X",
     "kernel": "the kernels",
     "alpha": "the values of alpha",
@@ -39,7 +47,8 @@ class RunStore:
     """A Zarr group that holds everything one fit keeps on disk."""
 
     url: str
-    _id: str | None = field(default=None, repr=False, compare=False)
+    _known: tuple[str, dict[str, Any]] | None = field(default=None, repr=False, compare=False)
+    """Name of the run in checksums, and its matrices that have grown."""
 
     def at(self, name: str) -> str:
         """URL of something inside the store."""
@@ -47,30 +56,63 @@ class RunStore:
 
     def place(self, name: str) -> Place:
         """Place of something inside the store, under a name that no other run has."""
-        # A disk may have been unmounted: what would be made in its place is not the store of a run.
-        if self._id is None or not (self._here.is_remote or place_at(f"{self.url}/{NAME}").exists()):
-            self._id = self._attributes()["id"]
-        return place_at(self.url, self._id).at(name)
+        return place_at(self.url, self._facts[0]).at(name)
 
     @property
-    def _here(self) -> Place:
-        return place_at(self.url)
+    def _facts(self) -> tuple[str, dict[str, Any]]:
+        # A disk may have been unmounted: what would be made in its place is not the store of a run.
+        if self._known is None or not (place_at(self.url).is_remote or place_at(self.at(NAME)).exists()):
+            found = self._described()
+            self._known = found["id"], found["matrices"]
+        return self._known
+
+    def _inner(self, name: str) -> Place:
+        place = self.place(name)
+        refuse_links(place.url, self.url)
+        return place
 
     def create_array(
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
     ) -> ChunkedArray:
         """Create an array, or take the existing one of this layout; see `ChunkedArray.create`."""
-        place = self.place(name)
-        place.refuse_links(self.url)
+        place = self._inner(name)
         return ChunkedArray.create(place.url, shape, chunks, dtype, place.identity)
 
     def open_array(self, name: str) -> ChunkedArray:
         """Open an array of the store; see `ChunkedArray.open`."""
-        place = self.place(name)
-        place.refuse_links(self.url)
+        place = self._inner(name)
         return ChunkedArray.open(place.url, place.identity)
 
-    def arrays(self) -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
+    def create_group(self, name: str) -> None:
+        """Create a group in the store, unless it exists."""
+        place = self._inner(name)
+        if NAME not in place.names():
+            write_group(place.url)
+
+    def pieces(self, name: str, n: int) -> list[tuple[str, int, int]]:
+        """Arrays of a matrix of `n` rows, each with its first tile row and its number of rows."""
+        return self._facts[1].get(name) or [(name, 0, n)]
+
+    def matrix(self, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
+        """Create a matrix in tiles, or take the existing one of this layout, whose tile rows may lie in several arrays.
+
+        Raises
+        ------
+        StoreError
+            If a matrix of another layout exists, or it cannot be written.
+        """
+        pieces = self.pieces(name, grid.n)
+        are_whole = all(a < b and b * grid.tile <= n for (_, a, n), (_, b, _) in pairwise(pieces))
+        if pieces[0][1] != 0 or pieces[-1][2] != grid.n or not are_whole:
+            raise StoreError(
+                f"the run {self.url} is damaged: its description has matrices={ {name: pieces} } for {grid}. Give "
+                f"another store="
+            )
+        chunks = (grid.tile, grid.panel)
+        arrays = tuple(self.create_array(array, (n, n), chunks, dtype) for array, _, n in pieces)
+        return TiledMatrix(arrays, grid, tuple(first for _, first, _ in pieces))
+
+    def arrays(self, folder: str = "") -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
         """Names of all arrays in the store, each with the array, or with what is wrong with its metadata.
 
         Raises
@@ -78,10 +120,7 @@ class RunStore:
         StoreError
             If the store cannot be read, or has a link in it.
         """
-        yield from self._arrays_below("")
-
-    def _arrays_below(self, folder: str) -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
-        for name in sorted(place_at(self.at(folder) if folder else self.url).names()):
+        for name in sorted(place_at(self.at(folder)).names()):
             inner = f"{folder}/{name}".lstrip("/")
             place = place_at(self.at(inner))
             if not NAMES.fullmatch(inner) or _CHUNK.fullmatch(name) or not place.is_folder():
@@ -93,7 +132,7 @@ class RunStore:
                 except DamagedChunkError as error:
                     yield inner, error
             else:
-                yield from self._arrays_below(inner)
+                yield from self.arrays(inner)
 
     def damage(self) -> list[DamagedChunkError]:
         """Read all that is in the store, and return what is damaged."""
@@ -117,12 +156,12 @@ class RunStore:
         if not self.holds(url):
             raise StoreError(f"{url} is not in {self.url}; nothing was deleted")
         name = url.removeprefix(self.url).strip("/")
-        if _COPY.fullmatch(name.split("/")[0]):
+        if COPY.fullmatch(name.split("/")[0]):
             self.set_staged_rows(None)
             self.delete(name.split("/")[0])
         else:
             place = self.place(name)
-            place.delete(STORE, key)
+            place.at(key).delete(STORE)
             if key in place.names():
                 raise StoreError(
                     f"{place.url}/{key} is damaged and cannot be deleted; delete it, and run again with the same store"
@@ -137,7 +176,9 @@ class RunStore:
             If something else exists here.
         """
         if self.description() is None:
-            self._write({"kind": "run", "format": FORMAT_VERSION, "id": os.urandom(16).hex(), "fingerprint": None})
+            empty: dict[str, Any] = {"fingerprint": None, "layout": {}, "rows": None, "matrices": {}, "notes": {}}
+            kind = {"kind": "run", "format": FORMAT_VERSION, "versions": {"dkrr": dkrr.__version__}}
+            self._write(kind | {"id": os.urandom(16).hex()} | empty)
 
     def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any], notes: dict[str, Any] | None = None) -> None:
         """Take the open store for the problem with this fingerprint, or resume its run.
@@ -157,19 +198,19 @@ class RunStore:
             If the store belongs to another problem.
         """
         fingerprint = json.loads(json.dumps(fingerprint))
-        theirs = self._attributes()["fingerprint"]
+        theirs = self._described()["fingerprint"]
         if theirs is None:
             self._update(fingerprint=fingerprint, layout=layout, rows=None, notes=notes or {})
             return
-        differing = sorted(k for k in fingerprint.keys() | theirs.keys() if fingerprint.get(k) != theirs.get(k))
+        names = sorted(fingerprint.keys() | theirs.keys())
+        differing = {k: (fingerprint.get(k), theirs.get(k)) for k in names if fingerprint.get(k) != theirs.get(k)}
         if differing:
-            pairs = {k: (fingerprint.get(k), theirs.get(k)) for k in differing}
             details = "; ".join(
                 f"{k}: here {here}, in the store {there}"
-                for k, (here, there) in pairs.items()
-                if not (_is_checksum(here) or _is_checksum(there))
+                for k, (here, there) in differing.items()
+                if not any(CHECKSUM.fullmatch(str(one)) for one in (here, there))  # which says nothing to a reader
             )
-            others = ", ".join(WORDS.get(k, k) for k in differing)
+            others = ", ".join(dict.fromkeys(WORDS.get(k, k) for k in differing))
             values = f" ({details})" if details else ""
             raise WrongStoreError(
                 f"the store {self.url} belongs to another problem: {others} differ{values}. Give another store= or "
@@ -177,29 +218,23 @@ class RunStore:
                 f"KernelRidgeCV(store=...), which has one for each kernel"
             )
 
-    def _attributes(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, Any]:
         found = self.description()
         if found is None:
             raise StoreError(f"the store {self.url} was deleted during the run; run again to begin a new one")
         return found
 
     def _update(self, **changes: Any) -> None:
-        self._write({**self._attributes(), **changes})
+        self._write({**self._described(), **changes})
 
     def _write(self, description: dict[str, Any]) -> None:
         write_group(self.url, description)
-        self._id = description["id"]
+        self._known = description["id"], description["matrices"]
 
     def staged_rows(self) -> tuple[str, dict[str, Any]] | None:
         """Name and description of the copy of X in the store, if it is complete."""
-        found = self._attributes().get("rows")
-        if found is None:
-            return None
-        if not isinstance(found, dict) or not _COPY.fullmatch(str(found.get("name"))):
-            raise StoreError(
-                f"the store {self.url} is damaged: it names {found!r} as its copy of X. Give another store="
-            )
-        return found["name"], found
+        found = self._described()["rows"]
+        return None if found is None else (found.pop("name"), found)
 
     def set_staged_rows(self, name: str | None, described: dict[str, Any] | None = None) -> None:
         """Remember that the copy of X is complete; without a name, that there is none."""
@@ -207,18 +242,24 @@ class RunStore:
 
     def note(self, name: str) -> Any:
         """Value noted in the description under a name; None if nothing was noted."""
-        return (self._attributes().get("notes") or {}).get(name)
+        return self._described()["notes"].get(name)
 
     def set_note(self, name: str, value: Any) -> None:
         """Note a value of JSON's types in the description, in one write."""
-        self._update(notes={**(self._attributes().get("notes") or {}), name: value})
+        self._update(notes={**self._described()["notes"], name: value})
 
-    def create_group(self, name: str) -> None:
-        """Create a group in the store, unless it exists."""
-        place = self.place(name)
-        place.refuse_links(self.url)
-        if NAME not in place.names():
-            write_group(place.url)
+    def checkpoint(self) -> dict[str, Any] | None:
+        """Last complete checkpoint, as `CHECKPOINT_NOTE` describes it; None without one.
+
+        Raises
+        ------
+        StoreError
+            If that is not as dkrr writes it.
+        """
+        found: dict[str, Any] | None = self.note(CHECKPOINT)
+        if not fits(found, (None, CHECKPOINT_NOTE)):
+            raise StoreError(f"the run {self.url} is damaged: its checkpoint is described by {shown(found)}")
+        return found
 
     def description(self) -> dict[str, Any] | None:
         """Description that an earlier run wrote of this store; None if nothing exists here.
@@ -228,45 +269,40 @@ class RunStore:
         StoreError
             If something else exists here, or the description is damaged.
         """
-        if self._here.is_foreign_file():
-            raise WrongStoreError(_foreign(self.url))
+        foreign = f"{self.url} exists and is not the store of a dkrr run; nothing was changed. Give another store="
+        if is_foreign_file(self.url):
+            raise WrongStoreError(foreign)
         try:
             found = read_group(self.url)
         except StoreError as error:
             # The system or the service does not let it be read, whatever it is.
             if isinstance(error, UnreachableStoreError) or isinstance(error.__cause__, OSError):
                 raise
-            raise WrongStoreError(f"{_foreign(self.url)} ({error})") from error
-        if found is None:
-            if any(not STORE.fullmatch(name) for name in self._here.names()):  # a lock is there
-                raise WrongStoreError(_foreign(self.url))
+            raise WrongStoreError(f"{foreign} ({error})") from error
+        if found is None and all(STORE.fullmatch(name) for name in place_at(self.url).names()):  # a lock is there
             return None
         if not found:
-            raise WrongStoreError(_foreign(self.url))
+            raise WrongStoreError(foreign)
         if found.get("kind") != "run":
             raise WrongStoreError(
                 f"{self.url} is a saved {found.get('kind')} of dkrr, not the store of a run; nothing was changed. Give "
                 f"another store="
             )
-        if found.get("format") != FORMAT_VERSION:
-            raise WrongStoreError(
-                f"{self.url} is a dkrr run of format {found.get('format')}, not of format {FORMAT_VERSION}. Give "
-                f"another store= or delete this one"
-            )
-        kinds = {"fingerprint": dict | None, "layout": dict | None, "notes": dict | None}
-        is_wrong = "fingerprint" not in found or any(not isinstance(found.get(k), kind) for k, kind in kinds.items())
-        if is_wrong or (found["fingerprint"] is not None and found.get("layout") is None):
-            raise StoreError(
-                f"the store {self.url} is damaged: its description is not one that dkrr writes. Give another store="
-            )
-        if not _ID.fullmatch(str(found.get("id"))):
-            raise StoreError(f"the store {self.url} is damaged: its id is {found.get('id')!r}. Give another store=")
+        check_description(self.url, found, RUN, ". Give another store= or delete this one")
         return found
 
     def delete(self, name: str = "") -> None:
-        """Delete an array or a group of arrays in the store, or all of it; files that dkrr did not write stay."""
-        if name or self.description() is not None:
-            (self.place(name) if name else self._here).delete(STORE)
+        """Delete an array, a matrix or a group in the store, or all of it; files that dkrr did not write stay."""
+        if not name:
+            if self.description() is not None:
+                place_at(self.url).delete(STORE)
+            return
+        for array in {name, *(array for array, _, _ in self.pieces(name, 0))}:
+            self.place(array).delete(STORE)
+        matrices = self._facts[1]
+        kept = {one: pieces for one, pieces in matrices.items() if not f"{one}/".startswith(f"{name}/")}
+        if len(kept) < len(matrices):
+            self._update(matrices=kept)
 
 
 def _is_group(url: str, held: list[str]) -> bool:
@@ -275,12 +311,3 @@ def _is_group(url: str, held: list[str]) -> bool:
         return NAME not in held or read_group(url) is not None
     except StoreError:
         return False
-
-
-def _foreign(url: str) -> str:
-    return f"{url} exists and is not the store of a dkrr run; nothing was changed. Give another store="
-
-
-def _is_checksum(value: Any) -> bool:
-    """Whether a value is a SHA-256, which says nothing to a reader."""
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None

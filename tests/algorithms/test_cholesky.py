@@ -36,7 +36,7 @@ both_ways = pytest.mark.parametrize("transpose", [False, True])
 
 
 def files(system):
-    return files_of(system.factor.array), None if system.forward is None else files_of(system.forward)
+    return files_of(system.factor.arrays[0]), None if system.forward is None else files_of(system.forward)
 
 
 @given(grid=grids(), m=st.integers(0, 3), seed=st.integers(0, 3), columns_per_task=st.integers(0, 4), low=st.booleans())
@@ -101,10 +101,10 @@ def test_a_run_resumes_from_whatever_exists(tmp_path_factory, data, cut, dtype):
     folder = tmp_path_factory.mktemp("c")
     system = factored(folder, grid, m=m, columns_per_task=columns_per_task, dtype=dtype).system
     before = files(system)
-    remove_chunks(system.factor.array, chunks)
+    remove_chunks(system.factor.arrays[0], chunks)
     remove_chunks(system.forward, [(k, 0) for k in rows])
     for part, i, j in sums:
-        remove_chunks(system.partial[part].matrix.array, [(i, grid.panels(j)[0])])
+        remove_chunks(system.partial[part].matrix.arrays[0], [(i, grid.panels(j)[0])])
     missing = {(i, grid.tile_of(p)) for i, p in chunks} | {(k, k) for k in rows}
 
     def is_needed(step):
@@ -229,9 +229,9 @@ def test_the_number_of_threads_of_a_stored_factor_does_not_change_the_bits(tmp_p
 @pytest.mark.parametrize("way", WAYS)
 def test_a_missing_or_damaged_strip_is_an_error_that_names_it(tmp_path, way):
     _, missing = stored_factor(tmp_path, NINE)
-    remove_chunks(missing.array, [(5, 4)])
+    remove_chunks(missing.arrays[0], [(5, 4)])
     _, damaged = stored_factor(tmp_path, NINE)
-    systems.flip_a_bit(damaged.array, "c.8.1")
+    systems.flip_a_bit(damaged.arrays[0], "c.8.1")
     for factor, words in ((missing, r"c\.5\.4 .* not there"), (damaged, r"c\.8\.1 .* checksum")):
         with pytest.raises(StoreError, match=words):
             factor_in(way, factor, tmp_path).apply(np.ones((NINE.n, 1)))

@@ -33,8 +33,8 @@ def factorisation(columns_per_task, folder, grid, m, dtype):
     """Record, cost, and bytes that are read beside it: those of tiles that are formed."""
     system = systems.make_case(folder, grid, m=m, columns_per_task=columns_per_task, dtype=dtype).system
     record, itemsize = run(cholesky.cholesky_tasks(system)), itemsizes[dtype]
-    assert cholesky.factor_bytes(grid, itemsize) == n_bytes(system.factor.array)
-    sums = n_bytes(*(p.matrix.array for p in system.partial))
+    assert cholesky.factor_bytes(grid, itemsize) == n_bytes(system.factor.arrays[0])
+    sums = n_bytes(*(p.matrix.arrays[0] for p in system.partial))
     assert m or cholesky.partial_bytes(grid, m, columns_per_task, itemsize) == sums
     cost = cholesky.cholesky_work(grid, m, columns_per_task, itemsize)
     assert cost.gemm_flops == pytest.approx((grid.n**3 / 3 + grid.n**2 * m) * itemsize / 8), "rates of float64"

@@ -1,6 +1,7 @@
 """The Gram matrix as a lazy array, computed block by block or kept in a store; the spectrum of a sample of it."""
 
 import pickle
+import shutil
 
 import dask.array as da
 import numpy as np
@@ -97,6 +98,14 @@ def test_a_store_that_is_damaged_or_not_complete_is_refused(data, tmp_path):
             work(store, data.y)
     with pytest.raises(InputError, match="cannot read"):
         as_rows(store.parent)
+
+
+def test_a_store_of_other_tiles_is_refused(data, tmp_path):
+    store, _ = stored_gram(data, tmp_path)
+    shutil.rmtree(store / "gram")
+    ChunkedArray.create(str(store / "gram"), (len(data.X), len(data.X)), (64, 32))
+    with pytest.raises(InputError, match="does not have the layout of a Gram matrix"):
+        as_rows(store)
 
 
 def test_wrong_arguments_of_gram_are_named(data):

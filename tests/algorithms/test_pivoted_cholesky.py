@@ -78,7 +78,7 @@ def test_a_factor_grown_in_rounds_is_that_of_its_pivots(n, ranks, slots, strip, 
     if found.rank == n:
         assert_allclose(rows_of(found) @ rows_of(found).T, A, atol=1e-12)
     found.close()
-    assert found.run not in resident._kept
+    assert found.run not in resident._runs
 
 
 def test_a_factor_stops_at_its_capacity_or_where_it_is_enough():
@@ -169,7 +169,7 @@ def between_the_rounds(found):
     def losing(tasks, shared):
         if tasks[0].function is pivoted_cholesky.extend_rows and not lost:
             map_(tasks[:1], shared)
-            lost.append(resident._kept[found.run].pop(("factor", 2)))
+            lost.append(resident._runs[found.run].objects.pop(("factor", 2)))
         return map_(tasks, shared)
 
     found.executor.map = losing
@@ -236,7 +236,7 @@ def test_pivots_that_rounding_made_dependent_leave_no_factor_and_it_can_grow():
 
 
 def test_rows_chosen_as_pivots_are_those_of_the_factor_and_nothing_stays_in_memory(monkeypatch):
-    X, before = random(50, 3), dict(resident._kept)
+    X, before = random(50, 3), dict(resident._runs)
     expected = of_kernel(RBF(1 / 3), X, 8, seed=6)
     assert_array_equal(choose_pivots(RBF(), MemoryRows(X), 8, "rpcholesky", 6), expected.index)
     expected.close()
@@ -246,7 +246,7 @@ def test_rows_chosen_as_pivots_are_those_of_the_factor_and_nothing_stays_in_memo
     monkeypatch.setattr(pivoted_cholesky, "CANDIDATES_TO_RANK", 2)
     found = choose_pivots(RBF(), MemoryRows(random(500, 3)), 12, "rpcholesky", 1)
     assert len(set(found.tolist())) == 12 and found.max() > 24, "of a sample of all rows"
-    assert resident._kept == before
+    assert resident._runs == before
 
 
 # Preconditioners -------------------------------------------------------------------------------------------------

@@ -20,17 +20,15 @@ from numpy.testing import assert_allclose
 import dkrr
 from benchmarks.local_client import local_client
 from dkrr.cluster import Progress, Task, resident
-from dkrr.cluster.dask_client import (
-    ambient_client,
-    check_folder_is_shared,
-    connect,
-)
+from dkrr.cluster.dask_client import check_folder_is_shared, connect
 from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.cluster.local_workers import LocalWorkers
+from dkrr.cluster.process import ambient_client
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
 from tests.cluster.clients import all_released
 from tests.conftest import WORKER_MEMORY
+from tests.inputs import table
 
 
 @pytest.fixture
@@ -234,6 +232,19 @@ def test_workers_that_do_not_see_the_store_are_named(client, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["zarr path", "npy"])
+def test_workers_that_do_not_see_X_are_named(client, kind, tmp_path, monkeypatch, slow):
+    path = table(kind, tmp_path, X).handed_in
+
+    def unseen(client, place, what):
+        if str(place) == str(path):
+            raise StoreError(f"the workers do not see {what}")
+
+    monkeypatch.setattr("dkrr.cluster.dask_client.check_path_is_shared", unseen)
+    with client.as_current(), pytest.raises(StoreError, match=f"do not see X at {path}"):
+        dkrr.KernelRidge(**slow).fit(path, X[:, 0])
+
+
 def test_the_scheduler_is_told_of_every_stage_and_kind_of_task(client, slow):
     import dask.array  # the workers of other tests import this module, and have little memory
 
@@ -285,7 +296,7 @@ def keep(meter, run, k, shared):
 
 
 def kept_runs(run):
-    return run in resident._kept
+    return run in resident._runs
 
 
 def values_of(executor, tasks, vectors=None):

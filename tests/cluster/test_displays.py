@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 import dkrr
-from dkrr.cluster import Progress, make_progress
+from dkrr.cluster import Progress, Whole, make_progress
 from dkrr.cluster import progress as displays
-from dkrr.cluster.progress import LiveProgress, LogProgress, is_screen, logged_to_stderr
+from dkrr.cluster.progress import LiveProgress, LogProgress, is_screen, logged_to_stderr, stderr_logger
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def lines(capsys):
 
 
 def test_a_log_has_a_line_every_tenth(clock, capsys):
-    display = LogProgress(on_stderr=True)
+    display = LogProgress(stderr_logger)
     with display.stage("factorisation", 64.0):  # in sixteenths, of which two are more than a tenth
         for _ in range(16):
             clock.now += 3.0
@@ -72,7 +72,7 @@ def test_a_log_has_a_line_every_tenth(clock, capsys):
 
 
 def test_a_log_says_what_an_earlier_run_did(clock, capsys):
-    display = LogProgress(on_stderr=True)
+    display = LogProgress(stderr_logger)
     with display.stage("x", 100.0, 60.0):
         clock.now += 10.0
         display.advance(20.0)
@@ -123,7 +123,7 @@ def test_a_notebook_has_an_output_with_a_bar_for_each_stage_and_the_time_that_is
 def test_a_failed_stage_is_not_done_and_ends_its_bar(kind, notebook, capsys):
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, force_jupyter=False)
-    made = {"log": lambda: LogProgress(on_stderr=True), "terminal": lambda: LiveProgress(terminal)}
+    made = {"log": lambda: LogProgress(stderr_logger), "terminal": lambda: LiveProgress(terminal)}
     display = made.get(kind, lambda: make_progress(None))()
     with pytest.raises(ZeroDivisionError), display.stage("x", 10.0):
         1 / 0  # noqa: B018
@@ -239,3 +239,41 @@ def test_stages_in_memory_say_how_far_they_are(solver, stage, monkeypatch):
     total, *found = steps[stage]
     assert len(found) >= 3 and sum(found) <= total * (1 + 1e-9)
     assert sum(found) == pytest.approx(total) or solver == "cg", "it may end early"
+
+
+def test_a_search_has_one_display_and_its_parts_move_it_on(clock, capsys):
+    with Whole("search", 4, show=True, quiet_seconds=1.0) as whole:
+        for k in range(4):
+            with whole.part():
+                whole.expect(20.0)
+                fit = make_progress(True)
+                with fit.stage("factorisation", 8.0):
+                    clock.now += 10.0
+                    fit.advance(4.0)
+                if k == 1:
+                    fit.note("hello")
+                clock.now += 10.0
+            assert [stage.name for stage in fit.take_stages()] == ["factorisation"]
+    found = lines(capsys)
+    assert found[-1] == "search: done in 1 min 20 s" and found.count("hello") == 1
+    assert [line[8:12].strip() for line in found if "gone" in line] == [
+        "12%",
+        "25%",
+        "38%",
+        "50%",
+        "62%",
+        "75%",
+        "88%",
+        "100%",
+    ]
+    assert not any("factorisation" in line for line in found)
+
+
+def test_a_short_search_shows_nothing_unless_it_is_asked_to(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with Whole("search", 4, show=None, quiet_seconds=100.0) as whole, whole.part():
+        whole.expect(20.0)
+    assert whole._display is None
+    with Whole("search", 8, show=None, quiet_seconds=100.0) as whole, whole.part():
+        whole.expect(20.0)
+        assert whole._display is not None

@@ -13,7 +13,6 @@ import dask
 import psutil
 import pytest
 from distributed import Client
-from distributed.security import Security
 
 from dkrr.cluster.local_workers import LocalWorkers, new_credentials
 
@@ -94,7 +93,7 @@ class TestCredentials:
     @pytest.mark.parametrize("known", ["nothing", "a certificate of another cluster"])
     def test_another_client_is_refused(self, workers, known):
         client = workers[1]
-        address, security = client.scheduler.address, Security(**new_credentials())
+        address, security = client.scheduler.address, new_credentials()
         if known == "nothing":
             address, security = address.replace("tls:", "tcp:"), None
         with pytest.raises(OSError), dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
@@ -103,7 +102,7 @@ class TestCredentials:
 
     def test_the_key_is_nowhere_to_be_seen(self, workers):
         server, client = workers
-        inner = server._credentials["tls_client_key"].splitlines()[1].encode()
+        inner = server._security.tls_client_key.splitlines()[1].encode()
         for process in all_of(server):
             seen = "".join(process.cmdline()) + repr(process.environ())
             assert "PRIVATE KEY" not in seen and inner.decode() not in seen
@@ -112,11 +111,12 @@ class TestCredentials:
 
     def test_every_cluster_has_its_own_and_strict_checks_accept_it(self):
         one, other = new_credentials(), new_credentials()
-        assert one["tls_client_key"] != other["tls_client_key"]
+        assert one.tls_client_key != other.tls_client_key
         for role in ("client", "scheduler", "worker"):
-            assert one[f"tls_{role}_cert"] == one["tls_ca_file"]
-        server = Security(**one).get_listen_args("scheduler")["ssl_context"]
-        client = Security(**one).get_connection_args("worker")["ssl_context"]
+            assert getattr(one, f"tls_{role}_cert") == one.tls_ca_file
+        sent = pickle.loads(pickle.dumps(one))
+        server = sent.get_listen_args("scheduler")["ssl_context"]
+        client = one.get_connection_args("worker")["ssl_context"]
         for context in (server, client):
             context.verify_flags |= ssl.VERIFY_X509_STRICT
             assert context.verify_mode == ssl.CERT_REQUIRED and context.minimum_version == ssl.TLSVersion.TLSv1_3

@@ -126,7 +126,8 @@ def test_a_calibration_replaces_it(measured, folder):
 def test_workers_of_a_client_elsewhere(measured, monkeypatch):
     elsewhere, on_every_worker = {"where": "cluster", "hosts": 3}, "dkrr.cluster.dask_client.on_every_worker"
     monkeypatch.setattr(quick, "ambient_client", lambda: "client")
-    monkeypatch.setattr(quick, "fingerprint_of", lambda client: elsewhere)
+    monkeypatch.setattr(quick, "reports_of", lambda client: [client])
+    monkeypatch.setattr(quick, "fingerprint_of", lambda workers: elsewhere if workers == ["client"] else None)
     monkeypatch.setattr(on_every_worker, lambda client, function: [function() for _ in range(3)])
     plan = measured_plan(direct(100_000, 9), cluster())
     assert plan.resources.rates.gemm_flops == 70e9 and measured == {"processor": 3, "store": 0}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dkrr
+from dkrr.cluster.workers import WorkerReport
 from dkrr.errors import InputError
 from dkrr.machine import Profile, calibrate, describe, detect, record_baseline
 from dkrr.machine.detection import known_rates
@@ -103,12 +104,18 @@ def test_configuration_goes_before_what_was_measured():
     assert rates.kernels == RATES.kernels
 
 
+def worker(host, threads, memory_limit):
+    """Report of a worker of four cores."""
+    return WorkerReport(host, threads, 4, 4, memory_limit, spill=0.0, pause=0.0, terminate=0.95, resident_bytes=100)
+
+
 def test_fingerprints_are_values_of_json_and_of_a_cluster_do_not_depend_on_names_of_hosts():
     assert json.loads(json.dumps(machine_fingerprint())) == machine_fingerprint()
-    one = [("10.0.0.1", 1, 100), ("10.0.0.2", 1, 100), ("10.0.0.2", 2, 100)]
-    renamed = [("10.9.0.7", 1, 100), ("10.9.0.8", 2, 100), ("10.9.0.8", 1, 100)]
+    one = [worker("10.0.0.1", 1, 100), worker("10.0.0.2", 1, 100), worker("10.0.0.2", 2, 100)]
+    renamed = [worker("10.9.0.7", 1, 100), worker("10.9.0.8", 2, 100), worker("10.9.0.8", 1, 100)]
     assert cluster_fingerprint(one) == cluster_fingerprint(renamed)
-    for other in (one[:2], [*one, one[0]], [*one[:2], ("10.0.0.2", 2, 200)], [("10.0.0.1", *o[1:]) for o in one]):
+    on_one = [replace(o, host="10.0.0.1") for o in one]
+    for other in (one[:2], [*one, one[0]], [*one[:2], worker("10.0.0.2", 2, 200)], on_one):
         assert cluster_fingerprint(one) != cluster_fingerprint(other)
     assert profile_path(cluster_fingerprint(one)) != profile_path(machine_fingerprint())
 

@@ -3,8 +3,10 @@
 A container joins in tests/inputs.py. Rows behind a transformer are rows as well: they are here with the containers.
 """
 
+import hashlib
 import json
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,12 +17,12 @@ from numpy.testing import assert_array_equal
 from sklearn.preprocessing import FunctionTransformer
 
 from dkrr.cluster import Progress, SerialExecutor
-from dkrr.data import as_rows, described_rows, scan, scan_tasks, stage, stored, write_rows
+from dkrr.data import as_rows, described_rows, scan, scan_tasks, write_rows
 from dkrr.data import rows as checks
-from dkrr.data import stored as staging
-from dkrr.data.rows import combine, dense, n_bytes
-from dkrr.data.transformed import TransformedRows, inputs_of
+from dkrr.data.rows import combine, dense, digest_of, n_bytes
+from dkrr.data.transformers import TransformedRows, inputs_of
 from dkrr.errors import InputError
+from dkrr.store import description
 from dkrr.store import format as shards
 from tests.inputs import CONTAINERS, Container, numbers, table
 from tests.stores import place
@@ -45,8 +47,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(checks, "_BLOCK_ROWS", 5)
     monkeypatch.setattr(shards, "CHUNK_BYTES", 4 * 7 * 8)
     monkeypatch.setattr(shards, "BLOCK_BYTES", 2 * 7 * 8)
-    for module in (staging, stored):
-        monkeypatch.setattr(module, "CHUNK_ENTRIES", 16)
+    monkeypatch.setattr(description, "CHUNK_ENTRIES", 16)
 
 
 def ranges(size):
@@ -54,11 +55,29 @@ def ranges(size):
     return st.tuples(st.integers(0, size), st.integers(0, size)).map(sorted)
 
 
-def digest(rows, n_tasks=1):
-    """Checksum of rows, as tasks compute it."""
-    tasks = scan_tasks(rows, "X", digest=True, n_tasks=n_tasks)
+def block_digests(rows, n_tasks=1, lengths=()):
+    """Digests of blocks of rows, from each task."""
+    tasks = scan_tasks(rows, "X", digest=True, n_tasks=n_tasks, lengths=lengths)
     values = SerialExecutor().run(tasks, Progress()).values()
-    return combine([values[task.key] for task in tasks])
+    return [values[task.key] for task in tasks]
+
+
+def digest(rows, n_tasks=1, lengths=()):
+    """Checksum of rows, as tasks compute it."""
+    return combine(rows, block_digests(rows, n_tasks, lengths), lengths)
+
+
+@pytest.mark.parametrize("container", [np.asarray, sp.csr_array])
+def test_checksums_of_rows_that_grow_are_a_chain_that_begins_with_the_one_of_the_first_rows(container):
+    X, edges, expected = numbers(), [0, 7, 12, 23], ""
+    for first, last in pairwise(edges):
+        parts = block_digests(as_rows(container(X[first:last])))
+        expected = hashlib.sha256((expected + "".join(parts[0])).encode()).hexdigest()
+        earlier = [edge for edge in edges[1:] if edge < last]
+        for n_tasks in (1, 3):
+            assert digest(as_rows(container(X[:last])), n_tasks, earlier) == expected
+    assert digest(as_rows(container(X))) != expected
+    assert digest_of(X[7:], digest_of(X[:7])) != digest_of(X) == digest_of(X, before="")
 
 
 @each_container
@@ -117,8 +136,8 @@ def test_rows_are_checked_and_other_processes_read_them_by_name_or_a_copy(contai
     rows.read(0, 1)  # what is kept must not travel
     expected = digest(as_rows(sp.csr_array(X)) if container.is_sparse else as_rows(X))
     assert container.kind == "dask of csr" or digest(rows, n_tasks=3) == expected, "wherever the numbers are"
-    staged = stage(rows, place(tmp_path / "copy"), 5)
-    assert staged.is_shared and (staged is rows) == container.is_shared == (not (tmp_path / "copy").exists())
+    staged = rows if rows.is_shared else write_rows(rows, place(tmp_path / "copy"), 5)
+    assert staged.is_shared and (staged is rows) == container.is_shared
     if staged is not rows:
         assert staged.url == str(tmp_path / "copy") and (staged.shape, staged.dtype) == (rows.shape, rows.dtype)
         described = json.loads(json.dumps(staged.describe(5)))

@@ -15,13 +15,14 @@ from zarr.codecs import BytesCodec
 import dkrr
 from dkrr import KernelRidge
 from dkrr.cluster import Meter
-from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, stored, write_rows
-from dkrr.data.arrays import is_mapped
-from dkrr.data.rows import SCRATCH_BYTES, dense, n_bytes
+from dkrr.data import MemoryRows, as_rows, load_array, load_labels, load_targets, write_rows
+from dkrr.data.arrays import SCRATCH_BYTES, PlainRows, is_mapped
+from dkrr.data.rows import dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
 from dkrr.linalg.segments import Segment
 from dkrr.planning.problem import Problem
+from dkrr.store.description import CHUNK_ENTRIES
 from tests.contracts.test_rows import ranges
 from tests.inputs import numbers, table
 from tests.stores import place
@@ -69,7 +70,7 @@ def test_every_layout_of_chunks_is_read(layout, tmp_path_factory, some_rows, som
     X = numbers((23, 5)).astype({"float32": "float32", "bytes": "int8"}.get(layout, "float64"))
     chunks = {"split rows": (6, 3), "padded rows": (6, 7)}.get(layout, (6, 5))
     rows = as_rows(plain(tmp_path_factory.mktemp("chunks") / "x", X, chunks, **LAYOUTS[layout]))
-    assert (rows._files is not None) == (layout in ("v3", "v2", "float32", "bytes"))
+    assert isinstance(rows, PlainRows) == (layout in ("v3", "v2", "float32", "bytes"))
     for columns in (slice(*some_columns), slice(None)):
         read = rows.read(*some_rows, columns)
         assert_array_equal(read, X[slice(*some_rows), columns])
@@ -116,6 +117,12 @@ def test_arrays_of_other_file_systems_travel_by_name(tmp_path, as_text):
     rows = as_rows(url if as_text else zarr.open_array(url, mode="r"))
     assert rows.is_shared
     assert_array_equal(pickle.loads(pickle.dumps(rows)).read(2, 23), X[2:])
+
+
+@pytest.mark.parametrize("kind", ["zarr", "zarr group path", "npy", "staged", "staged csr"])
+def test_shared_rows_say_where_every_process_reads_them(kind, tmp_path):
+    url = as_rows(table(kind, tmp_path).handed_in).url
+    assert url.startswith(f"{tmp_path}/"), "a fit asks its workers whether they see it"
 
 
 def test_a_group_names_its_arrays(tmp_path):
@@ -238,7 +245,7 @@ def test_plans_bound_the_bytes_of_any_rows(counts, data):
 # Copies in a store.
 
 
-@pytest.mark.parametrize("n", [2 * stored.CHUNK_ENTRIES // 32 + 1000, 5])
+@pytest.mark.parametrize("n", [2 * CHUNK_ENTRIES // 32 + 1000, 5])
 def test_copies_of_many_rows_and_of_rows_without_a_value(tmp_path, n):
     # More rows than one pass reads, among them a whole pass without a value; and no value at all.
     entries = ([1.5, 2.5, 3.5], ([0, n - 3, n - 1], [4, 0, 2])) if n > 5 else ([], ([], []))

@@ -13,11 +13,13 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.data import as_rows, as_table, load_targets, with_columns
 from dkrr.data.arrays import is_mapped
+from dkrr.data.table import regrouped
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RBF, BagOfWords, Columns
 
 pa = pytest.importorskip("pyarrow")
 csv = pytest.importorskip("pyarrow.csv")
+feather = pytest.importorskip("pyarrow.feather")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 N = 97
@@ -50,6 +52,12 @@ def _csv_folder(arrow, folder):
     return f"{folder}/*.csv"
 
 
+def _arrow_file(arrow, folder):
+    with pa.ipc.new_file(folder / "x.arrow", arrow.schema) as writer:
+        writer.write_table(arrow, max_chunksize=30)
+    return str(folder / "x.arrow")
+
+
 def _stream(arrow, folder):
     with pa.ipc.new_stream(folder / "x.arrow", arrow.schema) as writer:
         writer.write_table(arrow, max_chunksize=30)
@@ -59,6 +67,7 @@ def _stream(arrow, folder):
 MAKERS = {
     "parquet": _parquet,
     "csv pattern": _csv_folder,
+    "arrow file": _arrow_file,
     "arrow stream": _stream,
     "arrow": lambda arrow, folder: arrow,
     "polars lazy": lambda arrow, folder: pytest.importorskip("polars").from_arrow(arrow).lazy(),
@@ -175,6 +184,52 @@ def test_incomplete_rows_are_left_out():
         as_rows(dkrr.open_table(pa.table({"a": pa.nulls(3, pa.float64())})).drop_missing())
 
 
+def test_incomplete_rows_of_files_are_left_out_and_the_others_put_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.data.arrow.GROUP_ROWS", 6)
+    a = np.where(np.arange(20) % 4 == 3, np.nan, np.arange(20.0))  # statistics of Parquet do not tell of NaN
+    parquet.write_table(
+        pa.table({"a": a, "t": [None, *"abcdefghijklmnopqrs"]}), tmp_path / "x.parquet", row_group_size=5
+    )
+    kept = dkrr.open_table(tmp_path / "x.parquet").drop_missing()
+    assert kept.to_pandas()["a"].tolist() == [k for k in range(1, 20) if k % 4 != 3]
+    assert list(kept.edges) == [0, 6, 12, 14]
+
+
+def test_row_groups_of_wide_tables_are_low(monkeypatch):
+    monkeypatch.setattr("dkrr.data.arrow.TASK_BYTES", 8 * 3 * 10)
+    kept = dkrr.open_table(pa.table({name: np.arange(25.0) for name in "abc"})).drop_missing()
+    assert list(kept.edges) == [0, 10, 20, 25]
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet"])
+def test_copies_hold_a_part_of_the_file(end, tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.data.arrow.BLOCK_BYTES", 2**15)  # pyarrow reads 32 ahead
+    monkeypatch.setattr("dkrr.data.arrow.GROUP_ROWS", 2**13)
+    numbers, held = pa.table({"a": np.random.default_rng(0).normal(size=2**20)}), []
+    path = f"{tmp_path}/x.{end}"
+    csv.write_csv(numbers, path) if end == "csv" else parquet.write_table(numbers, path, row_group_size=2**13)
+    del numbers
+    empty = pa.total_allocated_bytes()
+
+    def watched(parts, height, join):
+        for part in regrouped(parts, height, join):
+            held.append(pa.total_allocated_bytes() - empty)
+            yield part
+
+    monkeypatch.setattr("dkrr.data.arrow.regrouped", watched)
+    table = dkrr.open_table(path)
+    assert (table if end == "csv" else table.drop_missing()).n_rows == 2**20 and len(held) == 2**7
+    assert max(held) < 4 * 2**20, "of 8 MiB of numbers"
+
+
+@pytest.mark.parametrize(("end", "write"), [("csv", csv.write_csv), ("feather", feather.write_feather)])
+def test_files_with_other_columns_are_named(end, write, tmp_path):
+    for name, columns in {"a": "xy", "b": "xz"}.items():
+        write(pa.table({column: [1.0] for column in columns}), f"{tmp_path}/{name}.{end}")
+    with pytest.raises(InputError, match=rf"b\.{end} has other columns than .*a\.{end}; expected .*'x', 'y'"):
+        dkrr.open_table(tmp_path)
+
+
 # Text files.
 
 
@@ -198,6 +253,11 @@ def test_delimiters_marks_and_compression_are_found(tmp_path):
         table = dkrr.open_table(tmp_path / name)
         assert table.names == ("a", "b")
         assert_array_equal(table.numbers(0, 1), [[1, 2]])
+
+
+def test_quoted_names_may_hold_delimiters(tmp_path):
+    (tmp_path / "x.csv").write_text('"time, planned","time, actual"\n1,2\n')
+    assert dkrr.open_table(tmp_path / "x.csv").names == ("time, planned", "time, actual")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
 from dkrr.data.rows import Rows
-from dkrr.data.transformed import HeldRows
-from dkrr.data.transformers_fitted import ColumnSteps, fitted_transformer, is_fitted
+from dkrr.data.transformers import ColumnSteps, HeldRows, fitted_transformer, is_fitted, transformed_inputs
 from dkrr.errors import InputError
 from dkrr.kernels import BagOfWords
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, of_columns, targets
@@ -231,7 +230,7 @@ SPARSE = sp.random_array((60, 5), density=0.4, rng=np.random.default_rng(0), for
 @pytest.mark.parametrize("table", [flights()[NUMBERS], SPARSE], ids=["table", "csr"])
 @pytest.mark.parametrize("make", [lambda: StandardScaler(with_mean=False), preprocessing.MaxAbsScaler])
 def test_partial_fit_needs_no_memory(make, table):
-    assert_alike(fitted_transformer(make(), Blocks(table), 1), make().fit(table), table)
+    assert_alike(fitted_transformer(make(), Blocks(table), "1 B"), make().fit(table), table)
 
 
 @pytest.mark.parametrize("height", [6, 13, 96, 97])
@@ -245,8 +244,11 @@ def test_a_small_last_block_is_fitted_with_the_others(height):
 def test_a_column_of_a_block_without_values_is_refused():
     table = np.random.default_rng(0).normal(size=(20, 2))
     table[:5, 1] = np.nan
-    with pytest.raises(InputError, match=r"StandardScaler\(\), and a column has no values.*fit it first on a sample"):
-        fitted_transformer(StandardScaler(), Blocks(table, 5), PLENTY)
+    transformer = fitted_transformer(StandardScaler(), Blocks(table, 5), PLENTY)
+    with pytest.raises(InputError, match="NaN: row 0 has it in column 'x1' behind the transformer.*--impute"):
+        transformed_inputs(transformer, Blocks(table, 5))
+    filled = fitted_transformer(ColumnSteps(standardize=True, impute="mean"), Blocks(table, 5), PLENTY)
+    assert_alike(filled, make_pipeline(SimpleImputer(), StandardScaler()).fit(table), table)
 
 
 @pytest.mark.parametrize("is_text", [True, False])
@@ -255,9 +257,9 @@ def test_what_needs_all_rows_needs_memory_for_them(is_text):
     transformer, inputs = OneHotEncoder() if is_text else PCA(1), Blocks(table)
     size = table.memory_usage(deep=True).sum() if is_text else table.nbytes
     with pytest.raises(InputError, match="learns from all rows at once.*fit it first on a sample, and give the fitted"):
-        fitted_transformer(transformer, inputs, size)
-    assert is_text or inputs.passes == 0, "of numbers it is known before any are read"
-    assert is_fitted(fitted_transformer(transformer, inputs, 4 * size))
+        fitted_transformer(transformer, inputs, f"{size} B")
+    assert inputs.passes == 1
+    assert is_fitted(fitted_transformer(transformer, inputs, f"{4 * size} B"))
 
 
 def test_a_fitted_one_is_used_as_it_is():
@@ -265,7 +267,7 @@ def test_a_fitted_one_is_used_as_it_is():
     scaler = StandardScaler().fit(sample)
     expected = dkrr.KernelRidge(kernel="rbf").fit(scaler.transform(table), targets())
     for given in (scaler, FrozenEstimator(scaler), make_pipeline(scaler, "passthrough")):
-        assert is_fitted(given) and fitted_transformer(given, Blocks(table), 1) is given
+        assert is_fitted(given) and fitted_transformer(given, Blocks(table), "1 B") is given
         model = dkrr.KernelRidge(kernel="rbf", transformer=given).fit(table, targets())
         assert model.transformer_ is given
         assert_allclose(model.predict(table), expected.predict(scaler.transform(table)), rtol=1e-9)
@@ -319,7 +321,7 @@ def test_steps_are_those_of_all_rows(steps, expected, table, height):
 
 def test_medians_need_memory():
     with pytest.raises(InputError, match="strategy='median'.*more than half of the memory limit"):
-        fitted_transformer(ColumnSteps(impute="median"), Blocks(flights(2000)[NUMBERS]), 1000)
+        fitted_transformer(ColumnSteps(impute="median"), Blocks(flights(2000)[NUMBERS]), "1000 B")
 
 
 def test_unknown_values_are_refused_or_zeros_where_that_is_asked_for():

@@ -22,7 +22,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
 import dkrr
-from dkrr.data.transformed import transformed_block
+from dkrr.data.transformers import transformed_block
 from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_transformer
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.estimators.description import VERSIONS
@@ -114,12 +114,25 @@ def test_a_users_own_class_or_function_must_be_given_again(own, tmp_path):
         np.testing.assert_allclose(loaded.predict(X), model.predict(X), rtol=1e-12)
 
 
+def local():
+    def inner(X):
+        return X
+
+    return preprocessing.FunctionTransformer(inner)
+
+
 @pytest.mark.parametrize(
     "transformer",
-    [preprocessing.FunctionTransformer(lambda X: X), RBFSampler(random_state=np.random.RandomState(0))],
-    ids=["lambda", "random state"],
+    [
+        preprocessing.FunctionTransformer(lambda X: X),
+        local(),
+        RBFSampler(random_state=np.random.RandomState(0)),
+        make_pipeline(preprocessing.StandardScaler(), memory="cache"),
+    ],
+    ids=["lambda", "local function", "random state", "place"],
 )
-def test_lambdas_and_generators_of_random_numbers_cannot_be_saved(transformer, tmp_path):
+def test_what_a_file_cannot_hold_or_name_is_refused_when_it_is_saved(transformer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     model = dkrr.KernelRidge(transformer=transformer).fit(flights()[NUMBERS], targets())
     with pytest.raises(InputError, match="transformer cannot be saved"):
         dkrr.save(model, tmp_path / "m.zarr")
@@ -227,12 +240,25 @@ def claimed_columns(schema):
     found["content"][0] |= {"content": "1000000000000", "__id__": 7}
 
 
+def claimed_in_an_array(schema):
+    (found,) = (n for n in nodes(schema, "ListNode") if [v.get("content") for v in n["content"]] == ["3", "3"])
+    numbers = [node("JsonNode", "str", f"{10**12}", k) for k in (7, 8)]
+    shape = node("TupleNode", "tuple", [node("JsonNode", "str", "2", 9)], 10)
+    found |= {"__loader__": "NdArrayNode", "__module__": "numpy", "__class__": "ndarray", "type": "json"}
+    found |= {"content": numbers, "shape": shape}
+
+
+def setting(schema, name, content, of="Pipeline"):
+    """Processes that a file would start, a folder whose pickles joblib would read, and values that it does not hold."""
+    part(schema, of)[name] = node("JsonNode", "str", content, 7)
+
+
 def nested_lists(schema, levels, n_short):
     found = node("JsonNode", "str", "0", 1)
     for level in range(levels):
         short = [node("ListNode", "list", [], found["__id__"])] * n_short
         found = node("ListNode", "list", [found, *short], 1000 + level)
-    part(schema, "Pipeline")["memory"] = found
+    part(schema, "Pipeline")["verbose"] = found
 
 
 def one_file_for_many(schema):
@@ -244,6 +270,10 @@ def one_file_for_many(schema):
     ("change", "words"),
     [
         (claimed_columns, "larger than the file holds"),
+        (claimed_in_an_array, "larger than the file holds"),
+        (partial(setting, name="n_jobs", content="100000"), "n_jobs=100000; expected at most 64"),
+        (partial(setting, name="dtype", content='"<U100000000"', of="OneHotEncoder"), "expected one of float64"),
+        (partial(setting, name="memory", content='"elsewhere"'), "has a memory, which is a place"),
         (partial(nested_lists, levels=30, n_short=2), "has the number of another node"),
         (partial(nested_lists, levels=400, n_short=0), "is damaged"),
         (one_file_for_many, "is in the file '1.npy'"),
@@ -251,6 +281,13 @@ def one_file_for_many(schema):
 )
 def test_what_is_larger_than_the_file_is_refused(change, words):
     refused(change, words)
+
+
+def test_a_dtype_that_is_wider_than_the_file_is_refused():
+    wide = preprocessing.OneHotEncoder(dtype=np.dtype("<U1000")).fit(flights()[TEXT])
+    assert loaded_transformer(saved_transformer(wide).tobytes(), None).dtype == "<U1000"
+    with pytest.raises(InputError, match="cannot be saved: it has a dtype that is wider than the file"):
+        saved_transformer(wide.set_params(dtype=np.dtype("<U100000000")))
 
 
 def test_compressed_parts_are_refused():

@@ -95,7 +95,7 @@ def test_an_interrupt_is_one_line_that_says_how_to_resume(folder, monkeypatch, l
     ],
 )
 def test_the_same_command_resumes_after_an_interrupt(folder, number, status):
-    rows = np.random.default_rng(0).normal(size=(4000, 4))
+    rows = np.random.default_rng(0).normal(size=(2000, 4))
     np.save("x.npy", rows)
     np.save("y.npy", rows[:, 0])
     line = "fit --x x.npy --y y.npy --kernel rbf --solver cholesky --tile 100 --store run.zarr --model m.zarr"

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 from unittest.mock import Mock
 
+import dask.dataframe
 import numpy as np
 import pandas as pd
 import polars
@@ -135,10 +136,10 @@ def test_workers_of_the_ambient_client_write_predictions(ridge, logistic):
 
 
 def test_rows_of_parquet_are_put_together(ridge, monkeypatch):
-    monkeypatch.setattr("dkrr.data.table_writing.GROUP_ROWS", 60)
+    monkeypatch.setattr("dkrr.data.arrow.GROUP_ROWS", 60)
     dkrr.predict_to(ridge, "x.parquet", "p.parquet")
     metadata = pyarrow.parquet.ParquetFile("p.parquet").metadata
-    assert [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)] == [66, 66, 66, 52]
+    assert [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)] == [60, 60, 60, 60, 10]
 
 
 def test_predictions_go_to_a_bucket(ridge, bucket):
@@ -168,6 +169,10 @@ def test_a_bucket_that_takes_nothing_is_named(ridge, memory_bucket, monkeypatch)
         *(({"path": path}, "path is .*; expected") for path in ("p.txt", "p", "p.parquet/", "p.csv.gz", "")),
         ({"keep": "fligth"}, "keep has 'fligth', .*expected 'flight'"),
         ({"keep": "flight", "X": X.to_numpy()}, "keep is 'flight', and X is a ndarray"),
+        (
+            {"keep": "flight", "X": dask.dataframe.from_pandas(TABLE, npartitions=2)},
+            "keep is 'flight', and X is a DataF",
+        ),
         ({"path": "p.npy", "keep": "flight"}, r"\.npy holds one array"),
         ({"path": "p.zarr", "keep": "date"}, "keep has the column 'date' of timestamp"),
         ({"path": "s3://b/p.npy"}, "a URL; expected a path of this machine"),

@@ -18,11 +18,11 @@ import dkrr
 from dkrr.cli import pictures
 from dkrr.cli.report import _template
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
-from dkrr.estimators.inspection import tile_maps
 from dkrr.estimators.summary import search_summary, summary_of
 from dkrr.kernels import CallableKernel
 from dkrr.solvers import ConjugateGradient
 from dkrr.store.format import read_group
+from dkrr.store.inspection import tile_maps
 from dkrr.text import card_of_text, details, table
 from tests.interface.conftest import run as command
 from tests.stores import edit
@@ -323,9 +323,8 @@ def test_a_report_of_an_unfinished_run_says_how_far_it_is(run, tmp_path):
 
 
 @pytest.mark.parametrize(("cells", "side"), [(100, 5), (3, 3)])
-def test_a_map_has_a_cell_for_a_tile_or_for_several(run, monkeypatch, cells, side):
-    monkeypatch.setattr("dkrr.estimators.inspection.MAX_CELLS", cells)
-    (found,) = tile_maps(run[0])
+def test_a_map_has_a_cell_for_a_tile_or_for_several(run, cells, side):
+    (found,) = tile_maps(run[0], cells)
     assert (found.present, found.expected) == (15, 15)
     np.testing.assert_array_equal(found.shares, np.where(np.tri(side, dtype=bool), 1.0, np.nan))
 

@@ -1,6 +1,7 @@
 """Every benchmark runs at its smallest size, its commands take their options, and its data are what they say."""
 
 import importlib
+import json
 import math
 from itertools import combinations, combinations_with_replacement
 
@@ -10,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import benchmarks.__main__ as table
-from benchmarks import qm9, report
+from benchmarks import qm9, regret, report, ways
+from benchmarks.cases import Case
+from benchmarks.grids import problems
 from benchmarks.steps import STEPS
 
 
@@ -59,3 +62,97 @@ def test_descriptors_of_molecules_are_those_of_naive_loops():
     eigenvalues = sorted(np.linalg.eigvalsh(coulomb), key=abs, reverse=True)
     expected = [*eigenvalues, *[0.0] * 23, *np.bincount(kinds, minlength=5), *sums.values()]
     np.testing.assert_allclose(qm9.describe(np.array([kinds]), positions)[0], expected, rtol=1e-11, atol=1e-12)
+
+
+CHOLESKY = {"solver": "cholesky", "form": "dual", "execution": "dask", "tile": 1000}
+IN_MEMORY, CG = CHOLESKY | {"execution": "memory", "tile": 0}, CHOLESKY | {"solver": "cg", "tile": 0}
+
+
+def run_of(kind, seconds, *, is_chosen=False, is_gamble=False, **more):
+    ratios = {"seconds_ratio": 0.8, "peak_ratio": None if kind is CG else 1.2, "planning_seconds": 1.0}
+    flags = {"is_chosen": is_chosen, "is_gamble": is_gamble, "noisy": False, "rank": None}
+    predicted = None if seconds is None else 0.8 * seconds
+    return {"label": "", "kind": kind, "seconds": seconds, "predicted_seconds": predicted} | ratios | flags | more
+
+
+def line_of(case, *runs, changes=()):
+    changes = [change | regret.cost_of(change, runs) for change in changes]
+    figures = {"runs": list(runs), "skipped": [], "changes": changes, "n_rates": 30, "load": {"noisy": False}}
+    return {"case": case} | figures | regret.regret_of(runs)
+
+
+def test_regret_is_over_the_best_way_and_other_rates_cost_what_was_measured_or_planned():
+    runs = [
+        run_of(CHOLESKY, 4.0, is_chosen=True),
+        run_of(CG, 2.0, is_gamble=True),
+        run_of(CHOLESKY | {"tile": 2000}, 3.2),
+        run_of(IN_MEMORY, None, at_least=5.2),
+    ]
+    found = regret.regret_of(runs)
+    assert (found["regret"], found["regret_of_all"]) == (1.25, 2.0)
+    changes = [
+        {"rate": "gemm_flops", "kind": CG, "predicted_seconds": None},
+        {"rate": "gemm_flops", "kind": IN_MEMORY, "predicted_seconds": 1.0},
+        {"rate": "read_bytes", "kind": CHOLESKY | {"tile": 4000}, "predicted_seconds": 9.6},
+    ]
+    costs = [regret.cost_of(change, runs) for change in changes]
+    assert [c["source"] for c in costs] == ["measured", "at least", "planned"]
+    assert [c["cost"] for c in costs] == pytest.approx([0.5, 1.3, 3.0])
+    summary = regret.summarise([line_of("one", *runs, changes=changes), {"case": "failed", "timed_out": 3}])
+    assert summary["problems"] == 1
+    assert summary["planning_fraction"]["largest"] == 0.2
+    assert summary["peak_ratio"]["least"] == 1.2
+    by_rate = summary["rates"]["by_rate"]
+    assert [by_rate[name]["changed"] for name in ("all", "gemm_flops", "read_bytes")] == [3, 2, 1]
+    assert by_rate["all"]["cost"]["largest"] == pytest.approx(3.0)
+
+
+def test_a_stopped_run_of_regrets_resumes_and_two_of_them_are_compared(tmp_path, monkeypatch):
+    seconds, done = [4.0], list[str]()
+
+    def measure(case, timeout, size, retries):
+        done.append(case.name)
+        runs = [run_of(CHOLESKY, seconds[0], is_chosen=True), run_of(CG, 3.0)][: 2 if seconds[0] > 3 else 1]
+        return {"settings": {"name": case.name, "n": case.n}} | line_of(case.name, *runs)
+
+    def run(*arguments):
+        result = CliRunner().invoke(regret.main, ["run", "--size", "smoke", *arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+
+    cases = [Case("one", 10), Case("two", 20)]
+    monkeypatch.setattr(regret, "measure", measure)
+    monkeypatch.setattr(regret, "problems", lambda size: cases)
+    before, after = tmp_path / "before.jsonl", tmp_path / "after.jsonl"
+    run("--json", str(before), "--only", "one")
+    run("--json", str(before))
+    run("--json", str(before))
+    assert done == ["one", "two"]
+    run("--json", str(before), "--only", "two", "--again")
+    assert done == ["one", "two", "two"]
+    monkeypatch.setattr(regret, "checksum", lambda: "another dkrr")
+    run("--json", str(before), "--only", "one")
+    assert done == ["one", "two", "two", "one"]
+    seconds[0] = 2.0
+    run("--json", str(after))
+    result = CliRunner().invoke(regret.main, ["compare", str(before), str(after)], catch_exceptions=False)
+    line = json.loads(result.stdout)
+    assert (line["before"]["problems"], line["before"]["seconds"], line["after"]["seconds"]) == (2, 8.0, 4.0)
+    assert "4 s → 2 s" in result.stderr.replace("4.0", "4").replace("2.0", "2")
+    one, other = (
+        next(r for r in regret.read_records(path, "regret") if r["case"] == "one") for path in (before, after)
+    )
+    assert regret.regret_beside(one, other) == pytest.approx(4 / 3)  # the way that both have is measured in each
+    assert regret.regret_beside(other, one) == 1.0
+
+
+def test_other_rates_are_those_of_plans_and_every_problem_has_two_limits(tmp_path):
+    case = Case("two ways", 1200, 40, "polynomial", solver="auto")
+    X, y = case.data(tmp_path)
+    plan = case.plan(X, y)
+    for name in ways.names_of_rates(plan.resources.rates):
+        with ways.rate_times(name, 2.0):
+            rates = case.plan(X, y).resources.rates
+        assert rates != plan.resources.rates, name
+    full = problems("full")
+    assert len({c.name for c in full}) == len(full) >= 40
+    assert len({c.name.rsplit(", ", 1)[0] for c in full}) == len(full) / 2

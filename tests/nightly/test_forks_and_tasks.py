@@ -89,7 +89,7 @@ def fit_in_child(expected):
     signal.alarm(30)  # ends a child that hangs
     execution, reasons, found = fit()
     from dkrr.cluster import process
-    from dkrr.cluster.dask_client import ambient_client
+    from dkrr.cluster.process import ambient_client
     is_good = ambient_client() is None and execution == "serial" and process.FORK in reasons
     os._exit(0 if is_good and (expected is None or np.allclose(found, expected, rtol=1e-9, atol=0)) else 3)
 

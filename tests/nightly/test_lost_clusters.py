@@ -16,7 +16,7 @@ import dkrr
 from dkrr.cluster import Progress, Task
 from dkrr.cluster.dask_client import Watch, check_path_is_shared, held_when_ready, on_every_worker
 from dkrr.cluster.dask_executor import DaskExecutor
-from dkrr.cluster.local_server import MAX_STARTS
+from dkrr.cluster.dkrr_local_server import MAX_STARTS
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.data import as_rows
 from dkrr.data.stored import write_rows

@@ -178,7 +178,10 @@ def test_scores_of_an_ill_conditioned_system_are_left_out(data, tile):
 
 @pytest.mark.filterwarnings("ignore:true relative residual")
 @every_pair(
-    case=[(RBF(0.1), "cg", 1e-3), (Nystroem(RBF(2.0), 30), ConjugateGradient(None, max_iter=4), 1e3)],
+    case=[
+        (RBF(0.1), ConjugateGradient(max_iter=100), 1e-3),
+        (Nystroem(RBF(2.0), 30), ConjugateGradient(None, max_iter=4), 1e3),
+    ],
     n_targets=[1, 3],
     ids=str,
 )

@@ -368,7 +368,7 @@ class TestEnclosing:
 
 
 DELETES = {
-    "cluster/local_server.py": {"rmtree"},
+    "cluster/dkrr_local_server.py": {"rmtree"},
     "store/buckets.py": {"obstore.delete"},
     "data/arrays.py": {"truncate"},
     "store/replacing.py": {"replace", "rename", "rmdir", "rmtree", "unlink"},

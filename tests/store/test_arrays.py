@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 
 from dkrr.data.arrays import is_mapped, mapped_array, release_pages
 from dkrr.errors import DiskSpaceError, StoreError
-from dkrr.store.arrays import CHUNK_BYTES, array_url, chunk_rows, create_array, is_zarr_array, open_array
+from dkrr.store.arrays import CHUNK_BYTES, chunk_rows, create_array, is_zarr_array, open_array, place_of
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "uint16", "bool"])
@@ -56,7 +56,7 @@ def test_the_place_of_an_open_array_opens_the_same_array_anywhere(tmp_path, monk
     ]
     for number, array in enumerate(arrays):
         array[:] = number
-    urls = [array_url(array) for array in arrays]
+    urls = [place_of(array) for array in arrays]
     monkeypatch.chdir("/")
     assert_array_equal([open_array(url)[:] for url in urls], [[0.0] * 3, [1.0] * 3, [2.0] * 3])
 

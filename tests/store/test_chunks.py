@@ -250,6 +250,14 @@ def test_only_the_block_that_is_damaged_is_refused(place):
             array.read_rows(*rows)
 
 
+def test_a_chunk_is_opened_once_for_all_its_blocks(tmp_path, monkeypatch):
+    array, values = stored_rows(str(tmp_path / "a"), 40, 4)
+    opened, found = os.open, []
+    monkeypatch.setattr(os, "open", lambda path, *more: found.append(path[-5:]) or opened(path, *more))
+    assert_array_equal(array.read_rows(0, 24), values[:24])
+    assert found == ["c.0.0", "c.1.0"]
+
+
 @pytest.mark.parametrize(
     ("shape", "rows_per_chunk"), [((10**7, 13), None), ((10, 3), None), ((0, 3), None), ((999, 70), 250), ((5,), 1)]
 )

@@ -288,7 +288,6 @@ def test_documents_that_dkrr_does_not_write_are_damaged_and_names_do_not_control
 
 
 def test_an_owner_is_known_without_a_name_of_the_user(monkeypatch):
-    monkeypatch.setattr(lock.getpass, "getuser", Mock(side_effect=OSError("no such user")))
     monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError("no such user")))
     assert this_owner().user == f"user {os.getuid()}" and this_owner().is_running()
 

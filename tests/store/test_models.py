@@ -17,6 +17,7 @@ from dkrr import KernelRidge
 from dkrr.errors import InputError, StoreError
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.kernels import RBF, CallableKernel, Linear, Matern, Polynomial
+from dkrr.store.description import FORMAT_VERSION
 from tests.stores import edit
 
 
@@ -138,7 +139,7 @@ def test_a_kernel_of_the_user_must_be_given_again_and_another_one_is_not_damage(
 def test_nothing_is_pickled(path):
     assert not [file for file in path.rglob("*") if file.is_file() and file.read_bytes().startswith(b"\x80\x04")]
     description = json.loads((path / "zarr.json").read_text())["attributes"]["dkrr"]
-    assert description["kind"] == "model" and description["format"] == 3
+    assert description["kind"] == "model" and description["format"] == FORMAT_VERSION
     assert {"dkrr", "numpy", "zarr", "python"} <= set(description["versions"])
 
 
@@ -201,7 +202,7 @@ def test_pickle_codecs_are_refused(path, tmp_path, dtype):
     metadata = {"zarr_format": 2, "shape": [211, 3], "chunks": [211, 3], "fill_value": None, "order": "C"}
     pickled = {"dtype": dtype, "filters": [{"id": "pickle"}], "compressor": None}
     (array / ".zarray").write_text(json.dumps(metadata | pickled))
-    with pytest.raises(StoreError, match="dual_coef is damaged: its zarr.json is not there"):
+    with pytest.raises(StoreError, match="at .*dual_coef: its zarr.json is not there"):
         dkrr.load(path)
     assert not (tmp_path / "was-run").exists()
 

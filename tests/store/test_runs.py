@@ -16,9 +16,9 @@ from numpy.testing import assert_array_equal
 import dkrr
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.store import RunStore
+from dkrr.store.description import FORMAT_VERSION
 from dkrr.store.format import read_group, write_group
 from dkrr.store.places import free_bytes, place_at
-from dkrr.store.run import FORMAT_VERSION
 
 PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "rbf", "gamma": 0.1}, "weights": None}
 LAYOUT = {"form": "dual", "tile": 5, "panel": 5, "n_update_parts": 1}
@@ -141,6 +141,7 @@ FOREIGN = {
     "broken": (folder_with("zarr.json", "{"), NOT_A_RUN),
     "model": (group_of("model", 1), "is a saved model of dkrr, not the store of a run"),
     "later": (group_of("run", FORMAT_VERSION + 1), f"run of format {FORMAT_VERSION + 1}, not of format"),
+    "earlier": (group_of("run", 5), f"run of format 5, not of format {FORMAT_VERSION}: fit again, or use the version"),
 }
 
 
@@ -154,6 +155,15 @@ def test_what_is_not_the_store_of_a_run_is_refused_and_untouched(tmp_path, make,
         with pytest.raises(StoreError, match=f"{path} .*{match}.*Give another store="):
             action()
     assert before == {p: p.read_bytes() if p.is_file() else None for p in tmp_path.rglob("*")}
+
+
+@pytest.mark.parametrize("kind", ["run", "model"])
+def test_a_store_of_another_version_is_refused_with_the_version_that_wrote_it(tmp_path, kind):
+    write_group(str(tmp_path / "s"), {"kind": kind, "format": FORMAT_VERSION - 1, "versions": {"dkrr": "0.1.0"}})
+    words = rf"dkrr {kind} of format 5, not of format 6: fit again, or use the version that wrote it.*'dkrr': '0\.1\.0'"
+    for use in (dkrr.verify, *([dkrr.status] if kind == "run" else [dkrr.load])):
+        with pytest.raises(StoreError, match=words):
+            use(tmp_path / "s")
 
 
 def test_what_is_damaged_is_found_and_computed_again(place):

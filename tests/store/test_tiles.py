@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+import dkrr
 from dkrr.errors import StoreError
-from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import MemoryMatrix, RunStore, TileGrid
+from dkrr.store.inspection import tile_maps
 from dkrr.store.matrix import empty_tile, padded_width
-from tests.stores import place as place_at
+from tests.stores import edit, tiled
 
 RAGGED = TileGrid(n=23, tile=10, panel=5)
 
@@ -21,13 +23,22 @@ def grids(draw):
     return TileGrid(draw(st.integers(1, 60)), panel * draw(st.integers(1, 6)), panel)
 
 
+FACTOR = "system-0/factor"
+
+
+def grown(url, n_before, first, n, name=FACTOR):
+    """The run at a URL, as one that has grown: a matrix has the tile rows from `first` on in another array."""
+    edit(url, matrices={name: [[name, 0, n_before], [f"{name}-1", first, n]]})
+    return RunStore(url)
+
+
 def symmetric(n, seed=0):
     A = np.random.default_rng(seed).standard_normal((n, n))
     return A + A.T
 
 
 def stored(url, grid, A, dtype="float64"):
-    matrix = TiledMatrix.create(place_at(url), grid, dtype)
+    matrix = tiled(url, grid, dtype)
     for i, j in grid.lower():
         matrix.write_tile(i, j, A[grid.rows(i), grid.rows(j)])
     return matrix
@@ -65,7 +76,7 @@ def test_tiles_and_the_lazy_matrix_are_what_was_written(tmp_path_factory, grid, 
     matrix = stored(tmp_path_factory.mktemp("m") / "m", grid, A, dtype)
     for i, j in grid.lower():
         out = np.full((grid.height(i), grid.height(j)), np.nan, into)
-        assert matrix.read_tile(i, j, out) == len(grid.panels(j)) * matrix.array.chunk_bytes
+        assert matrix.read_tile(i, j, out) == len(grid.panels(j)) * matrix.chunk_bytes
         assert_array_equal(out, A[grid.rows(i), grid.rows(j)].astype(into))
     assert matrix.complete_tiles() == set(grid.lower())
     lazy = matrix.as_dask(symmetric=not is_factor)
@@ -88,11 +99,11 @@ def test_two_lazy_matrices_are_not_confused(tmp_path):
 
 def test_panels_are_written_and_read_alone_and_a_tile_is_complete_with_all_of_them(place):
     A = symmetric(23)
-    matrix = TiledMatrix.create(place_at(f"{place}/m"), RAGGED)
-    assert matrix.write_panel(2, 3, A[20:23, 10:20]) == matrix.array.chunk_bytes
+    matrix = tiled(f"{place}/m", RAGGED)
+    assert matrix.write_panel(2, 3, A[20:23, 10:20]) == matrix.chunk_bytes
     panel, n_bytes = matrix.read_panel(2, 3, matrix.panel_buffer())
     assert_array_equal(panel, A[20:23, 15:20])
-    assert n_bytes == matrix.array.chunk_bytes and matrix.is_remote == place.startswith("s3://")
+    assert n_bytes == matrix.chunk_bytes and matrix.is_remote == place.startswith("s3://")
     assert panel.flags.writeable == matrix.is_remote, "on a disk it lies in the system's cache"
     assert matrix.complete_tiles() == set()
     out = np.empty((3, 10))
@@ -117,7 +128,7 @@ def test_rows_of_tiles_in_memory_are_never_whole_pages_apart(width, dtype):
 
 def test_padded_tiles_are_written_and_read(tmp_path):
     grid = TileGrid(1024, 512, 512)
-    for matrix in (MemoryMatrix(grid), TiledMatrix.create(place_at(f"{tmp_path}/a.zarr"), grid)):
+    for matrix in (MemoryMatrix(grid), tiled(tmp_path / "a.zarr", grid)):
         for i, j in grid.lower():
             tile = matrix.tile_buffer(i, j)
             assert tile.strides[0] % 4096 != 0
@@ -126,3 +137,73 @@ def test_padded_tiles_are_written_and_read(tmp_path):
             found = np.empty((512, 512))
             matrix.read_tile(i, j, found)
             assert_array_equal(found, tile)
+
+
+def test_a_matrix_whose_tile_rows_lie_in_two_arrays_is_read_verified_and_deleted_as_one(place):
+    A, before, grid, url = symmetric(75), TileGrid(55, 20, 10), TileGrid(75, 20, 10), f"{place}/run"
+    store = RunStore(url)
+    store.open()
+    store.claim({"shape": [75, 3]}, {"form": "dual", "tile": 20, "panel": 10})
+    store.create_group("system-0")
+    small = store.matrix(FACTOR, before)
+    for i, j in before.lower():  # tile row 2, of 15 rows, is superseded
+        small.write_tile(i, j, A[before.rows(i), before.rows(j)])
+    store = grown(url, 55, 2, 75)
+    matrix = store.matrix(FACTOR, grid)
+    assert matrix.complete_tiles() == {(0, 0), (1, 0), (1, 1)} and not dkrr.verify(url).missing
+    assert dkrr.status(url).left == "14 chunks are left to compute (system-0/factor)"
+    for i, j in grid.lower():
+        if i >= 2:
+            matrix.write_tile(i, j, A[grid.rows(i), grid.rows(j)])
+    assert matrix == RunStore(url).matrix(FACTOR, grid) and matrix.complete_tiles() == set(grid.lower())
+    for i, j in grid.lower():
+        out = np.empty((grid.height(i), grid.height(j)))
+        matrix.read_tile(i, j, out)
+        assert_array_equal(out, A[grid.rows(i), grid.rows(j)])
+    found, (map_of_tiles,) = dkrr.verify(url), tile_maps(url)
+    assert found.is_whole and [(one.name, one.shape) for one in found.arrays] == [(FACTOR, (75, 75))]
+    assert (found.arrays[0].present, found.arrays[0].expected) == (20, 20), "two panels a tile, on ten tiles"
+    assert map_of_tiles.present == map_of_tiles.expected
+    store.delete("system-0")
+    assert not list(store.arrays()) and RunStore(url).description()["matrices"] == {}
+
+
+@pytest.mark.parametrize("pieces", [[["f", 1, 75]], [["f", 0, 55]], [["f", 0, 30], ["g", 2, 75]], [["f", 0, 75]] * 2])
+def test_arrays_that_do_not_make_up_a_matrix_are_refused(tmp_path, pieces):
+    store = RunStore(str(tmp_path))
+    store.open()
+    edit(tmp_path, matrices={"f": pieces})
+    with pytest.raises(StoreError, match="damaged: its description has matrices="):
+        RunStore(str(tmp_path)).matrix("f", TileGrid(75, 20, 10))
+
+
+def test_a_run_resumes_with_its_factor_in_two_arrays_and_computes_what_is_damaged_in_either(tmp_path):
+    X, url = np.random.default_rng(0).normal(size=(96, 3)), str(tmp_path / "run")
+    model = dkrr.KernelRidge(0.1, kernel="rbf", tile=32, solver="cholesky", store=url)
+    expected = model.fit(X, X[:, 0]).dual_coef_
+    store, layout = RunStore(url), RunStore(url).description()["layout"]
+    grid = TileGrid(96, layout["tile"], layout["panel"])
+    tiles = {(i, j): np.empty((grid.height(i), grid.height(j))) for i, j in grid.lower()}
+    for (i, j), tile in tiles.items():
+        store.matrix(FACTOR, grid).read_tile(i, j, tile)
+    store.delete(FACTOR)
+    matrix = grown(url, 70, 2, 96).matrix(FACTOR, grid)
+    for (i, j), tile in tiles.items():
+        matrix.write_tile(i, j, tile)
+    files = [*(tmp_path / "run" / "system-0").glob("factor*/c.*")]
+    times = {file: file.stat().st_mtime_ns for file in files}
+    assert len({file.parent for file in files}) == 2
+
+    def again():
+        RunStore(url).delete("system-0/solution")
+        model.fit(X, X[:, 0])
+        assert_array_equal(model.dual_coef_, expected)
+        return {file for file in files if file.stat().st_mtime_ns != times[file]}
+
+    assert again() == set()
+    for damaged in (files[0], files[-1]):
+        content = bytearray(damaged.read_bytes())
+        content[100] ^= 1
+        damaged.write_bytes(content)
+        assert len(dkrr.verify(url).damage) == 1
+        assert damaged in again() and dkrr.verify(url).is_whole

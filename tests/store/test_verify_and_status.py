@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import StoreError
-from dkrr.estimators.inspection import TileMap, map_in_text
 from dkrr.store import RunStore
+from dkrr.store.inspection import TileMap, map_in_text
 from dkrr.store.lock import owned
 
 X = np.random.default_rng(0).normal(size=(300, 4))
@@ -106,25 +106,23 @@ def test_status_says_how_far_a_run_is_and_shows_the_map_of_tiles(made, tmp_path)
     assert dkrr.status(made / "cg").checkpoint["iteration"] > 0
 
 
-@pytest.mark.parametrize(("width", "side"), [(80, 39), (20, 9), (4, 1), (0, 1), (1000, 40)])
-def test_a_map_fits_into_the_terminal(width, side):
-    """Against a naive look at the cells that a pair of characters stands for."""
-    n, rng = 83, np.random.default_rng(3)
-    shares = rng.choice([0.0, 0.5, 1.0], (n, n))
-    shares[40:60, :20] = 1.0
-    shares[:20] = 0.0
-    shares[np.triu_indices(n, 1)] = np.nan
-    title, *lines = map_in_text(TileMap("factor", 1234, 6972, shares), width).splitlines()
-    step = -(-n // side)
-    assert title == "  factor: 1,234 of 6,972 chunks"
-    assert len(lines) == -(-n // step) and all(len(line) <= max(width, 4) for line in lines)
-    for a, line in enumerate(lines):
-        cells = line[2:]
-        assert cells[::2] == cells[1::2] and len(cells) == 2 * (a + 1)
-        for b, shade in enumerate(cells[::2]):
-            some = [shares[i, j] for i in range(n) for j in range(i + 1) if (i // step, j // step) == (a, b)]
-            share = sum(some) / len(some)
-            assert shade == ("░" if share == 0 else "▒" if share < 0.5 else "▓" if share < 1 else "█")
+def test_a_map_in_text_has_a_pair_of_characters_for_a_cell():
+    shares = np.where(np.tri(5, dtype=bool), np.linspace(0, 1, 25).reshape(5, 5).round(), np.nan)
+    shares[4, :4] = 0.0, 0.1, 0.5, 0.9
+    title, first, *_, last = map_in_text(TileMap("factor", 1234, 6972, shares)).splitlines()
+    assert (title, first, last) == ("  factor: 1,234 of 6,972 chunks", "  ░░", "  ░░▒▒▓▓▓▓██")
+
+
+@pytest.mark.parametrize(("columns", "side"), [(80, 10), (20, 9), (4, 1), (2, 1)])
+def test_a_map_fits_into_the_terminal(tmp_path, monkeypatch, columns, side):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    fit = dkrr.KernelRidge(kernel="rbf", alpha=0.1, tile=8, solver="cholesky", store=str(tmp_path / "run")).fit
+    fit(X[:75], Y[:75])
+    (tmp_path / "run" / "system-0" / "factor" / "c.9.9").unlink()
+    lines = run("status", tmp_path / "run").output.splitlines()
+    found = lines[lines.index("  system-0/factor: 54 of 55 chunks") + 1 :]
+    assert [len(line) for line in found] == [2 + 2 * (k + 1) for k in range(side)]
+    assert found[-1].strip("█ ") == ("▓▓" if side == 1 else "░░")
 
 
 def test_status_says_who_uses_a_run(made, tmp_path):

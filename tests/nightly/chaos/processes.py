@@ -238,7 +238,7 @@ class FitProcess:
     def scheduler(self) -> list[psutil.Process]:
         """The process with the scheduler that dkrr started."""
         with contextlib.suppress(psutil.Error):
-            return [p for p in psutil.Process(self.pid).children() if "local_server" in " ".join(p.cmdline())]
+            return [p for p in psutil.Process(self.pid).children() if "dkrr_local_server" in " ".join(p.cmdline())]
         return []
 
     def workers(self) -> list[psutil.Process]:

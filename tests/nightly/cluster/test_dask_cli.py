@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client
-from distributed.security import Security
 
 import dkrr
 from dkrr.cluster.dask_client import connect
@@ -144,7 +143,7 @@ def test_who_has_no_certificate_is_refused(running):
     with pytest.raises(OSError):
         Client(address.replace("tls", "tcp"), timeout=2, set_as_default=False)
     with pytest.raises(OSError):
-        Client(address, timeout=2, set_as_default=False, security=Security(**new_credentials()))
+        Client(address, timeout=2, set_as_default=False, security=new_credentials())
     for place in running.listening():  # the pages of Dask's HTTP servers are empty
         with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{place.laddr.port}/health", timeout=5):
             raise AssertionError("it answers")

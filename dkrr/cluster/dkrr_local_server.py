@@ -1,6 +1,7 @@
 """Main function of the process that starts workers: a scheduler and workers, until its parent says stop or ends.
 
-It is run by path, and imports nothing of dkrr, NumPy or SciPy: the process needs none of them, and the fit waits.
+It is run by path, and imports nothing of dkrr, NumPy or SciPy: the process needs none of them, and the fit waits. The
+workers import it by path too, under this name, which must not hide a module of the user's.
 """
 
 import os
@@ -30,11 +31,10 @@ def serve(writer: int) -> None:
     os.set_inheritable(writer, False)
     import dask
     from distributed import LocalCluster
-    from distributed.security import Security
 
     # Read after the imports, during which the parent makes the credentials.
     try:
-        n_workers, options, credentials, config = pickle.load(stdin)
+        n_workers, options, security, config = pickle.load(stdin)
     except (EOFError, pickle.UnpicklingError):
         return  # the parent died
 
@@ -46,7 +46,7 @@ def serve(writer: int) -> None:
         processes=True,
         host="127.0.0.1",
         protocol="tls://",
-        security=Security(**credentials),
+        security=security,
         # The scheduler starts an HTTP server in any case; the default port may be taken, by another fit for one.
         dashboard_address="127.0.0.1:0",
         scheduler_kwargs={"dashboard": False},
@@ -65,6 +65,11 @@ def serve(writer: int) -> None:
             start_workers(cluster, failures)
     if os.getppid() != parent:  # it can no longer delete what it has made
         shutil.rmtree(options["local_directory"], ignore_errors=True)
+
+
+def dask_setup(worker: Any) -> None:
+    """Close the HTTP server of a new worker, which would answer without credentials; called by Dask (as a preload)."""
+    worker.http_server.stop()
 
 
 def start_workers(cluster: Any, failures: "Counter[Any]") -> None:

@@ -1,0 +1,383 @@
+"""What a run or a saved model holds: whether it is whole (`verify`), and how far a run is (`status`)."""
+
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.checks import location
+from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.store.chunks import ChunkedArray
+from dkrr.store.description import SIZE, arrays_of_rows, describe_model, fits, is_model, model_arrays
+from dkrr.store.lock import who_owns
+from dkrr.store.paths import resolved_place
+from dkrr.store.run import BATCHES, CHECKPOINT, N_BATCHES, PIVOTS, PLAN, WORK, RunStore
+from dkrr.text import Explained, format_bytes, one_line
+
+MAX_TILES = 2**23
+"""Chunks of an array of which a map is made."""
+
+SHADES = "░▒▓█"
+"""Cells of a map in text: none of the chunks is written, fewer than half, more, all."""
+MAX_LINES, MAX_CELLS = 40, 84
+"""Cells on a side of a map of tiles, in text and in a picture."""
+
+Pieces = list[tuple[ChunkedArray, range]]
+"""An array, or the several of a matrix that has grown, each with the rows of chunks that count."""
+
+
+@dataclass(frozen=True)
+class ArrayContents:
+    """Chunks of one array of a store."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    present: int
+    """Chunks that are there with their full size."""
+    expected: int
+    """Chunks of the whole array; of a triangle in tiles those on and below the diagonal."""
+    n_bytes: int
+    """Bytes of those that are there."""
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """Which tiles of an array of a run are written."""
+
+    name: str
+    present: int
+    """Chunks that are there."""
+    expected: int
+    """Chunks of the complete array; of a triangle those on and below the diagonal."""
+    shares: NDArray[np.float64]
+    """Fraction of the chunks that are there, by row and column of cells; NaN where the array has none."""
+
+
+@dataclass(frozen=True, repr=False)
+class Verification(Explained):
+    """Result of `verify`: whether every part of a store is what was written."""
+
+    path: str
+    kind: str
+    """"run", "model", or "Gram matrix"."""
+    arrays: tuple[ArrayContents, ...]
+    damage: tuple[str, ...]
+    """Damaged parts, each with its array, file and path."""
+    missing: tuple[str, ...]
+    """Parts that a complete array lacks; tiles that a run has yet to compute are not among them."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is damaged or missing."""
+        return not self.damage and not self.missing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values of JSON."""
+        return {**asdict(self), "is_whole": self.is_whole}
+
+    def __str__(self) -> str:
+        if self.is_whole:
+            n_chunks, n_bytes = (sum(getattr(one, name) for one in self.arrays) for name in ("present", "n_bytes"))
+            read = f"{n_chunks} chunks, {format_bytes(n_bytes)} read and compared"
+            return one_line(f"{self.path}: the {self.kind} is whole ({read})")
+        remedy = (
+            "run the fit again with the same store and data: what is damaged is computed again"
+            if self.kind != "model"
+            else "save the model again, or copy it again from where it is whole"
+        )
+        parts = {"damaged": self.damage, "missing": self.missing}
+        found = (f"    - {what}: {text}" for what, several in parts.items() for text in several)
+        return "\n".join(map(one_line, (f"{self.path}: the {self.kind} is damaged; {remedy}", "  parts", *found)))
+
+    def __repr__(self) -> str:
+        state = "whole" if self.is_whole else f"{len(self.damage)} damaged, {len(self.missing)} missing"
+        return f"<Verification of the {self.kind} {self.path}: {state}>"
+
+
+@dataclass(frozen=True, repr=False)
+class RunStatus(Explained):
+    """Result of `status`: what the store of a run holds, how far the run is, and what is left."""
+
+    path: str
+    kind: str
+    """"fit", "Gram matrix", "search" (of a selection), or "begun" where no problem has been written yet."""
+    problem: dict[str, Any]
+    """What the run computes: shape of X, kernel, alpha, checksums."""
+    layout: dict[str, Any]
+    """How it is cut into tiles."""
+    arrays: tuple[ArrayContents, ...]
+    checkpoint: dict[str, Any] | None
+    """Last checkpoint of an iteration: its number of iterations, or of Newton steps, and the largest residual."""
+    batches_left: int = 0
+    """Batches of targets that are not solved yet."""
+    owner: str = ""
+    """Process that uses the store, or that was killed while it did; empty without."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values of JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.kind == "begun":
+            return one_line(f"{self.path}: a run that has not begun to compute")
+        shape = " × ".join(map(str, self.problem.get("shape", ()))) or "unknown shape"
+        cut = ", ".join(f"{name} {value}" for name, value in self.layout.items() if value not in (None, "", 1))
+        lines = [f"{self.path}: {self.kind}, X of {shape}, {cut or 'no layout'}"]
+        lines += [f"  owner       {self.owner}"] if self.owner else []
+        if self.checkpoint is not None:
+            lines.append("  checkpoint  " + ", ".join(f"{k} {v}" for k, v in self.checkpoint.items()))
+        lines += [
+            f"  in all      {format_bytes(sum(one.n_bytes for one in self.arrays))}",
+            f"  left        {self.left}",
+        ]
+        lines += ["  arrays"] if self.arrays else []
+        for one in self.arrays:
+            share = f"{one.present} of {one.expected} chunks" if one.present < one.expected else "complete"
+            lines.append(f"    - {one.name:<28} {share:<24} {format_bytes(one.n_bytes)}")
+        return "\n".join(map(one_line, lines))
+
+    def __repr__(self) -> str:
+        return f"<RunStatus of the {self.kind} {self.path}: {self.left}>"
+
+    @property
+    def left(self) -> str:
+        """What the same call would have to do, in words."""
+        unfinished = [one for one in self.arrays if one.present < one.expected]
+        if self.batches_left:
+            return f"{self.batches_left} batches of targets are left to solve"
+        if self.checkpoint is not None:
+            return "the same call goes on from the checkpoint"
+        if unfinished:
+            chunks = sum(one.expected - one.present for one in unfinished)
+            names = ", ".join(one.name for one in unfinished[:3])
+            return f"{chunks} chunks are left to compute ({names}{', ...' if len(unfinished) > 3 else ''})"
+        return "nothing is left to compute"
+
+
+def verify(path: str | Path) -> Verification:
+    """Read all of a saved model, or of the store of a run, and compare it with its checksums.
+
+    Parameters
+    ----------
+    path : str or Path
+        Path or URL.
+
+    Returns
+    -------
+    Verification
+        Its text says what is damaged or missing; ``is_whole`` is True if nothing is.
+
+    Raises
+    ------
+    StoreError
+        If the path holds neither a run nor a model, or its description is damaged.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkrr.save(model, f"{folder}/model.zarr")
+    ...     found = dkrr.verify(f"{folder}/model.zarr")
+    >>> found.is_whole, found.kind, len(found.arrays)
+    (True, 'model', 3)
+    """
+    url = resolved_place(location(path, "path", "the path or URL of a run or a model", is_kept=True))
+    if is_model(url):
+        kind, (arrays, damage) = "model", _arrays_of_model(url)
+        complete, opened = list(arrays), {name: pieces[0][0] for name, pieces in arrays.items()}.__getitem__
+    else:
+        run = RunStore(url)
+        kind, (arrays, damage) = _kind(_begun(run, path, " or a model that dkrr wrote"), of_run="run"), _arrays_of(run)
+        complete, opened = _complete_arrays(run), run.open_array
+    damage += [str(error) for pieces in arrays.values() for array, _ in pieces for error in array.damaged_chunks()]
+    missing = []
+    for name in complete:
+        try:
+            opened(name).check_complete()
+        except DamagedChunkError as error:
+            missing += [str(error)] if str(error) not in damage else []
+    contents = tuple(_content(name, pieces) for name, pieces in arrays.items())
+    return Verification(str(path), kind, contents, tuple(dict.fromkeys(damage)), tuple(dict.fromkeys(missing)))
+
+
+def status(path: str | Path) -> RunStatus:
+    """What the store of a run holds, how far it is, and what is left; no number in it is read or compared.
+
+    The store may belong to a run that is under way, and may be read-only.
+
+    Parameters
+    ----------
+    path : str or Path
+        Path or URL of the store of a run (`store=`).
+
+    Raises
+    ------
+    StoreError
+        If the path does not hold a run, or its description is damaged.
+    """
+    run = _run_at(path)
+    if is_model(run.url):
+        raise StoreError(
+            f"{path} is a saved model; expected the store of a run (store=): dkrr info describes a model, and dkrr "
+            f"verify checks it"
+        )
+    description = _begun(run, path)
+    fingerprint, left = description["fingerprint"], description["notes"].get(N_BATCHES, 0)
+    if fingerprint is None:
+        return RunStatus(str(path), "begun", {}, {}, (), None)
+    if not fits(left, SIZE):
+        raise StoreError(f"the run in {run.url} is damaged: it has {left!r} batches of targets")
+    contents = tuple(_content(name, pieces) for name, pieces in _arrays_of(run)[0].items())
+    if left:
+        left -= sum(one.name.startswith(f"{BATCHES}/") and one.present == one.expected for one in contents) // 2
+    kind, saved, layout = _kind(description, of_run="fit"), run.checkpoint(), description["layout"]
+    seen = None if saved is None else saved["shown"]
+    return RunStatus(str(path), kind, fingerprint, layout, contents, seen, left, who_owns(run.url))
+
+
+def tile_maps(path: str | Path, cells: int = MAX_CELLS) -> list[TileMap]:
+    """Maps of the arrays of a run that have tiles in rows and columns.
+
+    Parameters
+    ----------
+    path : str or Path
+    cells : int
+        Most cells on a side; one stands for several tiles where there are more.
+
+    Raises
+    ------
+    StoreError
+        As `status`.
+    """
+    arrays, _ = _arrays_of(_run_at(path))
+    triangles = {name: pieces for name, pieces in arrays.items() if _is_triangle(name, pieces)}
+    # An array may only claim more tiles than that.
+    return [_tile_map(name, p, max(1, cells)) for name, p in triangles.items() if prod(p[-1][0].grid) <= MAX_TILES]
+
+
+def _tile_map(name: str, pieces: Pieces, cells: int) -> TileMap:
+    array = pieces[-1][0]
+    rows, columns = array.grid
+    per_tile = max(1, array.chunks[0] // array.chunks[1])
+    n_rows, n_columns = min(rows, cells), min(-(-columns // per_tile), cells)
+    expected, present = np.zeros((n_rows, n_columns)), np.zeros((n_rows, n_columns))
+    cell_of = np.arange(columns) * n_columns // columns
+    for i in range(rows):
+        n_chunks = min((i + 1) * per_tile, columns) if array.shape[0] == array.shape[1] else columns
+        expected[i * n_rows // rows] += np.bincount(cell_of[:n_chunks], minlength=n_columns)
+    for i, j in _present(pieces):
+        present[i * n_rows // rows, cell_of[j]] += 1
+    with np.errstate(invalid="ignore"):
+        return TileMap(name, int(present.sum()), int(expected.sum()), present / expected)
+
+
+def map_in_text(found: TileMap) -> str:
+    """Map of the tiles of an array as text: full blocks where all is written, paler ones where chunks are missing."""
+    lines = [f"  {found.name}: {found.present:,} of {found.expected:,} chunks"]
+    for row in found.shares:
+        shades = [SHADES[int(share > 0) + int(share >= 0.5) + int(share == 1)] for share in row[np.isfinite(row)]]
+        lines.append("  " + "".join(2 * shade for shade in shades))
+    return "\n".join(lines)
+
+
+def notes_of_run(path: str | Path) -> dict[str, Any]:
+    """Text of the plan of a run, its result (once it has ended), and the history of its checkpoint.
+
+    Raises
+    ------
+    StoreError
+        As `status`.
+    """
+    run = _run_at(path)
+    saved = run.checkpoint() or {"plain": {}}
+    return {"plan": run.note(PLAN), "work": run.note(WORK), "history": saved["plain"].get("history")}
+
+
+def _run_at(path: str | Path) -> RunStore:
+    return RunStore(resolved_place(location(path, "path", "the path or URL of a run", is_kept=True)))
+
+
+def _begun(run: RunStore, path: str | Path, more: str = " (store=)") -> dict[str, Any]:
+    """Description of a run that exists."""
+    found = run.description()
+    if found is None:
+        raise StoreError(f"{path} does not exist, or is empty; expected the store of a run{more}")
+    return found
+
+
+def _kind(description: dict[str, Any], *, of_run: str) -> str:
+    what = (description["fingerprint"] or {}).get("what")
+    return {None: of_run, "gram": "Gram matrix"}.get(what, "search")
+
+
+def _arrays_of(run: RunStore) -> tuple[dict[str, Pieces], list[str]]:
+    """Arrays of a run, those of a matrix under its name, and what is wrong with the metadata of others."""
+    parts = {}
+    for name, pieces in ((run.description() or {}).get("matrices") or {}).items():
+        for (array, first, _), (_, stop, _) in pairwise([*pieces, (None, SIZE.stop, None)]):
+            parts[array] = name, range(first, stop)
+    arrays, damage = dict[str, Pieces](), list[str]()
+    for name, found in run.arrays():
+        if isinstance(found, ChunkedArray):
+            matrix, rows = parts.get(name, (name, range(found.grid[0])))
+            arrays.setdefault(matrix, []).append((found, rows))
+        else:
+            damage.append(str(found))
+    return {name: sorted(pieces, key=lambda piece: piece[1].start) for name, pieces in arrays.items()}, damage
+
+
+def _arrays_of_model(url: str) -> tuple[dict[str, Pieces], list[str]]:
+    arrays, damage = dict[str, Pieces](), list[str]()
+    for name, several in model_arrays(url, describe_model(url)):
+        for array in several:
+            try:
+                array.check_metadata()
+            except DamagedChunkError as error:
+                damage.append(str(error))
+            full = name if len(several) == 1 else f"{name}/{array.url.rpartition('/')[2]}"
+            arrays[full] = [(array, range(array.grid[0]))]
+    return arrays, damage
+
+
+def _present(pieces: Pieces) -> list[tuple[int, ...]]:
+    """Positions of the chunks that are there."""
+    return [c for array, rows in pieces for c in array.present() if c[0] in rows]
+
+
+def _content(name: str, pieces: Pieces) -> ArrayContents:
+    array, n_present = pieces[-1][0], len(_present(pieces))
+    grid, n_expected = array.grid, prod(array.grid)
+    if _is_working(name):
+        n_expected = n_present
+    elif _is_triangle(name, pieces) and array.shape[0] == array.shape[1]:
+        per_tile = array.chunks[0] // array.chunks[1]
+        n_short = min(grid[0], grid[1] // per_tile)  # rows of tiles that end at the diagonal, and have fewer than all
+        n_expected = per_tile * n_short * (n_short + 1) // 2 + (grid[0] - n_short) * grid[1]
+    return ArrayContents(name, array.shape, array.dtype, n_present, n_expected, n_present * array.chunk_bytes)
+
+
+def _is_triangle(name: str, pieces: Pieces) -> bool:
+    """Whether an array of a run holds the tiles of a triangle: factors, Gram matrices, ΦᵀWΦ."""
+    last = name.rpartition("/")[2]
+    return (last in ("factor", "gram") or last.startswith("part-")) and len(pieces[-1][0].shape) == 2
+
+
+def _is_working(name: str) -> bool:
+    """Whether an array of a run holds sums that tasks pass on to each other, of which not all need ever be there."""
+    last = name.rpartition("/")[2]
+    return last == "partial" or last.startswith("sum-") or last.endswith("-sums")
+
+
+def _complete_arrays(run: RunStore) -> list[str]:
+    """Names of the arrays that the description of a run says are complete: its copy of X, and its last checkpoint."""
+    copy, saved, pivots = run.staged_rows(), run.checkpoint(), run.note(PIVOTS)
+    arrays = () if copy is None else arrays_of_rows(run.place(copy[0]), copy[1])
+    names = [array.url.removeprefix(f"{run.url}/") for array in arrays]
+    names += [] if saved is None else [f"{CHECKPOINT}-{saved['turn']}/{name}" for name in saved["arrays"]]
+    return names if pivots is None else [*names, str(pivots)]
