@@ -9,15 +9,15 @@ from typing import Any
 from unittest import mock
 
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
-from dkrr.planning.products import RowPasses, TileProducts
 from dkrr.planning.resources import Resources
 from dkrr.planning.selection import SelectionPlan
+from dkrr.planning.strategy import RowPasses, TileProducts
 from dkrr.solvers.result import SolveResult
 
 
 def tier(c: Strategy) -> str:
     """Where the matrix is while it is used."""
-    how = c.for_systems
+    how = c.how
     if not isinstance(how, Iterative):
         return "in memory" if c.place.is_memory else "tiles on disk"
     if isinstance(how.products, RowPasses):
@@ -28,10 +28,10 @@ def tier(c: Strategy) -> str:
 
 def precision(c: Strategy) -> str:
     """Precision of the products, or of the factor."""
-    how = c.for_systems
+    how = c.how
     if isinstance(how, Iterative) and isinstance(how.products, TileProducts):
         return how.products.precision
-    return "float32" if isinstance(c.for_systems, Float32Factor) else "float64"
+    return "float32" if isinstance(c.how, Float32Factor) else "float64"
 
 
 def tile(c: Strategy) -> int:
@@ -41,16 +41,16 @@ def tile(c: Strategy) -> int:
 
 def kept_tiles(c: Strategy) -> int:
     """Tiles that every place keeps in memory."""
-    how = c.for_systems
+    how = c.how
     return how.products.kept_tiles if isinstance(how, Iterative) and isinstance(how.products, TileProducts) else 0
 
 
 def kind(c: Strategy) -> dict[str, Any]:
     """What tells candidates apart that are really different; the rest is detail."""
-    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.for_systems, Float32Factor))
+    on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.how, Float32Factor))
     return {
         "form": c.form,
-        "solver": "float32" if isinstance(c.for_systems, Float32Factor) else c.solver,
+        "solver": "float32" if isinstance(c.how, Float32Factor) else c.solver,
         "execution": c.execution,
         "n_workers": c.n_workers,
         "precision": precision(c),
@@ -136,14 +136,14 @@ def known_iterations(plan: Plan, result: SolveResult) -> Strategy:
     c = plan.chosen
     if c.solver == "cholesky" or not result.iterations or plan.problem.loss != "squared":
         return c
-    groups = len(plan.problem.alphas) if isinstance(c.for_systems, Float32Factor) else 1
+    groups = len(plan.problem.alphas) if isinstance(c.how, Float32Factor) else 1
     with ExitStack() as stack:
         for name, value in {
-            "iteration_dual.dual_iterations_expected": lambda *_: result.iterations,
-            "iteration_dual.MIXED_ITERATION_FACTOR": 1.0,
-            "iteration.priced_ranks": lambda *_: [result.rank],
-            "iteration.primal_iterations_expected": lambda *_: result.iterations,
-            "float32_factor_dual.iterations_of": lambda _: result.iterations // groups,
+            "multiplied.iterations_expected": lambda *_: result.iterations,
+            "multiplied.MIXED_ITERATION_FACTOR": 1.0,
+            "multiplied.priced_ranks": lambda *_: [result.rank],
+            "primal.iterations_of": lambda *_: result.iterations,
+            "dual.refining_iterations": lambda *_: result.iterations // groups,
         }.items():
             stack.enter_context(mock.patch(f"dkrr.planning.{name}", value))
         wanted = {name: value for name, value in kind(c).items() if name != "tier"}

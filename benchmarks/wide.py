@@ -29,14 +29,14 @@ from dkrr.checks import parse_bytes
 from dkrr.cluster import TaskRecord
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
-from dkrr.linalg.cholesky import cholesky_cost, cholesky_task_bytes, factor_bytes, partial_bytes
-from dkrr.linalg.sources import gram_cost, gram_workspace_bytes
+from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes
+from dkrr.linalg.sources import gram_work, gram_workspace_bytes
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning import Rates
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
 from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
-from dkrr.planning.tilings import tile_grid
+from dkrr.planning.tiles import tile_grid
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds
 
@@ -171,7 +171,7 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
         force_workers=True,
         peers=(),
     )
-    fixed = mock.patch("dkrr.planning.tilings._columns_per_task", return_value=[columns_per_task])
+    fixed = mock.patch("dkrr.planning.tiles._columns_per_task", return_value=[columns_per_task])
     try:
         with nullcontext() if columns_per_task is None else fixed:
             fit, _ = fit_dkrr(settings)
@@ -378,7 +378,7 @@ def layouts(n: int, setting: Setting, parts: Sequence[int]) -> list[tuple[TileGr
         and grid.n_tiles**2 / 2 <= setting.max_tasks
         for columns_per_task in parts
         if columns_per_task < max(1, grid.n_tiles - 1)
-        and cholesky_cost(grid, 1, columns_per_task).n_tasks <= setting.max_tasks
+        and cholesky_work(grid, 1, columns_per_task).n_tasks <= setting.max_tasks
     ]
 
 
@@ -451,7 +451,7 @@ def load_costs(path: Path | None) -> TaskCosts:
     if path is not None:
         return TaskCosts(**json.loads(path.read_text())["costs"])
     rates = Rates()
-    entry_seconds = rates.seconds(gram_cost(rates.entry(RBF(1 / D), D), 1.0))
+    entry_seconds = rates.seconds(gram_work(rates.entry(RBF(1 / D), D), 1.0))
     return TaskCosts.of_rates(rates, entry_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Projected cost of a piece of work: operations, bytes and memory. Rates convert it to seconds."""
+"""Work of an algorithm in operations and bytes, which rates convert to seconds, and the stages of a fit."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -55,8 +55,8 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Projected work of a stage, summed over its tasks."""
+class Work:
+    """What a primitive takes, summed over its tasks."""
 
     gemm_flops: float = 0.0
     """Floating-point operations that run at the rate of a matrix product."""
@@ -64,6 +64,8 @@ class Cost:
     """Seconds of elementwise work (exp, powers, conversions) on one core."""
     read_bytes: float = 0.0
     """Bytes read from the store."""
+    cold_bytes: float = 0.0
+    """Those of them that the disk itself delivers, not the system's cache of files."""
     written_bytes: float = 0.0
     """Bytes written to the store."""
     n_tasks: int = 0
@@ -71,6 +73,10 @@ class Cost:
     """Bytes of matrices in memory that are read to be multiplied by a few vectors."""
     fresh_bytes: float = 0.0
     """Bytes of memory that a process fills for the first time."""
+    row_bytes: float = 0.0
+    """Bytes of X read where it is stored."""
+    disk_bytes: int = 0
+    """Space of what is left in the store."""
     dense_flops: float = 0.0
     """Floating-point operations of factorisations in memory."""
     dense_side: int = 0
@@ -81,6 +87,7 @@ class Cost:
         return type(self)(**(values | {"dense_side": max(self.dense_side, other.dense_side)}))
 
     def times(self, factor: float) -> Self:
-        """Cost of this work `factor` times."""
+        """Work of so many times as much, whose result takes no more space."""
         values = {f.name: getattr(self, f.name) * factor for f in fields(self)}
-        return type(self)(**(values | {"n_tasks": round(values["n_tasks"]), "dense_side": self.dense_side}))
+        whole = {"n_tasks": round(values["n_tasks"]), "dense_side": self.dense_side, "disk_bytes": self.disk_bytes}
+        return type(self)(**(values | whole))

@@ -62,6 +62,11 @@ def _without_secrets(found: re.Match[str]) -> str:
 # Sizes and times
 
 
+def plural(count: int, word: str, ending: str = "s") -> str:
+    """Count and word."""
+    return f"{count:,} {word}{'' if count == 1 else ending}"
+
+
 def format_bytes(n_bytes: float) -> str:
     """Number of bytes with a binary unit and three digits: ``1.25 GiB``."""
     size = float(n_bytes)

@@ -344,7 +344,7 @@ class MultipliedGram(GramMatrix):
 
 def direct_gram(data: FitData, strategy: Direct, context: Context, scale: Array | None = None) -> FactoredGram:
     """Gram matrix of a direct solver, where the plan has it."""
-    return (GramInMemory if strategy.is_whole else GramInStore)(data, strategy, context, scale)
+    return (GramInMemory if context.in_memory else GramInStore)(data, strategy, context, scale)
 
 
 AppliedFactor = LocalFactor | SharedFactor | ScaledFactor
@@ -517,4 +517,4 @@ class Float32GramInMemory(Float32Gram, GramInMemory):
 
 def float32_gram(data: FitData, strategy: Float32Factor, context: Context, scale: Array | None = None) -> Float32Gram:
     """Gram matrix that is factored in float32, where the plan has it."""
-    return (Float32GramInMemory if strategy.is_whole else Float32GramInStore)(data, strategy, context, scale)
+    return (Float32GramInMemory if context.in_memory else Float32GramInStore)(data, strategy, context, scale)

@@ -10,7 +10,8 @@ from dkrr.fitting.context import Context
 from dkrr.linalg.operator import Operator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky, pivot_stopping_rule
 from dkrr.linalg.preconditioner import Preconditioner
-from dkrr.planning import Iterative, Plan
+from dkrr.planning import Plan
+from dkrr.planning.multiplied import growth_seconds
 from dkrr.solvers import ConjugateGradient
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.iteration_state import CGOutcome, State
@@ -31,9 +32,7 @@ def pivots_of(plan: Plan) -> RPCholesky:
     return wanted if isinstance(wanted, RPCholesky) else RPCholesky()
 
 
-def pivot_rule(
-    strategy: Iterative, plan: Plan, shift: float, tol: float, n_products: float = 1.0
-) -> Callable[[PivotedCholesky], bool]:
+def pivot_rule(plan: Plan, shift: float, tol: float, n_products: float = 1.0) -> Callable[[PivotedCholesky], bool]:
     """Whether a partial factor has the rank that pays, at the rates that the plan was made with.
 
     Parameters
@@ -43,7 +42,7 @@ def pivot_rule(
     n_products : float
         Times that products with K are computed again, for one system after another.
     """
-    product, pivot_seconds = strategy.growth_seconds(plan.problem, plan.resources)
+    product, pivot_seconds = growth_seconds(plan.problem, plan.resources, plan.chosen)
     return pivot_stopping_rule(shift, tol, n_products * product, pivot_seconds)
 
 

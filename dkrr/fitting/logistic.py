@@ -147,8 +147,8 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     scaled = data.in_range()
     start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
     with open_context(plan, request.settings.store, progress) as context:
-        strategy = plan.chosen.for_systems
-        rows, objective_at = OBJECTIVES[plan.form, type(strategy)](strategy, scaled, plan, context)
+        how = plan.chosen.how
+        rows, objective_at = OBJECTIVES[plan.form, type(how)](how, scaled, plan, context)
         found = _minimise(scaled, plan, context, objective_at, request.settings.max_iter, start)
     models = [_solved(data, plan, context, rows, one) for one in found]
     if len(models) == 1:

@@ -19,8 +19,9 @@ from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPrec
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.likelihood_pass import Passes
 from dkrr.linalg.operator import Operator
-from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
+from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.planning.problem import Form
+from dkrr.planning.strategy import How
 from dkrr.solvers.dual_objective import DualObjective
 from dkrr.solvers.newton import CURVATURE_SHIFT, INNER_TOL, Objective, Point
 from dkrr.solvers.primal_objective import PrimalObjective
@@ -119,7 +120,7 @@ def dual_iterative(strategy: Iterative, data: LabelledData, plan: Plan, context:
         if matrix.rank_limit == 0:
             return NoPreconditioners()
         shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
-        is_enough = pivot_rule(strategy, plan, shift, INNER_TOL, plan.problem.n_steps)
+        is_enough = pivot_rule(plan, shift, INNER_TOL, plan.problem.n_steps)
         return ByPartialFactor(matrix.partial_factor(data.weights, pivots_of(plan), is_enough))
 
     return _dual(matrix, preconditioners, data, plan, context, mixed=matrix.is_mixed)
@@ -169,7 +170,7 @@ def primal_iterative(strategy: Iterative, data: LabelledData, plan: Plan, contex
     return _primal("diagonal", passes.row_block, passes.row_parts, data, plan, context)
 
 
-OBJECTIVES: Mapping[tuple[Form, type[Strategy]], Callable[[Any, LabelledData, Plan, Context], Made]] = {
+OBJECTIVES: Mapping[tuple[Form, type[How]], Callable[[Any, LabelledData, Plan, Context], Made]] = {
     ("dual", Direct): dual_direct,
     ("dual", Float32Factor): dual_factored,
     ("dual", Iterative): dual_iterative,

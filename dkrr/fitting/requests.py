@@ -30,9 +30,9 @@ from dkrr.linalg.spectrum import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, est
 from dkrr.machine import detect, measured_plan
 from dkrr.machine.functions import with_measured_functions
 from dkrr.planning import Layout, Plan, Problem, make_plan
+from dkrr.planning.explain import SMALL_SECONDS
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import SMALL_SECONDS
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
 from dkrr.solvers.newton import Point
 from dkrr.store import RunStore, TileGrid
@@ -233,7 +233,7 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
     """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit."""
     problem = with_measured_functions(problem, rows)
     plan = make_plan(problem, resources) if problem.solver is None else None
-    if plan is not None and plan.chosen.for_systems.is_direct and plan.seconds <= SMALL_SECONDS:
+    if plan is not None and plan.chosen.is_direct and plan.seconds <= SMALL_SECONDS:
         return plan
     sampled = with_spectrum(problem, rows)
     return measured_plan(sampled, resources, plan if sampled is problem else None)

@@ -229,7 +229,7 @@ class IteratedDual(DualRidge):
 
     def __init__(self, strategy: Iterative, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan)
-        self._strategy, self._context = strategy, context
+        self._context = context
         self.matrix: MultipliedGram = MultipliedGram(data, strategy, context, self.scale)
         self._kept = dict[str, Any]()
         """Operator and partial factor, which all batches share."""
@@ -271,7 +271,7 @@ class IteratedDual(DualRidge):
             return Identity()
         plan, importance = self._plan, None if self.scale is None else self.scale**2
         if "factor" not in self._kept:
-            is_enough = pivot_rule(self._strategy, plan, min(plan.problem.alphas), plan.problem.tol)
+            is_enough = pivot_rule(plan, min(plan.problem.alphas), plan.problem.tol)
             self._kept["factor"] = self.matrix.partial_factor(importance, pivots_of(plan), is_enough)
         return LowRank(self._kept["factor"], shift, self.scale, self.matrix.is_mixed)
 

@@ -19,8 +19,9 @@ from dkrr.fitting.requests import DualStart, FitRequest
 from dkrr.fitting.results import Solution, Solved, solved
 from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
 from dkrr.linalg.residual import worst
-from dkrr.planning import Direct, Float32Factor, Iterative, Plan, Strategy
+from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.planning.problem import Form
+from dkrr.planning.strategy import How
 from dkrr.solvers import SolveResult, Status
 from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.solvers.iteration_state import CGOutcome
@@ -80,14 +81,14 @@ def solve_with_float32_factor(
 
 
 class Way(NamedTuple):
-    """How a strategy is carried out."""
+    """How a solver is carried out."""
 
     forms: Mapping[Form, Any]
-    """Systems of each form, made of a strategy, data, plan and context."""
+    """Systems of each form, made of what the plan says of the solver, data, plan and context."""
     solve: Callable[[Any, TrainingData, Plan, Context, DualStart | None], Solution]
 
 
-SOLVERS: Mapping[type[Strategy], Way] = {
+SOLVERS: Mapping[type[How], Way] = {
     Direct: Way({"dual": DirectDual, "primal": DirectPrimal}, solve_directly),
     Iterative: Way({"dual": IteratedDual, "primal": IteratedPrimal}, solve_iteratively),
     Float32Factor: Way({"dual": FactoredDual}, solve_with_float32_factor),
@@ -96,8 +97,8 @@ SOLVERS: Mapping[type[Strategy], Way] = {
 
 def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart | None) -> Solution:
     """Solution of all targets, in the batches of the plan."""
-    way = SOLVERS[type(plan.chosen)]
-    form = way.forms[plan.form](plan.chosen, data, plan, context)
+    way = SOLVERS[type(plan.chosen.how)]
+    form = way.forms[plan.form](plan.chosen.how, data, plan, context)
     if plan.form == "primal" or not plan.problem.batch:
         return way.solve(form, data, plan, context, start)
 

@@ -24,15 +24,16 @@ parts), so that a task must not run twice there.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import numpy as np
 
 from dkrr import blas
 from dkrr.cluster.tasks import Meter, Task
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
-from dkrr.linalg.tile_steps import N_SLOTS, TileStep, n_update_parts, prefetched, tile_key, tile_steps, writer
+from dkrr.linalg.tile_steps import N_SLOTS, TileStep, n_tasks, n_update_parts, prefetched, tile_key, tile_steps, writer
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 from dkrr.store.format import OVERHEAD_BYTES
 from dkrr.store.matrix import padded_width
@@ -298,11 +299,29 @@ def _divide_by_diagonal(
         meter.bytes_written += sum(write.result() for write in writes)
 
 
-def cholesky_cost(grid: TileGrid, n_right_sides: int, columns_per_task: int = 0, itemsize: int = 8) -> Cost:
-    """Cost of the whole factorisation, forming the tiles of A not included.
+def cholesky_work(
+    grid: TileGrid,
+    n_right_sides: int,
+    columns_per_task: int = 0,
+    itemsize: int = 8,
+    cache_bytes: float = inf,
+    n_stored: int = 1,
+) -> Work:
+    """Work of the whole factorisation, forming the tiles of A not included.
 
-    `n_right_sides` is 0 without the forward substitution, `itemsize` the bytes of an entry of L. Rates are of float64,
-    so an operation in float32, which takes half the time, counts half in `gemm_flops`.
+    Parameters
+    ----------
+    grid : TileGrid
+    n_right_sides : int
+        0 without the forward substitution.
+    columns_per_task : int
+    itemsize : int
+        Bytes of an entry of L. Rates are of float64, so an operation in float32, which takes half the time, counts half
+        in `gemm_flops`.
+    cache_bytes : float
+        Size of the system's cache of files.
+    n_stored : int
+        Factors that are in the store at once, each with its right-hand sides and what is solved for.
     """
     n, m, n_tiles = grid.n, n_right_sides, grid.n_tiles
     panel = float(_panel_bytes(grid, itemsize))
@@ -312,15 +331,17 @@ def cholesky_cost(grid: TileGrid, n_right_sides: int, columns_per_task: int = 0,
         for j, before in enumerate(panels_before)
     )
     between = partial_bytes(grid, n_right_sides, columns_per_task, itemsize)
-    return Cost(
+    return Work(
         gemm_flops=n**3 / 3 * itemsize / 8 + n**2 * m,
         read_bytes=read + between,
+        cold_bytes=_cold_bytes(grid, cache_bytes, columns_per_task, itemsize),
         written_bytes=factor_bytes(grid, itemsize) + 8.0 * n * m + between,
-        n_tasks=sum((n_tiles - j) * n_update_parts(j, columns_per_task) for j in range(n_tiles)),
+        disk_bytes=n_stored * (factor_bytes(grid, itemsize) + 8 * n * (4 * m + 2 if m else 0)) + between,
+        n_tasks=n_tasks(n_tiles, columns_per_task),
     )
 
 
-def cold_cholesky_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: int = 0, itemsize: int = 8) -> float:
+def _cold_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: int, itemsize: int) -> float:
     """Bytes that a factorisation reads from the disk itself beside a system cache of files of this size.
 
     Column j needs the tiles to the left of it from row j on, nearly all of which column j − 1 has read: those that the

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import RunRecord
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.low_rank import LOW_PRECISION_RATIO, ROUNDING, mean_left, small_cholesky
 from dkrr.linalg.operator import Precision, column_sizes
@@ -264,6 +264,6 @@ class FoldLowRank(Preconditioner):
         return self.factor.record
 
 
-def middles_cost(n: int, rank: int, n_sets: int) -> Cost:
-    """Cost of the small matrices of training sets, besides that of all rows."""
-    return Cost(gemm_flops=n * float(rank) ** 2 + MIDDLE_FLOPS * n_sets * float(rank) ** 3)
+def middles_work(n: int, rank: int, n_sets: int) -> Work:
+    """Work of the small matrices of training sets, besides that of all rows."""
+    return Work(gemm_flops=n * float(rank) ** 2 + MIDDLE_FLOPS * n_sets * float(rank) ** 3)

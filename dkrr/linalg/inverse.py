@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Task, ThreadExecutor
 from dkrr.cluster.tasks import execute
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.operator import column_sizes
 from dkrr.linalg.substitution import WIDEN_SECONDS, WIDENED_ENTRIES, Substitution, substitution_tasks
@@ -161,8 +161,8 @@ def block_cuts(n_tiles: int, slots: int) -> tuple[int, ...]:
     return tuple(round(k * n_tiles / n_blocks) for k in range(n_blocks + 1))
 
 
-def apply_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8, slots: int | None = None) -> Cost:
-    """Cost of applying (L Lᵀ)⁻¹ once.
+def apply_work(grid: TileGrid, n_right_sides: int, itemsize: int = 8, slots: int | None = None) -> Work:
+    """Work of applying (L Lᵀ)⁻¹ once.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def apply_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8, slots: int
         sizes = [b - a for a, b in pairwise(cuts)]
         chunks = sum(s * (1 + max(0, q - 1)) for order in (sizes, sizes[::-1]) for q, s in enumerate(order))
         written = chunks * (8 * min(grid.tile, grid.n) * n_right_sides + OVERHEAD_BYTES)
-    return Cost(
+    return Work(
         gemm_flops=4.0 * grid.n**2 * n_right_sides,
         element_seconds=0.0 if itemsize == 8 else WIDEN_SECONDS * grid.n**2,
         read_bytes=2 * factor_bytes(grid, itemsize),

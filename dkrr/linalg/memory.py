@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Share, Task
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, factor_tile
 from dkrr.linalg.operator import Operator, Precision
@@ -173,33 +173,31 @@ def form_tile(meter: Meter, source: TileSource, matrix: MemoryMatrix, i: int, j:
         mirror_lower(tile)
 
 
-def memory_cost(grid: TileGrid, m: int, n_systems: int, *, keeps: bool) -> Cost:
-    """Cost of factoring and solving `n_systems` times, forming the tiles not included.
-
-    Parameters
-    ----------
-    grid : TileGrid
-    m : int
-        Right-hand sides.
-    n_systems : int
-    keeps : bool
-        Whether a matrix is kept beside the factor: it is copied, and multiplied once.
-    """
-    n = grid.n
-    # Both substitutions together pass once over the matrix.
-    passes = n_systems + (1 + 2 * n_systems if keeps else 0)
-    return Cost(
-        gemm_flops=n_systems * (4.0 if keeps else 2.0) * n**2 * m,
-        memory_bytes=passes * 8.0 * n * n,
-        fresh_bytes=float(memory_bytes(grid, keeps=keeps)),
-        dense_flops=n_systems * n**3 / 3,
-        dense_side=n,
-    )
+def factor_work(grid: TileGrid, itemsize: int = 8) -> Work:
+    """Work of a factorisation, forming the tiles not included; an operation in float32 counts half."""
+    return Work(dense_flops=grid.n**3 / 3 * itemsize / 8, dense_side=grid.n)
 
 
-def inverse_bytes(grid: TileGrid) -> int:
+def solving_work(n: int, m: int, itemsize: int = 8) -> Work:
+    """Work of both substitutions with a factor, or of a product with a matrix that is kept."""
+    return Work(gemm_flops=2.0 * n**2 * m, memory_bytes=float(itemsize) * n**2)
+
+
+def copy_work(n: int) -> Work:
+    """Work of copying a matrix that is kept to where its factor will be."""
+    return Work(memory_bytes=2 * 8.0 * n**2)
+
+
+def inverse_bytes(grid: TileGrid, itemsize: int = 8) -> int:
     """Most memory of the inverted blocks by which the tasks of a column share solving with its square."""
-    return 8 * grid.n * blas.INVERSE_SIDE if grid.n_tiles > 1 else 0
+    return itemsize * grid.n * blas.INVERSE_SIDE if grid.n_tiles > 1 else 0
+
+
+def factoring_bytes(grid: TileGrid, m: int, threads: int, itemsize: int = 8) -> int:
+    """Memory of BLAS and of inverted blocks, where threads factor tiles and solve for m right-hand sides."""
+    tiles = TILE_BUFFER_BYTES * itemsize // 8 + 4096 * m
+    buffers = blas.BYTES_PER_THREAD if grid.n_tiles == 1 else min(blas.BYTES_PER_THREAD, tiles)
+    return threads * buffers + inverse_bytes(grid, itemsize)
 
 
 def memory_bytes(grid: TileGrid, *, keeps: bool) -> int:

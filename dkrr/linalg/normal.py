@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster.tasks import Meter, Task
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.data.rows import Block
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.kernels.blocks import mirror_lower
@@ -259,10 +259,10 @@ def parts_for_folds(n: int, dimension: int, n_folds: int, threads: int) -> int:
     return max(1, min(threads, n, room)) if is_parallel else 1
 
 
-def normal_cost(
+def normal_work(
     n: int, row_bytes: int, dimension: int, n_targets: int, n_tiles: int, element_seconds: float, *, centred: bool
-) -> Cost:
-    """Cost of forming ΦᵀWΦ and ΦᵀWy for `n` rows: the rows are read once for every tile.
+) -> Work:
+    """Work of forming ΦᵀWΦ and ΦᵀWy for `n` rows: the rows are read once for every tile.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def normal_cost(
     """
     n_lower = n_tiles * (n_tiles + 1) // 2
     passes = n_lower + (1 if centred else 0) + 1  # the last for the true residual
-    return Cost(
+    return Work(
         gemm_flops=float(n) * dimension * (dimension + 6 * n_targets * thin(n_targets)),
         element_seconds=n
         * ((n_tiles + passes - n_lower) * dimension * element_seconds + row_bytes / 8 * CHECK_SECONDS),

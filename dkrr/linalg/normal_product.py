@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Executor, Meter, RunRecord, Task
+from dkrr.cost import Work
 from dkrr.data.rows import Block
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.linalg.operator import Operator, Precision
@@ -21,6 +22,11 @@ Array = NDArray[np.float64]
 
 SECONDS_PER_STREAMED_ENTRY = 1.2e-9
 """Time of both products of an entry of Φ with one vector."""
+
+
+def stream_work(n_entries: float, m: int, entry_seconds: float) -> Work:
+    """Work of both products of so many entries of Φ, each of which is formed in `entry_seconds`, with m vectors."""
+    return Work(element_seconds=n_entries * (SECONDS_PER_STREAMED_ENTRY * m + entry_seconds))
 
 
 def normal_product(

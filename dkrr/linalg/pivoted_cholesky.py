@@ -32,7 +32,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.cluster import Executor, RunRecord, SerialExecutor, Task
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
@@ -51,7 +51,7 @@ from dkrr.linalg.factor_rows import (
     square_rows,
 )
 from dkrr.linalg.operator import Precision, column_sizes
-from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_cost
+from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_work
 
 Array = NDArray[np.float64]
 
@@ -365,29 +365,30 @@ def _even_power(values: Array) -> float:
     return ldexp(1.0, max(exponent - exponent % 2, -1020))
 
 
-def pivoted_cost(n: int, rank: int, entry: EntryCost) -> Cost:
-    """Cost of a factor of this rank and of Fᵀ F, both by products in float32, which count half their operations."""
-    return Cost(gemm_flops=LOW_OVERHEAD * n * rank**2) + gram_cost(entry, float(n) * rank)
+def pivoted_work(n: int, rank: int, entry: EntryCost) -> Work:
+    """Work of a factor of this rank and of Fᵀ F, both by products in float32, which count half their operations."""
+    return Work(gemm_flops=LOW_OVERHEAD * n * rank**2) + gram_work(entry, float(n) * rank)
 
 
-def small_matrix_cost(n: int, rank: int, slots: int) -> Cost:
-    """Cost of the small matrix that a factor makes with another diagonal, for a process of `slots` that share Fᵀ F."""
-    return Cost(gemm_flops=0.5 * LOW_OVERHEAD * n * rank**2 / slots + rank**3 / 3)
+def small_matrix_work(n: int, rank: int, slots: int) -> Work:
+    """Work of the small matrix that a factor makes with another diagonal, for a process of `slots` that share Fᵀ F."""
+    return Work(gemm_flops=0.5 * LOW_OVERHEAD * n * rank**2 / slots + rank**3 / 3)
 
 
-def partial_factor_cost(n: int, rank: int, entry: EntryCost, slots: int) -> Cost:
-    """Cost of a factor of this rank and of its small matrix, for each of `slots` that share the rows."""
-    return pivoted_cost(n, rank, entry).times(1 / slots) + Cost(gemm_flops=float(rank) ** 3)
+def partial_factor_work(n: int, rank: int, entry: EntryCost, slots: int) -> Work:
+    """Work of a factor of this rank and of its small matrix, for each of `slots` that share the rows."""
+    rows = Work(fresh_bytes=float(np.dtype(FACTOR_DTYPE).itemsize) * n * rank)
+    return (pivoted_work(n, rank, entry) + rows).times(1 / slots) + Work(gemm_flops=float(rank) ** 3)
 
 
-def partial_apply_seconds(n: int, rank: int, n_columns: int, slots: int, precision: Precision) -> float:
-    """Time in which `slots` that share the rows of a factor multiply it and its transpose by vectors."""
-    return APPLY_SECONDS_PER_ENTRY[precision] * n * rank * n_columns / slots
+def partial_apply_work(n: int, rank: int, n_columns: int, precision: Precision) -> Work:
+    """Work of multiplying a factor and its transpose by vectors."""
+    return Work(element_seconds=APPLY_SECONDS_PER_ENTRY[precision] * n * rank * n_columns)
 
 
-def factor_rows_bytes(n: int, rank: int, itemsize: int, slots: int) -> int:
+def factor_rows_bytes(n: int, rank: int, slots: int) -> int:
     """Memory of the rows of F of one slot, and of a strip in work."""
-    low = min(rank, GRAM_COLUMNS) * (GRAM_ROWS + rank)
+    low, itemsize = min(rank, GRAM_COLUMNS) * (GRAM_ROWS + rank), np.dtype(FACTOR_DTYPE).itemsize
     return itemsize * -(-n // slots) * rank + max(3 * 8 * max(STRIP_ENTRIES, 64 * rank), 4 * low)
 
 

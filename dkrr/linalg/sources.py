@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cluster.tasks import Meter, Task
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.data import Rows
 from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
@@ -300,9 +300,9 @@ def clear_upper(tile: NDArray[Any]) -> None:
         tile[r, r + 1 :] = 0.0
 
 
-def gram_cost(entry: EntryCost, n_entries: float) -> Cost:
-    """Cost of `n_entries` entries of a Gram matrix, of which symmetry has been used already."""
-    return Cost(gemm_flops=entry.gemm_flops * n_entries, element_seconds=entry.element_seconds * n_entries)
+def gram_work(entry: EntryCost, n_entries: float) -> Work:
+    """Work of `n_entries` entries of a Gram matrix, of which symmetry has been used already."""
+    return Work(gemm_flops=entry.gemm_flops * n_entries, element_seconds=entry.element_seconds * n_entries)
 
 
 def gram_workspace_bytes(

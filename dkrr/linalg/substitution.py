@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster.tasks import Meter, Task
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.linalg.cholesky import Matrix, factor_bytes
 from dkrr.linalg.sources import Vectors, read_range
 from dkrr.linalg.tile_steps import N_SLOTS, prefetched
@@ -314,12 +314,12 @@ def subtract_product(c: Array, panel: NDArray[Any], x: Array, *, transpose: bool
             blas.gemm(c[rows], piece, x, alpha=-1.0, beta=1.0)
 
 
-def substitution_cost(grid: TileGrid, n_right_sides: int, itemsize: int = 8) -> Cost:
-    """Cost of one resumable sweep with a factor of `itemsize` bytes to an entry.
+def substitution_work(grid: TileGrid, n_right_sides: int, itemsize: int = 8) -> Work:
+    """Work of one resumable sweep with a factor of `itemsize` bytes to an entry.
 
     The arithmetic is float64 in any case; entries of 4 bytes are widened first.
     """
-    return Cost(
+    return Work(
         gemm_flops=2.0 * grid.n**2 * n_right_sides,
         element_seconds=0.0 if itemsize == 8 else WIDEN_SECONDS * grid.n**2 / 2,
         read_bytes=factor_bytes(grid, itemsize),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task, resident
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
@@ -37,7 +37,7 @@ WORKSPACE_FRACTION = 1 / 16
 """Largest fraction of the memory of a process for the kernel's temporaries of one tile."""
 KEPT_STRIP_BYTES = 4 * 2**20
 """Strips in which a tile that is kept is multiplied: lower ones let threads wait for the interpreter."""
-KEPT_FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+KEPT_FRACTIONS = (0.0, 0.5, 1.0)
 """Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
 
 
@@ -295,24 +295,33 @@ def thin(m: int) -> float:
     return 1.0 + 48.0 / (12 + m)
 
 
-def pass_cost(entry: EntryCost, n_entries: float, m: int, precision: Precision, kept: float) -> Cost:
-    """Cost of one product of `n_entries` entries (each used twice) with m vectors.
+def calls_work(n: int, tile: int, kept: float = 0.0) -> Work:
+    """Work of one product besides its entries, with tiles of so many rows, a fraction of them kept."""
+    n_tiles = -(-n // tile)
+    return Work(element_seconds=SECONDS_PER_TILE * (1.0 - kept) * n_tiles * (n_tiles + 1) / 2)
+
+
+def pass_work(
+    entry: EntryCost, n: int, m: int, precision: Precision = "float64", kept: float = 0.0, n_uses: int = 2
+) -> Work:
+    """Work of one product of an n × n matrix with m vectors.
 
     Parameters
     ----------
     entry : EntryCost
         Cost of one entry in that precision.
-    n_entries : float
-        Entries of the lower triangle.
+    n : int
     m : int
     precision : {"float64", "float32"}
         GEMM in float32 counts half its operations, since it is twice as fast.
     kept : float
         Fraction of the entries that are in memory and not formed.
+    n_uses : int
+        Entries of the lower triangle are used twice, by symmetry; 1: all entries, once.
     """
-    low = precision == "float32"
+    low, n_entries = precision == "float32", float(n) ** 2 / n_uses
     formed = (1.0 - kept) * n_entries
-    return Cost(
+    return Work(
         gemm_flops=entry.gemm_flops * formed + thin(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
         element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision]) + kept * n_entries * KEPT_SECONDS,
         memory_bytes=KEPT_PASSES * kept * n_entries * (4 if low else 8),

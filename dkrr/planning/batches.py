@@ -6,23 +6,19 @@ The targets are where the user has them, or in a mapped file; the dual coefficie
 from dataclasses import replace
 from math import ceil
 
-from dkrr.cost import Cost, Stage
-from dkrr.linalg.sources import gram_cost
-from dkrr.planning.inputs import cache_bytes
+from dkrr.linalg.memory import solving_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources, cold_fraction
-from dkrr.planning.strategy import Reason, Strategy, plural
+from dkrr.planning.strategy import Reason, Strategy
+from dkrr.planning.work import BATCH_VECTORS, Site, Step, written
+from dkrr.text import plural
 
 WHOLE_BYTES = 64 * 2**20
 """Right-hand sides up to this size are solved for at once."""
-BATCH_VECTORS = 14
-"""Arrays of the size of a batch that the calling process holds at most."""
 BATCH_FRACTION = 1 / 3
 """Fraction of the memory limit that they may take."""
 MIN_BATCH = 64
 """Targets below which products take as long as with so many."""
-COPIES = 2
-"""Arrays of the size of a batch besides those of one fit of so many targets: its targets, and its coefficients."""
 ONCE = {
     "starting workers",
     "checking X",
@@ -70,29 +66,18 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
     """Strategy for all batches, from the one that is priced for one of them."""
     if not p.batch:
         return one
-    place, count, batch_bytes = one.place, n_batches(p), 8 * p.n * p.batch
-    # Of a client's workers the calling process is another machine, or has its own share.
-    more = COPIES * batch_bytes
-    if place.execution == "dask":
-        more = 0 if resources.cluster_is_running else BATCH_VECTORS * batch_bytes // place.n_workers
-    stages = []
-    for s in one.stages:
-        repeated = s if s.name in ONCE else s.times(count, s.peak_bytes)
-        if s.name == "true residual" and one.is_whole:
-            repeated = repeated.plus(_further_seconds(p, resources, count - 1))
-        stages.append(replace(repeated, peak_bytes=s.peak_bytes + more if s.peak_bytes else 0))
-    cold = cold_fraction(2 * p.y_bytes, cache_bytes(resources, place, one.peak_bytes + more))
-    rates = resources.rates_of_disk.reading(cold)
-    read = 3.0 * p.y_bytes  # for the ranges of the targets, for the batches, and the coefficients for their norms
-    written = p.y_bytes * (2 if p.keeps_store else 1)
-    stages.append(Stage("targets", read / rates.read_bytes + written / rates.write_bytes, read, written, written))
-    return replace(one, stages=tuple(stages))
-
-
-def _further_seconds(p: Problem, resources: Resources, count: int) -> float:
-    """Time of the substitutions and checks of further batches with a factor in memory; each check forms K again."""
-    again = gram_cost(p.entry(resources.rates), p.n**2 / 2) + Cost(gemm_flops=4.0 * p.n**2 * (p.batch + 2))
-    return count * resources.rates.seconds(again) / resources.local_threads
+    site, count, peak = Site(p, resources, one.place), n_batches(p), one.peak_bytes
+    rates = resources.rates_of_disk.reading(cold_fraction(2 * p.y_bytes, site.cache_bytes(peak)))
+    # Read for the ranges of the targets, for the batches, and the coefficients for their norms.
+    moved = written(p.y_bytes, 3.0 * p.y_bytes)
+    moved = replace(moved, written_bytes=p.y_bytes * (2 if p.keeps_store else 1))
+    recipe = [Step("targets", moved, seconds=rates.seconds(moved))]
+    stages = [s if s.name in ONCE else s.times(count, peak) for s in one.stages]
+    if one.is_whole and one.solver == "cholesky":  # substitutions with a factor that is kept
+        stages = [s for s in stages if s.name != "true residual"]
+        again = site.product(p.batch) + solving_work(p.n, p.batch)
+        recipe.append(Step("true residual", again, count))
+    return replace(one, stages=(*stages, *site.price(recipe, peak)))
 
 
 def batch_reason(p: Problem) -> Reason:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Execution, RatesFrom, Resources
-from dkrr.planning.strategy import Reason, Strategy, codes_of, plural
+from dkrr.planning.strategy import Reason, Strategy, codes_of
 from dkrr.text import Explained, format_bytes, format_seconds
 
 ITERATING = "conjugate gradient"
@@ -63,7 +64,7 @@ class Plan(Explained):
     @property
     def seconds_range(self) -> tuple[float, float]:
         """Shortest and longest wall time that the estimate of the iterations leaves possible; equal without one."""
-        least, most = self.chosen.for_systems.iteration_doubt(self.problem)
+        least, most = iteration_doubt(self.problem, self.chosen)
         iterating = sum(s.seconds for s in self.chosen.stages if s.name == ITERATING)
         return self.seconds + (least - 1.0) * iterating, self.seconds + (most - 1.0) * iterating
 
@@ -92,7 +93,7 @@ class Plan(Explained):
         """Whether errors are computed from a factor of D × D (for λ > 0): one of the fit, or the smaller one."""
         d = self.problem.dimension or 0
         is_small = d <= self.problem.n and 3 * 8 * d**2 <= self.resources.local_limit_bytes // 2
-        return self.form == "primal" and (self.chosen.for_systems.is_direct or is_small)
+        return self.form == "primal" and (self.chosen.is_direct or is_small)
 
     @property
     def uses_threads(self) -> bool:
@@ -129,36 +130,28 @@ class Plan(Explained):
         p, disk = self.problem, self.chosen.disk_bytes
         store = "" if self.chosen.place.is_memory else f", {format_bytes(disk)} on disk"
         return (
-            f"<Plan for {p.n:,} × {p.d:,}, {_columns(p)}: {self.chosen.summary()}; about "
+            f"<Plan for {p.n:,} × {p.d:,}, {columns_of(p)}: {self.chosen.summary()}; about "
             f"{format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process{store}>"
         )
 
     def __str__(self) -> str:
         c, p, side = self.chosen, self.problem, self.problem.side(self.form)
         how = "factor" if c.solver == "cholesky" else "iterate with"
-        alphas = f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""
-        solver, *where = c.lines(p)
         disk = f"{format_bytes(c.disk_bytes)}; {format_bytes(c.written_bytes)} written, "
         disk += f"{format_bytes(c.read_bytes)} read"
-        lines = [
-            f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {_columns(p)}, {_describe(p)}",
-            f"  form        {c.form}: {how} {_matrix(p, c.form)}, {side:,} × {side:,}; predict in "
-            f"{self.prediction} form",
-            f"{solver}{alphas}",
-            *where,
-            f"  time        about {format_seconds(c.seconds)}{self._range()}",
-            f"  rates       {RATES[self.resources.rates_from]}",
-            f"  memory      at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})",
-            f"  disk        {'none' if c.place.is_memory else disk}",
-            f"  model       {format_bytes(self.saved_bytes)} when it is saved{self._with_uncertainty()}",
-            *([f"  cluster     {self.resources.assumed}"] if self.resources.assumed else []),
-            "  because",
-            *(f"    - {reason}" for reason in self.reasons),
+        form = f"{c.form}: {how} {matrix_of(p, c.form)}, {side:,} × {side:,}; predict in {self.prediction} form"
+        facts = [
+            ("form", form),
+            *solver_facts(c, p),
+            ("time", f"about {format_seconds(c.seconds)}{self._range()}"),
+            ("rates", RATES[self.resources.rates_from]),
+            ("memory", f"at most {format_bytes(c.peak_bytes)} per process (limit {format_bytes(c.limit_bytes)})"),
+            ("disk", "none" if c.place.is_memory else disk),
+            ("model", f"{format_bytes(self.saved_bytes)} when it is saved{self._with_uncertainty()}"),
+            *([("cluster", self.resources.assumed)] if self.resources.assumed else []),
         ]
-        if self.rejected:
-            lines.append("  rejected")
-            lines += [f"    - {_rejection(r, c)}" for r in self.rejected[:4]]
-        return "\n".join(lines)
+        title = f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {columns_of(p)}, {kernel_of(p)}"
+        return layout(title, facts, self.reasons, [rejection(r, c) for r in self.rejected[:4]])
 
     def _with_uncertainty(self) -> str:
         n_bytes = self.saved_bytes_with_uncertainty
@@ -170,42 +163,3 @@ class Plan(Explained):
         if most - least <= NARROW * self.seconds:
             return ""
         return f" ({format_seconds(least)} to {format_seconds(most)}: the iterations are an estimate)"
-
-
-def _columns(p: Problem) -> str:
-    if p.loss == "squared":
-        return plural(p.n_targets, "target")
-    return f"softmax of {p.n_targets} classes" if p.is_coupled else plural(p.n_targets, "logistic model")
-
-
-def _matrix(p: Problem, form: Form) -> str:
-    if p.loss == "squared":
-        return "K + λI" if form == "dual" else "ΦᵀΦ + λI"
-    return "K + 2λW⁻¹" if form == "dual" else "ΦᵀWΦ + 2λI"
-
-
-def _rejection(rejected: Strategy, chosen: Strategy) -> str:
-    ratio = rejected.seconds / max(chosen.seconds, 1e-9)
-    compared = (
-        f"slower, {f'{ratio:.2g}' if ratio < 99.5 else f'{ratio:,.0f}'} × the time"
-        if ratio > 1.03
-        else "not faster, and moves more bytes"
-    )
-    why = rejected.refused or compared
-    cost = f"about {format_seconds(rejected.seconds)}, {format_bytes(rejected.peak_bytes)} per process"
-    return f"{rejected.summary()}: {why} ({cost})"
-
-
-def _describe(p: Problem) -> str:
-    description = p.kernel.to_dict()
-    name = description.pop("kernel")
-    if "feature_map" in description:  # the kernel of a map: the kernel that the map approximates is more informative
-        description = dict(description["feature_map"])
-        name = description.pop("feature_map")
-    parameters = ", ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in description.items()
-        if not isinstance(value, dict | list)
-    )
-    alphas = float(f"{p.alphas[0]:.6g}") if len(p.alphas) == 1 else p.alphas
-    return f"{name} kernel" + (f" ({parameters})" if parameters else "") + f", alpha={alphas}"

@@ -1,29 +1,21 @@
 """Choosing among the candidates, with reasons; refusing what cannot be done."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
-from dkrr.planning.direct import Direct
-from dkrr.planning.float32_factor import Float32Factor
-from dkrr.planning.iteration import Iterative, refuse_columns_of_gram
-from dkrr.planning.newton import Newton
+from dkrr.planning.explain import NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, why_form, why_solver
+from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import Plan
-from dkrr.planning.problem import Form, Loss, Problem
+from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
-from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, SMALL_SECONDS, Reason, Strategy
+from dkrr.planning.strategy import Reason, Strategy
+from dkrr.planning.ways import ways
 from dkrr.solvers import ConjugateGradient
-from dkrr.text import format_bytes, format_count, format_seconds
-
-STRATEGIES: Mapping[Loss, tuple[type[Strategy], ...]] = {
-    "squared": (Direct, Float32Factor, Iterative),
-    "logistic": (Newton,),
-}
-"""All ways to fit, by the loss: a new one is a new file and a name here."""
-
+from dkrr.text import format_bytes, format_count
 
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with anything else: pricing that would take as long."""
@@ -66,7 +58,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     problem = replace(problem, batch=batch_of(problem, resources) if "dual" in forms else 0)
     candidates = [c for form in forms for c in _candidates(problem, resources, form)]
     if not candidates and forms == ["primal"]:
-        refuse_columns_of_gram(problem, impossible)
+        _refuse_columns_of_gram(problem, impossible)
     if problem.solver is None:
         candidates = _refuse_doubtful(candidates, problem)
     fitting = [c for c in candidates if not c.refused]
@@ -108,18 +100,18 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
     """Every way to solve in one form, with the reasons against those that are impossible."""
     found: list[Strategy] = []
     soon_done = False
-    for strategy in STRATEGIES[problem.loss]:
+    batched = form == "dual" and problem.batch > 0
+    for solver, candidates in ways(problem, form):
         # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
-        if not strategy.serves(problem.settings) or (soon_done and not strategy.is_direct):
+        if soon_done and solver == "cg":
             continue
-        batched = form == "dual" and problem.batch > 0
-        for one in strategy.candidates(of_one_batch(problem) if batched else problem, resources, form):
+        for one in candidates(of_one_batch(problem) if batched else problem, resources):
             c = in_batches(one, problem, resources) if batched else one
             found.append(_checked(c, resources))
             if c.is_whole and not found[-1].refused:
                 if c.seconds < TINY_SECONDS:
                     return found
-                soon_done |= c.is_direct and problem.solver is None and c.seconds <= SMALL_SECONDS
+                soon_done |= problem.solver is None and c.seconds <= SMALL_SECONDS
                 if c.seconds < SHORT_SECONDS:
                     break
     return found
@@ -127,11 +119,11 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
 
 def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
     """Refuse iterative solvers whose estimate may be wrong where a direct solver is possible."""
-    direct = min((c.seconds for c in candidates if c.for_systems.is_direct and not c.refused), default=None)
+    direct = min((c.seconds for c in candidates if c.is_direct and not c.refused), default=None)
     if direct is None:
         return candidates
-    doubts = [c.refused or c.doubt(problem, direct) for c in candidates]
-    return [replace(c, refused=doubt) if doubt else c for c, doubt in zip(candidates, doubts, strict=True)]
+    doubts = [c.refused or doubt(problem, c, direct) for c in candidates]
+    return [replace(c, refused=why) if why else c for c, why in zip(candidates, doubts, strict=True)]
 
 
 def prediction_form(problem: Problem) -> Form:
@@ -266,6 +258,27 @@ def _allowed_and_remedy(needed: int, resources: Resources) -> str:
     )
 
 
+def _refuse_columns_of_gram(problem: Problem, against_dual: Sequence[str]) -> None:
+    """Refuse a preconditioner made of columns of K where only the primal form is left.
+
+    Raises
+    ------
+    InputError
+        Naming the preconditioner, after the reasons against the dual form.
+    """
+    preconditioner = settings_of(problem).preconditioner
+    if preconditioner in ("auto", None):
+        return
+    remedy = (
+        "set alpha > 0 or use preconditioner='auto'" if against_dual else "use preconditioner='auto' or form='dual'"
+    )
+    refusal = (
+        f"preconditioner is {preconditioner!r}; expected 'auto' or None in the primal form, as it is made of columns "
+        f"of K: {remedy}"
+    )
+    raise InputError("; ".join([*against_dual, refusal]))
+
+
 def _exactly(n_bytes: int) -> str:
     """Bytes in words, rounded up, and as a number."""
     return f"{format_bytes(1.005 * n_bytes)} ({n_bytes} bytes)"
@@ -296,13 +309,13 @@ def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidate
     if problem.layout is not None:
         text = "the store holds a run that began with this form and these tiles; the run resumes"
         reasons.append(Reason("resumed", text))
-    reasons.append(_form_reason(problem, chosen, candidates))
+    reasons.append(why_form(problem, chosen, candidates))
     if resources.confined:
         reasons.append(Reason("confined", resources.confined))
     reasons += [Reason("storage-rates", text) for text in resources.storage_reasons]
     if chosen.form == "dual":
         reasons += [*([batch_reason(problem)] if problem.batch else []), *_function_reasons(problem)]
-    return reasons + chosen.reasons(problem, chosen, candidates)
+    return reasons + why_solver(problem, chosen, candidates)
 
 
 def _function_reasons(problem: Problem) -> list[Reason]:
@@ -317,20 +330,6 @@ def _function_reasons(problem: Problem) -> list[Reason]:
             text = f"was measured on a block of {cost.rows:,} × {cost.rows:,} rows: {each}"
         reasons.append(Reason("kernel-function", f"the kernel function {function.name!r} {text}"))
     return reasons
-
-
-def _form_reason(problem: Problem, chosen: Strategy, candidates: list[Strategy]) -> Reason:
-    """Why the chosen form."""
-    if problem.form is not None:
-        return Reason("form-requested", f"form='{problem.form}' was requested")
-    if problem.dimension is None:
-        return Reason("no-feature-map", "dual, since the kernel has no finite feature map")
-    other = "dual" if chosen.form == "primal" else "primal"
-    time = min((c.seconds for c in candidates if c.form == other and not c.refused), default=None)
-    against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
-    features = format_count(problem.dimension)
-    text = f"{chosen.form}, since D = {features} features against n = {problem.n:,} rows{against}"
-    return Reason("smaller-matrix", text)
 
 
 def _shortages(resources: Resources, chosen: Strategy) -> list[Reason]:

@@ -12,13 +12,16 @@ from dkrr.kernels.base import EntryCost
 from dkrr.linalg.operator import Precision
 from dkrr.planning.resources import Rates
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.solvers.newton import STEPS_FROM_NEAR, expected_steps
+from dkrr.solvers.dual_objective import VECTORS_HELD
+from dkrr.solvers.newton import INNER_TOL, NewtonWork
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
 ENTRY_BYTES = 16
 """Bytes of a stored entry of sparse rows, with an index of 8 bytes."""
+ACTIVE_ALPHAS = 2
+"""Values of λ whose columns iterate for most of the time, where all folds are solved for at once."""
 TYPICAL_CONDITION = 300.0
 """Condition number of ΦᵀWΦ scaled to a unit diagonal: correlated features, fewer than rows."""
 
@@ -246,4 +249,71 @@ class Problem:
         """Expected steps of Newton's method, for all values of λ; 1 for a regression."""
         if self.loss == "squared":
             return 1
-        return expected_steps(self.tol) + (len(self.alphas) - 1) * STEPS_FROM_NEAR
+        return self.newton.steps
+
+    @property
+    def newton(self) -> NewtonWork:
+        """Expected work of Newton's method."""
+        return NewtonWork.expected(self.tol, self.alphas, is_coupled=self.is_coupled)
+
+    @property
+    def systems(self) -> "Systems":
+        """Linear systems of a fit."""
+        if self.loss == "logistic":
+            newton, m = self.newton, self.n_targets
+            return Systems(
+                n_factors=newton.steps * m,
+                n_right_sides=1,
+                n_stored=1,
+                n_columns=m,
+                n_active=m,
+                shift=newton.shift,
+                tol=INNER_TOL,
+                n_steps=newton.steps,
+                more_iterations=newton.more,
+                n_products=newton.products,
+                n_vectors=VECTORS_HELD,
+                n_curvatures=m,
+            )
+        m, n_alphas = self.n_right_sides, len(self.alphas)
+        return Systems(
+            n_factors=n_alphas,
+            n_right_sides=m,
+            n_stored=n_alphas if self.keeps_store else 1,
+            n_columns=m * n_alphas * self.n_folds,
+            # Columns of large λ end soon.
+            n_active=m * (n_alphas if self.n_folds == 1 else min(ACTIVE_ALPHAS, n_alphas) * self.n_folds),
+            shift=min(self.alphas),
+            tol=self.tol,
+            n_curvatures=0 if self.n_folds == 1 else 3 * self.n_folds,
+        )
+
+
+@dataclass(frozen=True)
+class Systems:
+    """Number and accuracy of the linear systems of one fit, which have the same matrix and different diagonals."""
+
+    n_factors: int
+    """Number of factorisations, one after the other."""
+    n_right_sides: int
+    """Number of right-hand sides of each factor."""
+    n_stored: int
+    """Number of factors that are in the store at once."""
+    n_columns: int
+    """Number of right-hand sides that conjugate gradient solves for at once."""
+    n_active: int
+    """Number of them on which it works on average."""
+    shift: float
+    """Smallest λ of the systems."""
+    tol: float
+    """Relative residual of each system."""
+    n_steps: int = 1
+    """Number of times that conjugate gradient solves for all columns."""
+    more_iterations: int = 0
+    """Iterations of each of those times, besides what the spectrum makes necessary."""
+    n_products: int = 0
+    """Products in float64 besides the iterations; 0: what conjugate gradient computes true residuals for."""
+    n_vectors: int = 12
+    """Arrays as long as the columns, in the calling process."""
+    n_curvatures: int = 0
+    """Number of columns with a diagonal of their own, and so with a small matrix of their own in the preconditioner."""

@@ -9,7 +9,7 @@ from math import ceil, inf, log
 from typing import Literal, Self
 
 from dkrr.blas import BYTES_PER_THREAD
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.linalg.operator import Precision
@@ -91,17 +91,18 @@ class Rates:
     kernels: tuple[KernelRate, ...] = ()
     """Measured kernels; for others the constants of `dkrr.kernels.base` are used."""
 
-    def seconds(self, cost: Cost, threads: int = 1) -> float:
+    def seconds(self, work: Work, threads: int = 1) -> float:
         """Time of one process with this many BLAS threads, where nothing overlaps."""
         return (
-            cost.gemm_flops / (self.gemm_flops * threads)
-            + cost.dense_flops / (self._dense_flops(cost.dense_side) * threads)
-            + cost.element_seconds
-            + cost.read_bytes / self.read_bytes
-            + cost.written_bytes / self.write_bytes
-            + cost.n_tasks * self.task_seconds
-            + cost.memory_bytes / self.memory_bytes
-            + cost.fresh_bytes / self.fresh_bytes
+            work.gemm_flops / (self.gemm_flops * threads)
+            + work.dense_flops / (self._dense_flops(work.dense_side) * threads)
+            + work.element_seconds
+            + (work.read_bytes - work.cold_bytes) / self.read_bytes
+            + work.cold_bytes / min(self.cold_read_bytes, self.read_bytes)
+            + work.written_bytes / self.write_bytes
+            + work.n_tasks * self.task_seconds
+            + work.memory_bytes / self.memory_bytes
+            + work.fresh_bytes / self.fresh_bytes
         )
 
     def _dense_flops(self, side: int) -> float:
@@ -171,9 +172,12 @@ class Rates:
             write_bytes=rate(self.write_bytes, self.write_request_seconds),
         )
 
-    def in_float32(self) -> Self:
-        """Rates of the same operations in float32."""
-        return self.faster(self.float32_gemm_flops / self.gemm_flops)
+    def of_itemsize(self, itemsize: int) -> Self:
+        """Rates of the same operations and of as many entries, of so many bytes each."""
+        if itemsize == 8:
+            return self
+        twice = {name: 2 * getattr(self, name) for name in ("read_bytes", "cold_read_bytes", "write_bytes")}
+        return replace(self.faster(self.float32_gemm_flops / self.gemm_flops), **twice)
 
     def faster(self, factor: float) -> Self:
         """Rates of cores that compute this many times as fast, with the same store and Dask."""

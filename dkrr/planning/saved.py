@@ -8,10 +8,8 @@ import numpy as np
 from dkrr.errors import PlanError
 from dkrr.features import arrays_of
 from dkrr.linalg.triangle import kept_shape
-from dkrr.planning.direct import Direct
 from dkrr.planning.plan import SIZES, Plan
 from dkrr.planning.uncertainty import plan_uncertainty
-from dkrr.solvers import Cholesky
 from dkrr.store import ChunkedArray, TileGrid
 
 
@@ -48,8 +46,7 @@ def saved_bytes_with_uncertainty(plan: Plan) -> int | None:
         except PlanError:
             return None
         if found.method == "factor":
-            assert isinstance(found.plan.chosen, Direct) and isinstance(found.plan.problem.solver, Cholesky)
-            tiling = found.plan.chosen.tiling
+            tiling = found.plan.chosen.how.tiling
             total += _bytes_of(kept_shape(TileGrid(p.n, tiling.tile, tiling.panel))) + _bytes_of((p.n, 1))
     return total
 

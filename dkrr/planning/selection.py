@@ -6,21 +6,19 @@ from math import ceil
 from typing import Any, Literal
 
 from dkrr.blas import BYTES_PER_THREAD
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
 from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.segments import strip_rows
-from dkrr.planning.direct import Direct
-from dkrr.planning.inputs import feature_bytes
-from dkrr.planning.iteration import Iterative
+from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.strategy import NOT_ENOUGH_MEMORY, Reason, Systems, codes_of, plural
+from dkrr.planning.strategy import Direct, Iterative, Reason
 from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.text import Explained, format_bytes, format_seconds
+from dkrr.text import format_bytes, format_seconds, plural
 
 Method = Literal["sweep", "factors", "primal", "refits"]
 
@@ -59,7 +57,7 @@ class FoldSizes:
 
 
 @dataclass(frozen=True, repr=False)
-class SelectionPlan(Explained):
+class SelectionPlan(Reasoned):
     """How λ is chosen for one kernel, what it should cost, and why.
 
     ``str(plan)`` explains it.
@@ -97,21 +95,22 @@ class SelectionPlan(Explained):
             return format_bytes(self.peak_bytes)
         return f"{format_bytes(self.peak_bytes)} in the calling process, {format_bytes(self.plan.peak_bytes)}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plan as values of JSON."""
+    def title(self) -> str:
+        return f"dkrr selection: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns"
+
+    def facts(self) -> list[tuple[str, str]]:
+        limit = format_bytes(self.plan.chosen.limit_bytes)
+        return [
+            ("time", f"about {format_seconds(self.seconds)}, and the fit with the chosen λ"),
+            ("memory", f"at most {self._memory()} per process (limit {limit})"),
+        ]
+
+    def own(self) -> dict[str, Any]:
         return {
-            "method": self.method,
-            "name": self.summary(),
             "n_alphas": self.n_alphas,
             "folds": asdict(self.sizes),
             "curve": list(self.curve),
-            "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
-            "reasons": list(self.reasons),
-            "reason_codes": codes_of(self.reasons),
-            "rejected": list(self.rejected),
-            "rejected_codes": codes_of(self.rejected),
-            "plan": self.plan.to_dict(),
         }
 
     def __repr__(self) -> str:
@@ -120,19 +119,6 @@ class SelectionPlan(Explained):
             f"<SelectionPlan for {p.n:,} × {p.d:,}: {self.summary()}; about {format_seconds(self.seconds)}, at most "
             f"{self._memory()} per process>"
         )
-
-    def __str__(self) -> str:
-        lines = [
-            f"dkrr selection: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns",
-            f"  how         {self.summary()}",
-            f"  time        about {format_seconds(self.seconds)}, and the fit with the chosen λ",
-            f"  memory      at most {self._memory()} per process (limit {format_bytes(self.plan.chosen.limit_bytes)})",
-            "  because",
-            *(f"    - {reason}" for reason in self.reasons),
-        ]
-        if self.rejected:
-            lines += ["  rejected", *(f"    - {text}" for text in self.rejected)]
-        return "\n".join(lines)
 
 
 def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
@@ -163,7 +149,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
         learned = Reason("learned-kernel", "the kernel is fitted to the training rows of every fold")
         return _refits(problem, sizes, resources, learned)
     if one.form == "primal":
-        if isinstance(one.chosen, Direct):
+        if isinstance(one.chosen.how, Direct):
             return _primal(one, problem, sizes, resources)
         if not sizes.is_loo:
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
@@ -246,13 +232,13 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
     p, threads, n_alphas = problem, one.resources.local_threads, len(problem.alphas)
     side, t = p.side("primal") + (1 if p.fit_intercept else 0), p.n_targets
     n_sets = 1 if sizes.is_loo else sizes.n_folds
-    solving = Cost(gemm_flops=n_sets * n_alphas * side**2 * (side / 3 + 4.0 * t))
+    solving = Work(gemm_flops=n_sets * n_alphas * side**2 * (side / 3 + 4.0 * t))
     seconds = one.seconds + one.resources.rates.seconds(solving, threads)
     predicts = sizes.predicts or sizes.is_loo or not sizes.train_on_the_rest
     if predicts:
         flops = p.n * side * (2.0 * t + (side if sizes.is_loo else 0.0)) * n_alphas
         passing = next(stage.seconds for stage in one.chosen.stages if stage.name == "normal matrix")
-        seconds += passing + one.resources.rates.seconds(Cost(gemm_flops=flops), threads)
+        seconds += passing + one.resources.rates.seconds(Work(gemm_flops=flops), threads)
     peak = max(_primal_bytes(p, sizes, one.resources, side), one.peak_bytes)
     place = one.chosen.place
     limit = place.usable_bytes if place.is_memory else resources.local_limit_bytes
@@ -273,8 +259,9 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
     parts = parts_for_folds(p.n, side, max(1, n_sets), resources.local_threads)
     sums = (parts * (n_sets + 1) + 2 + n_sets.bit_length()) * 8 * side * (side + t)
     coefs = (n_sets + 3) * 8 * side * n_columns
+    map_bytes = 0 if p.feature_map is None else p.feature_map.held_bytes(p.d)
     row = 3 * 8 * (side + t) + 2 * p.most_bytes_of_row + (2 * 8 * n_columns if sizes.predicts else 0)
-    blocks = parts * (strip_rows(max(side, p.d) + t) * row + p.read_overhead_bytes + feature_bytes(p))
+    blocks = parts * (strip_rows(max(side, p.d) + t) * row + p.read_overhead_bytes + map_bytes)
     predictions = 2 * 8 * p.n * n_columns if sizes.predicts else 0
     libraries = resources.local_threads * BYTES_PER_THREAD + PROCESS_MARGIN_BYTES
     return resources.local_baseline_bytes + sums + coefs + blocks + predictions + p.y_bytes_to_come + libraries
@@ -304,7 +291,7 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
             if width == least:
                 raise
             width = max(least, width // 2)
-    if not isinstance(plan.chosen, Iterative):
+    if not isinstance(plan.chosen.how, Iterative):
         return
     seconds = ceil(t / width) * plan.seconds
     text = "products with K serve all folds and all λ, and hold the predictions of the rows that are left out"
@@ -323,11 +310,11 @@ def _calling_bytes(problem: Problem, plan: Plan, resources: Resources) -> int:
     MemoryLimitError
         If it is more than is allowed.
     """
-    if plan.execution != "dask" or not isinstance(plan.chosen, Iterative):
+    if plan.execution != "dask" or not isinstance(plan.chosen.how, Iterative):
         return 0
-    systems = Systems.of_ridge(problem)
+    systems = problem.systems
     vectors = systems.n_vectors * 8 * problem.n * systems.n_columns
-    own = resources.local_baseline_bytes + vectors + 8 * plan.chosen.rank**2 * (2 + systems.n_curvatures)
+    own = resources.local_baseline_bytes + vectors + 8 * plan.chosen.how.rank**2 * (2 + systems.n_curvatures)
     if own > resources.local_limit_bytes:
         raise MemoryLimitError(
             f"the columns of all folds and λ need {format_bytes(own)} in the calling process, of the "
@@ -343,7 +330,7 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     one = make_plan(replace(problem, solver=Cholesky(), alphas=(_middle(problem.alphas),)), resources)
     n, threads = problem.n, resources.local_threads
     flops = n**3 / 3 if sizes.is_loo else folds_flops(n, sizes.n_folds)
-    inverse = resources.rates.seconds(Cost(dense_flops=flops, dense_side=n), threads)
+    inverse = resources.rates.seconds(Work(dense_flops=flops, dense_side=n), threads)
     width = 0 if sizes.is_loo else columns_at_once(n, sizes.n_folds)
     blocks = 8 * width * (n + width)
     peak = max(one.peak_bytes, resources.local_baseline_bytes) + blocks + threads * 8 * n * 512
@@ -361,7 +348,7 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, (reason,))
 
 
-def _error_cost(n: int, n_targets: int, n_folds: int) -> Cost:
-    """Cost of the errors of one λ once there is a factor: the check of the solution, and what folds solve for."""
+def _error_cost(n: int, n_targets: int, n_folds: int) -> Work:
+    """Work of the errors of one λ once there is a factor: the check of the solution, and what folds solve for."""
     solving = 2.0 * n**2 * n_targets / n_folds if n_folds else 0.0
-    return Cost(gemm_flops=2.0 * n**2 * n_targets + solving, memory_bytes=float(ERROR_PASSES * 8 * n * n_targets))
+    return Work(gemm_flops=2.0 * n**2 * n_targets + solving, memory_bytes=float(ERROR_PASSES * 8 * n * n_targets))

@@ -1,21 +1,16 @@
-"""Base of all ways to solve a problem: a price made of named stages, and its description."""
+"""One way to solve a problem in one place: what the fit needs to know to go it, and what it should cost."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from dkrr.cost import Stage
-from dkrr.planning.problem import Form, Problem
-from dkrr.planning.resources import Execution, Place, Resources
-from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.linalg.operator import Precision
+from dkrr.planning.problem import Form
+from dkrr.planning.resources import Execution, Place
 
-Settings = Cholesky | ConjugateGradient | None
-
-SMALL_SECONDS = 3.0
-"""Work below this needs neither workers nor a solver whose time is only an estimate."""
-ACTIVE_ALPHAS = 2
-"""Values of λ whose columns iterate for most of the time, where all folds are solved for at once."""
+Solver = Literal["cholesky", "float32", "cg"]
+"""What solves linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
 
 
 class Reason(str):
@@ -34,7 +29,6 @@ class Reason(str):
 
 
 NO_REASON = Reason()
-NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
 
 
 def codes_of(reasons: Iterable[str]) -> list[str]:
@@ -54,145 +48,183 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class Systems:
-    """Number and accuracy of the linear systems of one fit, which have the same matrix and different diagonals."""
+class TileProducts:
+    """Products with K, tile by tile (dual form)."""
 
-    n_factors: int
-    """Number of factorisations, one after the other."""
-    n_right_sides: int
-    """Number of right-hand sides of each factor."""
-    n_stored: int
-    """Number of factors that are in the store at once."""
-    n_columns: int
-    """Number of right-hand sides that conjugate gradient solves for at once."""
-    shift: float
-    """Smallest λ of the systems."""
-    tol: float
-    """Relative residual of each system."""
-    n_steps: int = 1
-    """Number of times that conjugate gradient solves for all columns."""
-    more_iterations: int = 0
-    """Iterations of each of those times, besides what the spectrum makes necessary."""
-    n_products: int = 0
-    """Products in float64 besides the iterations; 0: what conjugate gradient computes true residuals for."""
-    n_vectors: int = 12
-    """Arrays as long as the columns, in the calling process."""
-    n_active: int = 1
-    """Number of columns on which conjugate gradient works on average."""
-    n_curvatures: int = 0
-    """Number of columns with a diagonal of their own, and so with a small matrix of their own in the preconditioner."""
+    tile: int
+    n_tiles: int
+    """Tiles along one side."""
+    precision: Precision
+    kept_tiles: int
+    """Tiles that each slot keeps in memory; the others are formed at every pass."""
+    keeps_rows: bool
+    """Every process keeps X in memory."""
+    row_parts: ClassVar = 1
 
-    @classmethod
-    def of_ridge(cls, p: Problem) -> Self:
-        """Systems of a ridge regression."""
-        return cls(
-            n_factors=len(p.alphas),
-            n_right_sides=p.n_right_sides,
-            n_stored=len(p.alphas) if p.keeps_store else 1,
-            n_columns=p.n_right_sides * len(p.alphas) * p.n_folds,
-            shift=min(p.alphas),
-            tol=p.tol,
-            # Columns of large λ end soon.
-            n_active=p.n_right_sides
-            * (len(p.alphas) if p.n_folds == 1 else min(ACTIVE_ALPHAS, len(p.alphas)) * p.n_folds),
-            n_curvatures=0 if p.n_folds == 1 else 3 * p.n_folds,
-        )
+    @property
+    def all_tiles(self) -> int:
+        """Tiles of the lower triangle."""
+        return self.n_tiles * (self.n_tiles + 1) // 2
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an entry."""
+        return 4 if self.precision == "float32" else 8
+
+    def kept_fraction(self, slots: int) -> float:
+        """Fraction of the tiles that all slots keep."""
+        return min(1.0, self.kept_tiles * slots / self.all_tiles)
+
+
+@dataclass(frozen=True)
+class RowPasses:
+    """Products with ΦᵀWΦ, the rows streamed at every pass (primal form)."""
+
+    tile: int
+    """Features."""
+    row_block: int
+    """Rows of X that are in memory at once."""
+    row_parts: int = 1
+    """Segments of rows, a task each."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy(ABC):
-    """One way to solve a problem, with its projected cost."""
+class Direct:
+    """Factorisation and substitution, exact to rounding."""
+
+    tiling: Tiling
+    row_parts: int = 1
+    """Segments of the rows whose normal matrices are formed separately (primal)."""
+    row_block: int = 0
+    """Rows of X that are in memory at once (primal)."""
+    keeps_matrix: bool = False
+    """The matrix stays in memory beside its factor; otherwise its tiles are formed again for the residual."""
+
+    solver: ClassVar[Solver] = "cholesky"
+    keeps_rows: ClassVar = False
+    iterations: ClassVar = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float32Factor:
+    """Factorisation in float32, and conjugate gradient in float64 with it: to the level of rounding, or to `tol`.
+
+    A factorisation in float64 follows if that in float32 breaks down.
+    """
+
+    tiling: Tiling
+    iterations: int
+    """Expected of conjugate gradient."""
+    products_tile: int
+    """Rows of the tiles that products form."""
+    tol: float | None = None
+    """Relative residual that a requested iterative solver ends at; None: the level of rounding."""
+    keeps_rows: bool = False
+    """Every process keeps X in memory."""
+    keeps_matrix: bool = False
+    """The matrix stays in memory beside its factors; otherwise its tiles are formed again for every product."""
+
+    solver: ClassVar[Solver] = "float32"
+    row_parts: ClassVar = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iterative:
+    """Conjugate gradient to a true residual, preconditioned by a partial factor or a diagonal."""
+
+    products: TileProducts | RowPasses
+    iterations: int
+    """Expected, from the spectrum."""
+    rank: int = 0
+    """Expected columns of the preconditioner's factor."""
+    rank_limit: int = 0
+    """Columns that fit in memory."""
+
+    solver: ClassVar[Solver] = "cg"
+
+    @property
+    def tiling(self) -> Tiling:
+        """Cut of the matrix of products."""
+        return Tiling(self.products.tile, self.products.tile)
+
+    @property
+    def row_parts(self) -> int:
+        """Segments of the rows."""
+        return self.products.row_parts
+
+    @property
+    def tile_products(self) -> TileProducts:
+        """Products of the dual form."""
+        assert isinstance(self.products, TileProducts)
+        return self.products
+
+    @property
+    def row_passes(self) -> RowPasses:
+        """Products of the primal form."""
+        assert isinstance(self.products, RowPasses)
+        return self.products
+
+
+How = Direct | Float32Factor | Iterative
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One way to solve a problem, in one place, with its projected cost."""
 
     form: Form
     place: Place
+    how: How
+    """What solves the linear systems, and how it cuts its matrix."""
     stages: tuple[Stage, ...]
+    n_steps: int = 0
+    """Expected steps of Newton's method; 0: a regression."""
     refused: Reason = NO_REASON
     """Why it cannot be chosen; empty if it can."""
 
-    is_direct: ClassVar[bool] = False
-    """Complete factors solve the systems, in a time that hardly depends on the spectrum."""
-
-    @classmethod
-    @abstractmethod
-    def serves(cls, settings: Settings) -> bool:
-        """Whether this strategy uses the solver with these settings; None means any solver."""
-
-    @classmethod
-    @abstractmethod
-    def candidates(cls, problem: Problem, resources: Resources, form: Form) -> Iterator["Strategy"]:
-        """Every way of this kind to solve a problem in one form, priced."""
-
-    @abstractmethod
-    def summary(self) -> str:
-        """Short description of the strategy."""
-
-    @abstractmethod
-    def solves_by(self) -> str:
-        """What solves linear systems, in a few words."""
-
-    @abstractmethod
-    def lines(self, problem: Problem) -> list[str]:
-        """Lines of the plan: what solves the systems and to what accuracy, where, and how the matrix is kept."""
-
-    @abstractmethod
-    def reasons(self, problem: Problem, priced: "Strategy", others: Sequence["Strategy"]) -> list[Reason]:
-        """Why it was chosen among all candidates (`others`).
-
-        Compared with them was `priced`: the strategy itself, or the Newton's method around it.
-        """
-
-    @abstractmethod
-    def layout(self) -> dict[str, Any]:
-        """How the run is cut, for the run that resumes it; the fields of Layout."""
-
-    def layout_of(self, tiling: Tiling, row_parts: int = 1) -> dict[str, Any]:
-        """Fields of Layout."""
-        return {
-            "form": self.form,
-            "tile": tiling.tile,
-            "panel": tiling.panel,
-            "columns_per_task": tiling.columns_per_task,
-            "row_parts": row_parts,
-            "solver": self.solver,
-        }
-
-    def doubt(self, problem: Problem, direct_seconds: float) -> Reason:  # noqa: ARG002
-        """Why `solver="auto"` must not choose it where a direct solver takes so long; empty if it may."""
-        return NO_REASON
-
-    def iteration_doubt(self, problem: Problem) -> tuple[float, float]:  # noqa: ARG002
-        """Smallest and largest number of iterations over the expected one, where an estimate says no more."""
-        return 1.0, 1.0
-
-    @property
-    def for_systems(self) -> "Strategy":
-        """Strategy that solves the linear systems: itself, or the one inside Newton's method."""
-        return self
-
     @property
     def solver(self) -> Literal["cholesky", "cg"]:
-        """Solver of linear systems."""
-        return self.for_systems.solver
+        """Solver of linear systems, as users name it."""
+        if isinstance(self.how, Float32Factor):
+            return "cholesky" if self.how.tol is None else "cg"
+        return "cholesky" if isinstance(self.how, Direct) else "cg"
+
+    @property
+    def is_direct(self) -> bool:
+        """Complete factors solve the systems, in a time that hardly depends on the spectrum."""
+        return not isinstance(self.how, Iterative)
+
+    @property
+    def streams(self) -> bool:
+        """Newton's method with streamed rows, and the curvature as a matrix in the calling process."""
+        return self.n_steps > 0 and self.form == "primal" and self.is_direct
 
     @property
     def is_whole(self) -> bool:
         """The whole matrix is factored in memory."""
-        return False
-
-    @property
-    def tile(self) -> int:
-        """Rows of a tile."""
-        return int(self.layout()["tile"])
+        return self.is_direct and self.place.is_memory and not self.streams
 
     @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
-        return False
+        if isinstance(self.how, Direct):
+            return self.streams
+        return isinstance(self.how, Iterative) or self.place.is_memory
 
     @property
     def task_threads(self) -> int:
         """Threads of the calling process that run tasks."""
-        return self.place.slots if self.uses_threads else 1
+        return self.place.slots if self.uses_threads else self.how.row_parts if self.is_whole else 1
+
+    @property
+    def tile(self) -> int:
+        """Rows of a tile."""
+        return self.how.tiling.tile
+
+    def layout(self) -> dict[str, Any]:
+        """How the run is cut, for the run that resumes it; the fields of Layout."""
+        solver = "float32" if isinstance(self.how, Float32Factor) else self.solver
+        return {"form": self.form, **asdict(self.how.tiling), "row_parts": self.how.row_parts, "solver": solver}
 
     @property
     def seconds(self) -> float:
@@ -242,22 +274,40 @@ class Strategy(ABC):
     @property
     def kind(self) -> tuple[type, Form, Execution]:
         """Same for candidates that differ in sizes only."""
-        return type(self.for_systems), self.form, self.execution
+        return type(self.how), self.form, self.execution
+
+    def summary(self) -> str:
+        """Short description."""
+        if isinstance(self.how, Iterative):
+            where = f"{self.n_workers} workers" if self.execution == "dask" else "in this process"
+            return f"{self.form}, conjugate gradient, {where}, {self.products_text()}"
+        places = {"memory": "in memory", "serial": "on disk, one process", "dask": f"{self.n_workers} workers"}
+        factor = "Cholesky" if isinstance(self.how, Direct) else "Cholesky in float32 and refinement"
+        tiles = f", tiles of {self.tile:,}" if not self.place.is_memory else ""
+        return f"{self.form}, {factor}, {places[self.execution]}{tiles}"
+
+    def products_text(self) -> str:
+        """What a product of conjugate gradient does."""
+        assert isinstance(self.how, Iterative)
+        products = self.how.products
+        if isinstance(products, RowPasses):
+            return "float64, the rows streamed at every pass"
+        precision = "mixed precision" if products.precision == "float32" else "float64"
+        kept = products.kept_fraction(self.place.slots)
+        if kept == 1:
+            return f"{precision}, the matrix kept in memory"
+        share = f"{kept:.0%}" if kept >= 0.005 else "less than 1%"
+        fraction = f", {share} of them kept in memory" if kept else ""
+        return f"{precision}, tiles of {products.tile:,} formed at every pass{fraction}"
 
     def to_dict(self) -> dict[str, Any]:
         """Strategy as values of JSON."""
         names = ("solver", "execution", "n_workers", "seconds", "read_bytes", "written_bytes", "disk_bytes")
         figures = {name: getattr(self, name) for name in (*names, "peak_bytes", "limit_bytes")}
+        priced = {"form": self.form, "place": asdict(self.place), "stages": [asdict(s) for s in self.stages]}
+        how = asdict(self.how)
+        if self.n_steps:
+            how = {"inner": {**priced, "refused": "", **how}, "n_steps": self.n_steps}
         (code,) = codes_of([self.refused])
-        return {"name": self.summary(), "tile": self.tile, **figures, **asdict(self), "refused_code": code}
-
-
-def count_of_processes(place: Place) -> str:
-    """Number of Dask's workers and of their threads, in parentheses; empty for the calling process."""
-    threads = f" of {place.threads} threads" if place.threads > 1 else ""
-    return f" ({plural(place.n_workers, 'process', 'es')}{threads})" if place.execution == "dask" else ""
-
-
-def plural(count: int, word: str, ending: str = "s") -> str:
-    """Count and word."""
-    return f"{count:,} {word}{'' if count == 1 else ending}"
+        settings = {**priced, "refused": self.refused, "refused_code": code, **how}
+        return {"name": self.summary(), "tile": self.tile, **figures, **settings}

@@ -4,16 +4,23 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
-from dkrr.cost import Cost
+from dkrr.cost import Work
 from dkrr.errors import MemoryLimitError, PlanError
-from dkrr.planning.iteration import CG_REQUESTED, DIRECT_IS_SOON_DONE, NOT_SURELY_FASTER, SURELY_FASTER, Iterative
+from dkrr.planning.explain import (
+    CG_REQUESTED,
+    DIRECT_IS_SOON_DONE,
+    NOT_SURELY_FASTER,
+    SMALL_SECONDS,
+    SURELY_FASTER,
+    Reasoned,
+)
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import NO_REASON, SMALL_SECONDS, Reason, codes_of, plural
+from dkrr.planning.strategy import NO_REASON, Iterative, Reason
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.text import Explained, format_bytes, format_seconds
+from dkrr.text import format_bytes, format_seconds, plural
 
 MAX_COLUMNS = 128
 """Rows whose variances are computed in one run: forming K then takes less time than using it."""
@@ -23,7 +30,7 @@ SYSTEM_TOL = 1e-5
 
 
 @dataclass(frozen=True, repr=False)
-class UncertaintyPlan(Explained):
+class UncertaintyPlan(Reasoned):
     """How variances and the likelihood of a fit are computed, what it should cost, and why.
 
     ``str(plan)`` explains it.
@@ -50,42 +57,27 @@ class UncertaintyPlan(Explained):
             return f"exact, from a Cholesky factor; {self.plan.chosen.summary()}"
         return f"certified bounds, {plural(self.columns, 'row')} at a time; {self.plan.chosen.summary()}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plan as values of JSON."""
-        return {
-            "method": self.method,
-            "name": self.summary(),
-            "n_rows": self.n_rows,
-            "seconds": self.seconds,
-            "peak_bytes": self.plan.peak_bytes,
-            "reasons": list(self.reasons),
-            "reason_codes": codes_of(self.reasons),
-            "rejected": list(self.rejected),
-            "rejected_codes": codes_of(self.rejected),
-            "plan": self.plan.to_dict(),
-        }
+    def title(self) -> str:
+        return f"dkrr uncertainty: of {self._rows()}, {self.plan.problem.n:,} training rows"
+
+    def facts(self) -> list[tuple[str, str]]:
+        limit = format_bytes(self.plan.chosen.limit_bytes)
+        return [
+            ("time", f"about {format_seconds(self.seconds)}"),
+            ("memory", f"at most {format_bytes(self.plan.peak_bytes)} per process (limit {limit})"),
+        ]
+
+    def own(self) -> dict[str, Any]:
+        return {"n_rows": self.n_rows, "peak_bytes": self.plan.peak_bytes}
+
+    def _rows(self) -> str:
+        return plural(self.n_rows, "row") if self.n_rows else "the likelihood"
 
     def __repr__(self) -> str:
-        rows = plural(self.n_rows, "row") if self.n_rows else "the likelihood"
         return (
-            f"<UncertaintyPlan of {rows}, {self.plan.problem.n:,} training rows: {self.summary()}; about "
+            f"<UncertaintyPlan of {self._rows()}, {self.plan.problem.n:,} training rows: {self.summary()}; about "
             f"{format_seconds(self.seconds)}>"
         )
-
-    def __str__(self) -> str:
-        rows = plural(self.n_rows, "row") if self.n_rows else "the likelihood"
-        lines = [
-            f"dkrr uncertainty: of {rows}, {self.plan.problem.n:,} training rows",
-            f"  how         {self.summary()}",
-            f"  time        about {format_seconds(self.seconds)}",
-            f"  memory      at most {format_bytes(self.plan.peak_bytes)} per process (limit "
-            f"{format_bytes(self.plan.chosen.limit_bytes)})",
-            "  because",
-            *(f"    - {reason}" for reason in self.reasons),
-        ]
-        if self.rejected:
-            lines += ["  rejected", *(f"    - {text}" for text in self.rejected)]
-        return "\n".join(lines)
 
 
 def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
@@ -145,7 +137,7 @@ def _or_raise(factored: "UncertaintyPlan | PlanError", reason: Reason) -> Uncert
 def _by_factor(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
     plan = make_plan(replace(problem, solver=Cholesky()), resources)
     flops = 2.0 * n_rows * float(problem.n) ** 2
-    seconds = plan.seconds + resources.rates.seconds(Cost(gemm_flops=flops)) / resources.local_threads
+    seconds = plan.seconds + resources.rates.seconds(Work(gemm_flops=flops)) / resources.local_threads
     return UncertaintyPlan("factor", plan, n_rows, seconds, ())
 
 
@@ -162,5 +154,5 @@ def plan_iterations(problem: Problem, resources: Resources, n_rows: int, reason:
             if width == 1:
                 raise
             width //= 2
-    assert isinstance(plan.chosen, Iterative)
+    assert isinstance(plan.chosen.how, Iterative)
     return UncertaintyPlan("iterations", plan, n_rows, max(1, ceil(n_rows / width)) * plan.seconds, (reason,))

@@ -59,9 +59,9 @@ class DualPosterior(FactoredProcess):
             self._owner, self._rows, self._threads = None, request.rows, usable_threads()
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
         else:
-            assert plan is not None and isinstance(plan.chosen, Direct)
+            assert plan is not None and isinstance(plan.chosen.how, Direct)
             with open_context(plan, None, Progress()) as context, in_terms_of_alpha([alpha], "dual"):
-                matrix = direct_gram(self.data, plan.chosen, context, scale)
+                matrix = direct_gram(self.data, plan.chosen.how, context, scale)
                 factor = matrix.systems.factored("posterior", shift)
                 self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
             self._threads = plan.resources.local_threads

@@ -201,13 +201,13 @@ class _Run:
     def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_Run":
         """Run for some number of rows; 0: for the targets."""
         plan, scale = how.plan, data.dual_scale()
-        strategy = plan.chosen
+        strategy = plan.chosen.how
         assert isinstance(strategy, Iterative)
         matrix = MultipliedGram(data, strategy, context, scale)
         preconditioner: LowRank | Identity = Identity()
         if matrix.rank_limit:
             runs = max(1.0, n_rows / how.columns)
-            is_enough = pivot_rule(strategy, plan, alpha, plan.problem.tol, runs)
+            is_enough = pivot_rule(plan, alpha, plan.problem.tol, runs)
             factor = matrix.partial_factor(None if scale is None else scale**2, pivots_of(plan), is_enough)
             preconditioner = LowRank(factor, np.full((1, 1), alpha), scale, matrix.is_mixed)
         low_rank = preconditioner if isinstance(preconditioner, LowRank) else None

@@ -104,9 +104,9 @@ class HeldOutError:
     def __init__(
         self, data: EvaluatedData, folds: Folds, plan: Plan, context: Context, tol: float | None = None
     ) -> None:
-        assert isinstance(plan.chosen, Iterative)
+        assert isinstance(plan.chosen.how, Iterative)
         self._data, self._folds, self._plan, self._context = data, folds, plan, context
-        self._strategy, self._tol = plan.chosen, plan.problem.tol if tol is None else tol
+        self._strategy, self._tol = plan.chosen.how, plan.problem.tol if tol is None else tol
         self._kept: tuple[Kernel, LengthGram] | None = None
         self._scales, self._means = folds.scales(data.dual_scale()), data.target_means()
         weights = np.ones(data.n) if data.weights is None else data.weights
@@ -162,7 +162,7 @@ class HeldOutError:
     def _factor(self, matrix: LengthGram, alpha: float) -> PivotedCholesky | None:
         if matrix.rank_limit == 0:
             return None
-        is_enough = pivot_rule(self._strategy, self._plan, alpha, self._tol)
+        is_enough = pivot_rule(self._plan, alpha, self._tol)
         return matrix.partial_factor(self._data.weights, pivots_of(self._plan), is_enough)
 
     def _part(self, systems: "FoldSystems", targets: slice, slopes: tuple[Kernel, Array] | None) -> Evaluation:

@@ -29,13 +29,12 @@ from dkrr.kernels.lengths import WithLengths
 from dkrr.planning.gradients import plan_gradient
 from dkrr.planning.resources import Resources
 from dkrr.planning.selection import FoldSizes, SelectionPlan
-from dkrr.planning.strategy import plural
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.selection.scores import times_square
 from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.store import RunStore
-from dkrr.text import Explained
+from dkrr.text import Explained, plural
 
 Array = NDArray[np.float64]
 What = Literal["alpha", "length", "lengths"]

@@ -207,10 +207,10 @@ def _carry_out(
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
-            assert isinstance(one.chosen, Iterative)
+            assert isinstance(one.chosen.how, Iterative)
             with in_terms_of_alpha(alphas, "dual", partial(scale_of, data, "dual")):
                 sweep(
-                    one.chosen,
+                    one.chosen.how,
                     data,
                     one,
                     context,
@@ -222,6 +222,6 @@ def _carry_out(
                     refit=work.refit,
                 )
         else:
-            assert isinstance(one.chosen, Direct)
+            assert isinstance(one.chosen.how, Direct)
             data = data.by_folds()
-            score_by_factors(one.chosen, data, context, data.folds, alphas, sheet, report)
+            score_by_factors(one.chosen.how, data, context, data.folds, alphas, sheet, report)

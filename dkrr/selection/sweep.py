@@ -227,7 +227,7 @@ def sweep(
     runs = [
         FoldSweep(matrix, data, folds, alphas, targets, sheet, report, race=race, refit=refit) for targets in batches
     ]
-    preconditioner = _preconditioner(runs[0], matrix, strategy, plan, data)
+    preconditioner = _preconditioner(runs[0], matrix, plan, data)
     for run in runs:
         if isinstance(preconditioner, FoldLowRank):
             # The last run may have fewer columns.
@@ -245,13 +245,11 @@ def target_batches(n_targets: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + width, n_targets))
 
 
-def _preconditioner(
-    run: FoldSweep, matrix: MultipliedGram, strategy: Iterative, plan: Plan, data: TrainingData
-) -> Preconditioner:
+def _preconditioner(run: FoldSweep, matrix: MultipliedGram, plan: Plan, data: TrainingData) -> Preconditioner:
     if matrix.rank_limit == 0:
         return Identity()
     # Pivots are drawn for all rows: each fold keeps those that it trains on.
-    is_enough = pivot_rule(strategy, plan, float(run.systems.shift.min()), plan.problem.tol)
+    is_enough = pivot_rule(plan, float(run.systems.shift.min()), plan.problem.tol)
     factor = matrix.partial_factor(data.weights, pivots_of(plan), is_enough)
     return FoldLowRank(
         factor, run.systems.sets, run.systems.shift, mixed=matrix.is_mixed, n_threads=plan.resources.local_threads

@@ -17,10 +17,10 @@ H. F. Walker, "Choosing the forcing terms in an inexact Newton method", SIAM J. 
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, log
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,13 +174,8 @@ PASSES_PER_STEP = 4
 """Products with K of a step besides its iterations: right-hand side, true residual, scores and gradient."""
 SECONDS_PER_STEP = 4e-3
 """Time of every step, however small: calls, and a line search."""
-SECONDS_PER_STEP_IN_MEMORY: Mapping[tuple[str, str], float] = {
-    ("primal", "cholesky"): 0.5e-3,
-    ("primal", "cg"): 1.6e-3,
-    ("dual", "cholesky"): 1.4e-3,
-    ("dual", "cg"): 3.7e-3,
-}
-"""Time of every step without tasks, by form and solver."""
+SECONDS_PER_STEP_IN_MEMORY = 1e-3
+"""The same without tasks (measured: 0.5 to 4 ms)."""
 
 
 @dataclass
@@ -419,6 +414,40 @@ def steps_left(gradient: float, tol: float) -> int:
     return max(1, n)
 
 
-def expected_steps(tol: float) -> int:
-    """Steps of a typical run (measured: 5 to 9 for relative gradients of 1e-8)."""
-    return 4 + ceil(log(log(max(1 / tol, 3.0)) / log(10.0) + 1.0) / log(1.5))
+@dataclass(frozen=True)
+class NewtonWork:
+    """What a typical fit takes, for all values of λ."""
+
+    steps: int
+    shift: float
+    """λ of a regression whose systems take as many iterations."""
+    inner: int
+    """Iterations of a step whose systems have complete factors."""
+    more: int
+    """Iterations of a step besides those that the spectrum makes necessary."""
+
+    @property
+    def products(self) -> int:
+        """Products with K besides those of iterations."""
+        return PASSES_PER_STEP * self.steps
+
+    @classmethod
+    def expected(cls, tol: float, alphas: Sequence[float], *, is_coupled: bool) -> Self:
+        """Work to a relative gradient of `tol` (measured: 5 to 9 steps for 1e-8).
+
+        Parameters
+        ----------
+        tol : float
+        alphas : sequence of float
+            Values of λ, of which all but one begin at the solution before.
+        is_coupled : bool
+            All columns of scores are one softmax.
+        """
+        first = 4 + ceil(log(log(max(1 / tol, 3.0)) / log(10.0) + 1.0) / log(1.5))
+        more = COUPLED_ITERATIONS if is_coupled else 0
+        return cls(
+            steps=first + (len(alphas) - 1) * STEPS_FROM_NEAR,
+            shift=CURVATURE_SHIFT[is_coupled] * min(alphas),
+            inner=INNER_WITH_FACTOR + more,
+            more=more,
+        )

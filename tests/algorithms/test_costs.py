@@ -9,10 +9,10 @@ from dkrr.cluster import Meter, SerialExecutor
 from dkrr.data import MemoryRows, as_rows
 from dkrr.kernels import RBF
 from dkrr.linalg import cholesky
-from dkrr.linalg.inverse import apply_bytes, apply_cost
+from dkrr.linalg.inverse import apply_bytes, apply_work
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_system
 from dkrr.linalg.sources import GramTiles, MatrixTiles
-from dkrr.linalg.substitution import substituted, substitution_cost, substitution_tasks
+from dkrr.linalg.substitution import substituted, substitution_tasks, substitution_work
 from dkrr.linalg.tile_steps import tile_steps
 from dkrr.linalg.tiled_operator import TileGroup, multiply_bytes, multiply_group
 from dkrr.store import MemoryMatrix, TileGrid
@@ -36,14 +36,14 @@ def factorisation(columns_per_task, folder, grid, m, dtype):
     assert cholesky.factor_bytes(grid, itemsize) == n_bytes(system.factor.arrays[0])
     sums = n_bytes(*(p.matrix.arrays[0] for p in system.partial))
     assert m or cholesky.partial_bytes(grid, m, columns_per_task, itemsize) == sums
-    cost = cholesky.cholesky_cost(grid, m, columns_per_task, itemsize)
+    cost = cholesky.cholesky_work(grid, m, columns_per_task, itemsize)
     assert cost.gemm_flops == pytest.approx((grid.n**3 / 3 + grid.n**2 * m) * itemsize / 8), "rates of float64"
     return record, cost, 8 * sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
 
 
 def substitution(folder, grid, m, dtype):
     _, _, job = make_job(folder, grid, m, transpose=False, dtype=dtype)
-    tasks, cost = substitution_tasks(job, "x"), substitution_cost(grid, m, itemsizes[dtype])
+    tasks, cost = substitution_tasks(job, "x"), substitution_work(grid, m, itemsizes[dtype])
     assert sum(t.flops for t in tasks) == pytest.approx(cost.gemm_flops / 2, rel=0.35)
     return run(tasks), cost, 0
 
@@ -52,7 +52,7 @@ def application(way, folder, grid, m, dtype):
     matrix = tiles_of(folder, grid, np.linalg.cholesky(positive_definite(grid.n)), dtype)
     factor, slots = factor_in(way, matrix, folder), 1 if way == "tasks" else None
     factor.apply(np.ones((grid.n, m)))
-    return factor.record, apply_cost(grid, m, itemsizes[dtype], slots), 0
+    return factor.record, apply_work(grid, m, itemsizes[dtype], slots), 0
 
 
 EXACT = (0.0, 0.0, 0.0)

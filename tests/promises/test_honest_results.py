@@ -9,8 +9,7 @@ from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.fitting import iteration
 from dkrr.kernels import RBF, AdditiveChi2, Sigmoid
-from dkrr.planning import iteration as pricing
-from dkrr.planning import planner
+from dkrr.planning import explain, planner
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests import precise
 from tests.oracles import assert_close, naive_gram
@@ -99,10 +98,10 @@ def test_least_squares_of_a_singular_matrix_has_no_silent_answer(data):
 @pytest.fixture
 def hasty(monkeypatch):
     """Conjugate gradient that is chosen for anything, and gives up after two iterations."""
-    monkeypatch.setattr(pricing, "SURELY_FASTER", 1e-6)
+    monkeypatch.setattr(explain, "SURELY_FASTER", 1e-6)
     for name in ("TINY_SECONDS", "SMALL_SECONDS", "SHORT_SECONDS"):
         monkeypatch.setattr(planner, name, 0.0)
-    monkeypatch.setattr(pricing, "SMALL_SECONDS", 0.0)
+    monkeypatch.setattr(explain, "SMALL_SECONDS", 0.0)
     monkeypatch.setattr(iteration, "settings_of", lambda plan: ConjugateGradient(max_iter=2))
     monkeypatch.setattr(planner, "_cheapest", lambda fitting: min(fitting, key=lambda c: (c.solver != "cg", c.seconds)))
 

@@ -1,0 +1,362 @@
+"""What plans say: one layout of their texts, the words for a way to solve, and why it was chosen or was not."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dkrr.linalg.memory import ONE_TILE
+from dkrr.linalg.tile_steps import n_tasks
+from dkrr.planning.dual import against_float32
+from dkrr.planning.multiplied import settings_of
+from dkrr.planning.problem import Form, Problem, Spectrum
+from dkrr.planning.strategy import (
+    NO_REASON,
+    Direct,
+    Float32Factor,
+    Iterative,
+    Reason,
+    RowPasses,
+    Strategy,
+    TileProducts,
+    codes_of,
+)
+from dkrr.solvers import ConjugateGradient
+from dkrr.text import Explained, format_bytes, format_count, format_seconds, plural
+
+SMALL_SECONDS = 3.0
+"""Work below this needs neither workers nor a solver whose time is only an estimate."""
+SURELY_FASTER = 3.0
+"""By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
+MANY_ITERATIONS = 2000
+"""Iterations assumed for the primal form, where the spectrum is not known: if so many are still faster than a direct
+solver, as with wide sparse rows, conjugate gradient is chosen."""
+FEW_ITERATIONS = 5
+"""Iterations of the primal form with uncorrelated columns."""
+DOUBT_OF_ESTIMATE = (0.3, 1.3)
+"""Smallest and largest number of iterations over the expected one, of fits whose spectrum was estimated on a sample
+(normal, uniform, heavy-tailed, clustered and nearly singular rows; 4, 16 and 64 columns)."""
+DOUBT_OF_TYPICAL = (0.1, 2.0)
+"""The same where a typical spectrum was assumed."""
+NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
+CG_REQUESTED = Reason("cg-requested", "conjugate gradient was requested")
+SPECTRUM_UNKNOWN = Reason(
+    "spectrum-unknown", "its iterations cannot be estimated before the fit; give solver='cg' to use it"
+)
+DIRECT_IS_SOON_DONE = Reason(
+    "direct-is-soon-done", f"a factorisation takes no more than {SMALL_SECONDS:g} s, and is exact to rounding"
+)
+NOT_SURELY_FASTER = Reason(
+    "not-surely-faster",
+    f"not {SURELY_FASTER:g} × faster, and the estimate of its iterations may be wrong by that factor",
+)
+
+
+def layout(title: str, facts: Iterable[tuple[str, str]], because: Sequence[str], rejected: Sequence[str]) -> str:
+    """Text of a plan."""
+    lines = [title, *(f"  {name:12}{text}" for name, text in facts), "  because", *(f"    - {one}" for one in because)]
+    return "\n".join([*lines, *(["  rejected", *(f"    - {one}" for one in rejected)] if rejected else [])])
+
+
+class Reasoned(Explained):
+    """Plan of work that has a fit's plan inside: the common part of its text and of its dictionary."""
+
+    method: Any
+    plan: Any
+    seconds: float
+    reasons: tuple[Reason, ...]
+    rejected: tuple[Reason, ...]
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Short description of the method."""
+
+    @abstractmethod
+    def title(self) -> str:
+        """First line of the text."""
+
+    @abstractmethod
+    def facts(self) -> list[tuple[str, str]]:
+        """Lines of the text, by what they tell."""
+
+    @abstractmethod
+    def own(self) -> dict[str, Any]:
+        """Entries of the dictionary that only this kind of plan has."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plan as values of JSON."""
+        return {
+            "method": self.method,
+            "name": self.summary(),
+            **self.own(),
+            "seconds": self.seconds,
+            "reasons": list(self.reasons),
+            "reason_codes": codes_of(self.reasons),
+            "rejected": list(self.rejected),
+            "rejected_codes": codes_of(self.rejected),
+            "plan": self.plan.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        return layout(self.title(), [("how", self.summary()), *self.facts()], self.reasons, self.rejected)
+
+
+# The words for a way to solve
+
+
+def solver_facts(c: Strategy, p: Problem) -> list[tuple[str, str]]:
+    """What solves the systems and to what accuracy, where, and how the matrix is kept."""
+    how, alphas = c.how, f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""
+    facts = [("where", _where(c))]
+    if isinstance(how, Iterative):
+        facts.append(("products", c.products_text()))
+    elif not c.place.is_memory and not c.streams:
+        facts.append(("tiles", _tiles(c, p)))
+    return [("solver", (_newton(c, p) if c.n_steps else _solver(c, p)) + alphas), *facts]
+
+
+def _solver(c: Strategy, p: Problem) -> str:
+    how = c.how
+    if isinstance(how, Direct):
+        return "tiled Cholesky"
+    if isinstance(how, Float32Factor):
+        goal = "the level of rounding" if how.tol is None else f"a true residual of {how.tol:.0e}"
+        return (
+            f"tiled Cholesky in float32, refined in float64 to {goal} by conjugate gradient; about {how.iterations} "
+            f"iterations (an estimate)"
+        )
+    rank = f"rank {how.rank:,}"
+    if how.rank < how.rank_limit:
+        rank = f"rank up to {how.rank_limit:,}, about {how.rank:,}"
+    preconditioned = f"preconditioned ({rank})" if how.rank_limit else "not preconditioned by a factor"
+    return (
+        f"conjugate gradient, {preconditioned}, to a true residual of {p.tol:.0e}; about {how.iterations} iterations "
+        f"(an estimate)"
+    )
+
+
+def _newton(c: Strategy, p: Problem) -> str:
+    how, in_all = c.how, ""
+    if isinstance(how, Direct):
+        by = "Cholesky"
+    else:
+        by, in_all = "conjugate gradient", f", {how.iterations:,} iterations in all"
+        if isinstance(how, Float32Factor):
+            by += " with factors in float32"
+        elif how.rank:
+            by += f" with a factor of rank about {how.rank:,}"
+    return f"Newton to a relative gradient of {p.tol:.0e}, by {by}; about {c.n_steps} steps{in_all} (an estimate)"
+
+
+def _where(c: Strategy) -> str:
+    if c.execution == "dask":
+        threads = f" of {c.place.threads} threads" if c.place.threads > 1 else ""
+        disk = "" if isinstance(c.how, Iterative) else ", tiles on disk"
+        return f"on Dask workers{disk} ({plural(c.n_workers, 'process', 'es')}{threads})"
+    if isinstance(c.how, Iterative):
+        return "in the calling process"
+    return f"in the calling process, {'in memory' if c.place.is_memory else 'tiles on disk'}"
+
+
+def _tiles(c: Strategy, p: Problem) -> str:
+    tiling, n_tiles = c.how.tiling, -(-p.side(c.form) // c.tile)
+    columns = f", {tiling.columns_per_task} tile columns per task" if tiling.columns_per_task else ""
+    return (
+        f"{tiling.tile:,} × {tiling.tile:,} in panels of {tiling.panel}{columns}; {n_tiles} per side, "
+        f"{n_tasks(n_tiles, tiling.columns_per_task)} tasks"
+    )
+
+
+def matrix_of(p: Problem, form: Form) -> str:
+    """Matrix of the systems in symbols."""
+    if p.loss == "squared":
+        return "K + λI" if form == "dual" else "ΦᵀΦ + λI"
+    return "K + 2λW⁻¹" if form == "dual" else "ΦᵀWΦ + 2λI"
+
+
+def columns_of(p: Problem) -> str:
+    """Number and kind of the columns of scores."""
+    if p.loss == "squared":
+        return plural(p.n_targets, "target")
+    return f"softmax of {p.n_targets} classes" if p.is_coupled else plural(p.n_targets, "logistic model")
+
+
+def kernel_of(p: Problem) -> str:
+    """Kernel, its parameters and the values of alpha."""
+    description = p.kernel.to_dict()
+    name = description.pop("kernel")
+    if "feature_map" in description:  # the kernel of a map: the kernel that the map approximates is more informative
+        description = dict(description["feature_map"])
+        name = description.pop("feature_map")
+    parameters = ", ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in description.items()
+        if not isinstance(value, dict | list)
+    )
+    alphas = float(f"{p.alphas[0]:.6g}") if len(p.alphas) == 1 else p.alphas
+    return f"{name} kernel" + (f" ({parameters})" if parameters else "") + f", alpha={alphas}"
+
+
+def rejection(rejected: Strategy, chosen: Strategy) -> str:
+    """Why a candidate is not the plan."""
+    ratio = rejected.seconds / max(chosen.seconds, 1e-9)
+    compared = (
+        f"slower, {f'{ratio:.2g}' if ratio < 99.5 else f'{ratio:,.0f}'} × the time"
+        if ratio > 1.03
+        else "not faster, and moves more bytes"
+    )
+    cost = f"about {format_seconds(rejected.seconds)}, {format_bytes(rejected.peak_bytes)} per process"
+    return f"{rejected.summary()}: {rejected.refused or compared} ({cost})"
+
+
+# Why
+
+
+def why_form(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Reason:
+    """Why the form."""
+    if p.form is not None:
+        return Reason("form-requested", f"form='{p.form}' was requested")
+    if p.dimension is None:
+        return Reason("no-feature-map", "dual, since the kernel has no finite feature map")
+    other = "dual" if chosen.form == "primal" else "primal"
+    time = min((c.seconds for c in candidates if c.form == other and not c.refused), default=None)
+    against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
+    features = format_count(p.dimension)
+    return Reason("smaller-matrix", f"{chosen.form}, since D = {features} features against n = {p.n:,} rows{against}")
+
+
+def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[Reason]:
+    """Why what solves the systems, and where."""
+    if c.streams:
+        text = "the curvature is a matrix in the calling process; the rows are streamed, a pass for each step"
+        return [Reason("rows-streamed", text)] + ([] if c.place.is_memory else _why_tiles(p))
+    if isinstance(c.how, Direct):
+        return _why_factor(p, c, candidates)
+    return _why_float32(c.how, candidates) if isinstance(c.how, Float32Factor) else _why_iterations(p, c, candidates)
+
+
+def _why_factor(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[Reason]:
+    against = against_float32(p) if p.n > ONE_TILE and c.form == "dual" else ""
+    precision = [Reason("float64", f"in float64, since {against}")] if against else []
+    if c.place.is_memory:
+        text = "in the calling process, since everything fits in memory and that is fastest"
+        return [*precision, Reason("fits-in-memory", text)]
+    whole = next((o for o in candidates if o.place.is_memory and o.form == c.form), None)
+    if p.keeps_store:
+        why = [Reason("store-requested", "tiles on disk, since store= asks for a run that can be resumed")]
+    elif whole is None:
+        why = []
+    elif whole.refused == NOT_ENOUGH_MEMORY:
+        needed = f"{format_bytes(whole.peak_bytes)} of {format_bytes(whole.limit_bytes)}"
+        why = [Reason("exceeds-memory", f"tiles on disk, since in memory one process would need {needed}")]
+    else:
+        code = whole.refused.code or "faster-on-workers"
+        why = [Reason(code, f"on Dask, since {whole.refused or 'that is faster'}")]
+    return precision + why + _why_tiles(p)
+
+
+def _why_tiles(p: Problem) -> list[Reason]:
+    if p.layout is not None:
+        return []
+    if p.tile is not None:
+        return [Reason("tile-requested", f"tile={p.tile} was requested")]
+    text = "larger tiles read less, smaller ones divide the work more evenly: this size is the fastest"
+    return [Reason("tile-is-fastest", text)]
+
+
+def _why_float32(how: Float32Factor, candidates: Sequence[Strategy]) -> list[Reason]:
+    if how.tol is not None:
+        why = Reason("float32-requested", "conjugate gradient with a factor in float32 was requested")
+    else:
+        text = "a factor in float32, since it takes half the time and space of one in float64"
+        direct = [c.seconds for c in candidates if isinstance(c.how, Direct) and not c.refused]
+        if direct:
+            text += f" (about {format_seconds(min(direct))} in all)"
+        why = Reason("float32", text)
+    then = "float64 follows if it breaks down; solver='cholesky' factors in float64 throughout"
+    return [why, Reason("float64-follows", then)]
+
+
+def _why_iterations(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[Reason]:
+    assert isinstance(c.how, Iterative)
+    how, found = c.how, [_why_iterative(p, c, candidates)]
+    if c.execution == "memory":
+        text = "in the calling process, since its threads are as fast as workers would be"
+        found.append(Reason("threads-are-as-fast", text))
+    elif c.execution == "serial":
+        store = "checkpoints in the store" if p.keeps_store else "a temporary store, since tile= was given"
+        code = "store-requested" if p.keeps_store else "tile-requested"
+        found.append(Reason(code, f"in the calling process, with {store}"))
+    if settings_of(p).rank is not None:
+        found.append(Reason("rank-requested", f"a preconditioner of rank {how.rank:,} was requested"))
+    elif how.rank:
+        text = (
+            f"a preconditioner of rank {how.rank:,}: a higher rank would take longer to build than it saves, or not "
+            f"fit in memory; the spectrum found during the fit may end it earlier or raise it to {how.rank_limit:,}"
+        )
+        found.append(Reason("rank-pays", text))
+    if isinstance(how.products, TileProducts):
+        found += _why_products(p, how.products, c.place.slots)
+    return found
+
+
+def _why_products(p: Problem, products: TileProducts, slots: int) -> list[Reason]:
+    """Why products are in float32, and the tiles kept or formed at every pass."""
+    reasons = []
+    if products.precision == "float32":
+        text = "products in float32 take about half the time; the true residual is computed in float64"
+        reasons.append(Reason("float32-products", text))
+    if p.kernel.is_precomputed or products.kept_fraction(slots) == 1:
+        return reasons
+    whole = products.all_tiles * products.tile**2 * products.itemsize
+    text = (
+        f"the whole matrix would take {format_bytes(whole)} of memory; its tiles are formed at every pass (if "
+        f"that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with solver='cg' reads them)"
+    )
+    return [*reasons, Reason("tiles-formed-again", text)]
+
+
+def _why_iterative(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Reason:
+    if isinstance(p.solver, ConjugateGradient):
+        return CG_REQUESTED
+    direct = [c for c in candidates if c.is_direct and c.form == chosen.form]
+    possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=None)
+    if possible is not None:
+        return Reason(
+            "factor-is-slower",
+            f"conjugate gradient, since {'factorisations' if p.loss == 'logistic' else 'a factorisation'} would take "
+            f"about {format_seconds(possible.seconds)} and {format_bytes(possible.disk_bytes)} of disk",
+        )
+    if direct:
+        why = direct[0].refused
+        return Reason(f"factor-refused-{why.code}", f"conjugate gradient, since a factorisation {why}")
+    return Reason("factor-is-too-large", "conjugate gradient, since the matrix is too large for a factorisation")
+
+
+# Why not
+
+
+def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
+    """Why `solver="auto"` must not choose a candidate where a direct solver takes so long; empty if it may.
+
+    Steps of Newton's method are estimates for all solvers, and tolerate systems that are not solved well.
+    """
+    if not isinstance(c.how, Iterative):
+        return NO_REASON
+    if not c.n_steps and direct_seconds <= SMALL_SECONDS:
+        return DIRECT_IS_SOON_DONE
+    if c.form == "primal":
+        worst = c.seconds * max(1.0, MANY_ITERATIONS * max(c.n_steps, 1) / max(c.how.iterations, 1))
+        return NO_REASON if worst <= direct_seconds else SPECTRUM_UNKNOWN
+    if not p.kernel.has_unit_diagonal or min(p.alphas) <= 0:
+        return SPECTRUM_UNKNOWN
+    return NOT_SURELY_FASTER if not c.n_steps and SURELY_FASTER * c.seconds > direct_seconds else NO_REASON
+
+
+def iteration_doubt(p: Problem, c: Strategy) -> tuple[float, float]:
+    """Smallest and largest number of iterations over the expected one, where an estimate says no more."""
+    if not isinstance(c.how, Iterative):
+        return 1.0, 1.0
+    if isinstance(c.how.products, RowPasses):
+        most = min(MANY_ITERATIONS, c.tile + 1)
+        return FEW_ITERATIONS / max(c.how.iterations, FEW_ITERATIONS), max(1.0, most / c.how.iterations)
+    return DOUBT_OF_TYPICAL if p.spectrum == Spectrum() else DOUBT_OF_ESTIMATE

@@ -1,0 +1,45 @@
+"""All ways to solve, in one table: a new one is a function that yields priced candidates, and a line here."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from dkrr.planning.dual import factored_dual
+from dkrr.planning.multiplied import multiplied_dual
+from dkrr.planning.primal import curvature_in_memory, factored_primal, streamed_primal
+from dkrr.planning.problem import Form, Loss, Problem
+from dkrr.planning.resources import Resources
+from dkrr.planning.strategy import Solver, Strategy
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
+
+Candidates = Callable[[Problem, Resources], Iterable[Strategy]]
+
+
+def streamed_where_requested(p: Problem, r: Resources) -> Iterable[Strategy]:
+    """Products where factors of K in float32 were requested, which the primal form does not have."""
+    return streamed_primal(p, r) if p.settings is not None else ()
+
+
+WAYS: Mapping[tuple[Loss, Form, Solver], Candidates] = {
+    ("squared", "dual", "cholesky"): partial(factored_dual, itemsize=8),
+    ("squared", "dual", "float32"): partial(factored_dual, itemsize=4),
+    ("squared", "dual", "cg"): multiplied_dual,
+    ("squared", "primal", "cholesky"): factored_primal,
+    ("squared", "primal", "cg"): streamed_primal,
+    ("logistic", "dual", "cholesky"): partial(factored_dual, itemsize=8),
+    ("logistic", "dual", "float32"): partial(factored_dual, itemsize=4),
+    ("logistic", "dual", "cg"): multiplied_dual,
+    ("logistic", "primal", "cholesky"): curvature_in_memory,
+    ("logistic", "primal", "float32"): streamed_where_requested,
+    ("logistic", "primal", "cg"): streamed_primal,
+}
+"""Candidates by loss, form and solver, those in memory first."""
+
+
+def ways(p: Problem, form: Form) -> Iterable[tuple[Solver, Candidates]]:
+    """Ways that the requested solver has in a form, those of direct solvers first."""
+    solvers: tuple[Solver, ...] = ("cholesky", "float32", "cg")
+    if isinstance(p.settings, Cholesky):
+        solvers = ("cholesky",)
+    elif isinstance(p.settings, ConjugateGradient):
+        solvers = ("float32",) if isinstance(p.settings.preconditioner, Float32Cholesky) else ("cg",)
+    return [(solver, WAYS[p.loss, form, solver]) for solver in solvers if (p.loss, form, solver) in WAYS]

@@ -1,0 +1,175 @@
+"""Recipes and their price: a way to solve is a list of primitives with counts, and one formula makes seconds of it.
+
+A primitive states its work beside its algorithm (`..._work` in `linalg`); here are those of what every way reads.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from dkrr.cost import Stage, Work
+from dkrr.linalg.normal import TARGET_PASSES
+from dkrr.linalg.operator import Precision
+from dkrr.linalg.sources import KERNEL_BLOCK, gram_work, gram_workspace_bytes
+from dkrr.linalg.tiled_operator import multiply_bytes, pass_work
+from dkrr.planning.problem import Problem
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Place, Rates, Resources, cold_fraction
+from dkrr.store import TileGrid
+
+BATCH_VECTORS = 14
+"""Arrays of the size of a batch of targets that the calling process holds at most."""
+COPIES = 2
+"""Arrays of the size of a batch besides those of one fit of so many targets: its targets, and its coefficients."""
+
+
+NOTHING = Work()
+
+
+class Step(NamedTuple):
+    """Some work of a recipe, so many times."""
+
+    stage: str
+    """Stage of the fit that it belongs to, one of `dkrr.cost.STAGE_NAMES`."""
+    work: Work = NOTHING
+    times: float = 1.0
+    by: Literal["tasks", "blas", "caller"] = "tasks"
+    """Who shares it: all tasks that run at once; the threads of BLAS, what they can; nobody."""
+    seconds: float | None = None
+    """Time of it, where it is not that of the work: waiting, a schedule of tasks, another store."""
+
+
+Recipe = Iterable[Step]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One problem in one place, with the rates there."""
+
+    problem: Problem
+    resources: Resources
+    place: Place
+
+    @property
+    def rates(self) -> Rates:
+        """Rates with the store of the run."""
+        return self.resources.rates
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether X is in the memory of the process that works already."""
+        return self.problem.x_in_memory and self.place.is_memory
+
+    def in_chunks(self, grid: TileGrid) -> "Site":
+        """The same with rates of reading and writing panels of tiles."""
+        rates = self.rates.in_chunks(8 * grid.tile * grid.panel)
+        return replace(self, resources=replace(self.resources, rates=rates))
+
+    def peak(self, held: int, each: int, margin: int = PROCESS_MARGIN_BYTES) -> int:
+        """Memory of a process that holds so many bytes, and every thread of which takes so many for its task."""
+        return self.place.baseline_bytes + margin + held + self.place.threads * each + self._batch_bytes()
+
+    def _batch_bytes(self) -> int:
+        """Memory of a process for what one of many batches of targets needs besides a fit of so many targets."""
+        p, place = self.problem, self.place
+        if not p.batch or p.n_targets > p.batch:
+            return 0
+        if place.execution != "dask":
+            return COPIES * 8 * p.n * p.batch
+        # Of a client's workers the calling process is another machine, or has its own share.
+        return 0 if self.resources.cluster_is_running else BATCH_VECTORS * 8 * p.n * p.batch // place.n_workers
+
+    def cache_bytes(self, peak: float) -> float:
+        """Memory that is left for the system's cache of files."""
+        return self.resources.cache_bytes(self.place.n_workers, peak, on_workers=self.place.execution == "dask")
+
+    def row_rates(self, peak: float) -> Rates:
+        """Rates with which X is read where it is stored, which may be larger than the system's cache of files."""
+        p, r = self.problem, self.resources
+        # Else X is copied to the run's store, and read from there.
+        rates = r.rates_of_rows if p.x_is_shared or self.place.is_memory else r.rates
+        return rates.reading(cold_fraction(p.stored_bytes, self.cache_bytes(peak)))
+
+    def price(self, recipe: Recipe, peak: int) -> tuple[Stage, ...]:
+        """Stages in the order of their first step, of processes that hold at most so many bytes."""
+        slots, sums = self.place.slots, dict[str, list[Any]]()
+        threads = {"tasks": 1, "blas": self.resources.local_threads, "caller": 1}
+        for name, work, times, by, seconds in recipe:
+            total = sums.setdefault(name, [0.0, 0.0, 0.0, 0])
+            if (work is NOTHING and seconds is None) or not times:  # a fit of a few rows notices the time of its plan
+                continue
+            if seconds is None:
+                seconds = self.rates.seconds(work, threads[by]) / (slots if by == "tasks" else 1)
+                if work.row_bytes:
+                    seconds += work.row_bytes / self.row_rates(peak).read_bytes / slots
+            total[0] += times * seconds
+            total[1] += times * (work.read_bytes + work.row_bytes)
+            total[2] += times * work.written_bytes
+            total[3] += work.disk_bytes
+        return tuple(
+            Stage(name, seconds, read, written, disk, peak) for name, (seconds, read, written, disk) in sums.items()
+        )
+
+    # Primitives of a Gram matrix
+
+    def forming(self, n_entries: float, precision: Precision = "float64") -> Work:
+        """So many entries of K."""
+        return gram_work(self.problem.entry(self.rates, precision), n_entries)
+
+    def forming_bytes(self, tile: int) -> int:
+        """Memory of a task that forms a tile, besides the tile."""
+        p = self.problem
+        blocks = p.csr_bytes(min(tile, KERNEL_BLOCK))
+        return gram_workspace_bytes(p.kernel, tile, p.bytes_of_part(tile), p.d, blocks)
+
+    def product(self, m: int, precision: Precision = "float64", kept: float = 0.0, *, is_mirrored: bool = True) -> Work:
+        """One product of K with m vectors, a fraction of its tiles in memory."""
+        p = self.problem
+        return pass_work(p.entry(self.rates, precision), p.n, m, precision, kept, 2 if is_mirrored else 1)
+
+    def product_bytes(self, tile: int, m: int) -> int:
+        """Memory of a task of such a product, besides tiles that are kept."""
+        p = self.problem
+        return multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_part(tile), m, is_sparse=p.is_sparse)
+
+    # What comes before the work, and beside it
+
+    def shared(self) -> list[Step]:
+        """Workers start, and X is checked, and copied unless they can read it."""
+        p = self.problem
+        staged = 0 if self.place.is_memory or p.x_is_shared else p.stored_bytes
+        checked = 0 if self.place.is_memory or p.x_in_memory else p.stored_bytes
+        return [
+            Step("starting workers", seconds=self.place.start_seconds),
+            Step("checking X", Work(row_bytes=checked)),
+            # It is read where it was, and written.
+            Step("copying X", written(staged), seconds=2 * staged / self.rates.write_bytes),
+            *self.compared(),
+        ]
+
+    def loaded(self) -> list[Step]:
+        """X is read into memory."""
+        return [Step("reading X", Work(row_bytes=0 if self.problem.x_in_memory else self.problem.stored_bytes))]
+
+    def loaded_bytes(self) -> int:
+        """Memory of X where it is loaded."""
+        p = self.problem
+        return 0 if p.x_in_memory else p.stored_bytes + p.read_overhead_bytes
+
+    def compared(self) -> list[Step]:
+        """A precomputed matrix is compared with its mirror image, which takes next to no time."""
+        return [Step("checking symmetry")] if self.problem.kernel.is_precomputed else []
+
+    def targets(self, peak: int) -> Step:
+        """Passes over targets in a mapped file on this machine's disk, and over the dual coefficients in another."""
+        p, r = self.problem, self.resources
+        if not p.y_is_mapped:
+            return Step("targets")
+        rates = r.rates_of_disk.reading(cold_fraction(2 * p.y_bytes, self.cache_bytes(peak)))
+        read = float(TARGET_PASSES * p.y_bytes)
+        seconds = read / rates.read_bytes + p.y_bytes / rates.write_bytes
+        return Step("targets", written(p.y_bytes, read), seconds=seconds)
+
+
+def written(n_bytes: int, read: float = 0.0) -> Work:
+    """Bytes that are written and stay, and others that are read."""
+    return Work(read_bytes=read, written_bytes=n_bytes, disk_bytes=n_bytes)
