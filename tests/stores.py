@@ -27,3 +27,10 @@ def put(array, at, value):
     numbers = array.load()
     numbers[at] = value
     array.fill(numbers)
+
+
+def flip(path, at):
+    """Change a bit of a file: that of one of its bytes, counted around."""
+    raw = bytearray(path.read_bytes())
+    raw[at % len(raw)] ^= 4
+    path.write_bytes(bytes(raw))

@@ -20,7 +20,7 @@ from dkrr.linalg.sources import MatrixColumns, MatrixTiles
 from dkrr.linalg.tile_steps import n_update_parts
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.store.paths import local_path
-from tests.stores import tiled
+from tests.stores import flip, tiled
 
 RAGGED = TileGrid(n=47, tile=12, panel=4)
 """Four tiles, the last with eleven rows, and its last panel with three columns."""
@@ -234,10 +234,7 @@ def remove_chunks(array, coordinates):
 
 def flip_a_bit(array, name):
     """Damage a chunk of a stored array."""
-    file = local_path(array.url) / name
-    raw = bytearray(file.read_bytes())
-    raw[7] ^= 4
-    file.write_bytes(raw)
+    flip(local_path(array.url) / name, 7)
 
 
 def whole(source, grid):

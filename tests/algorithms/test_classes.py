@@ -3,8 +3,6 @@
 A strained fit is right by arithmetic of 180 digits, or not CONVERGED.
 """
 
-import functools
-
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -20,6 +18,7 @@ from tests.nightly.accuracy import fits
 from tests.nightly.accuracy.trials import Trial
 from tests.oracles import naive_gradient, naive_gram
 from tests.pairs import every_pair
+from tests.promises.test_exact_classes import samples
 
 LINEAR = Linear()
 WAYS = {
@@ -65,18 +64,6 @@ def test_penalties_weights_and_scales_over_many_orders_cost_no_digits(way, alpha
 def test_a_fit_that_may_not_converge_says_so(way, alpha, case):
     """Rounding hides the dual gradient of small penalties and weights over twenty orders, and of far rows."""
     assert ended(way, alpha, **case) in ("CONVERGED", "STALLED", "MAX_ITERATIONS")
-
-
-@functools.cache
-def samples(n_classes):
-    """X, codes that depend on it but overlap, weights of which some are zero, and new rows."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(61, 3))
-    scores = 2 * np.column_stack([X[:, 0] * X[:, -1], np.sin(2 * X[:, 0]), X[:, -1]])[:, :n_classes]
-    codes = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
-    weights = rng.uniform(0.2, 3.0, 61)
-    weights[[1, 60]] = 0.0
-    return X, codes, weights, rng.normal(size=(11, 3))
 
 
 PROBLEMS = {"binary": (2, "multinomial", "dual"), "softmax": (3, "multinomial", "primal"), "ovr": (3, "ovr", "dual")}

@@ -14,7 +14,7 @@ from dkrr.fitting.batches import FinishedBatches
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from tests.oracles import assert_close, naive_gram, naive_kernel_ridge
 from tests.pairs import every_pair
-from tests.stores import place
+from tests.stores import flip, place
 from tests.systems import traced_peak
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -174,8 +174,7 @@ def test_a_stopped_run_keeps_its_finished_batches(way, tmp_path, batched, monkey
     # An iteration resumes from its checkpoint.
     assert way == "cg" or "2 batches of targets are left to solve" in str(status(store))
     chunk = tmp_path / "run.zarr/batches/0-0-5-coef/c.0.0"
-    content = chunk.read_bytes()
-    chunk.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    flip(chunk, 40)
     assert not verify(store).is_whole
     monkeypatch.setattr("dkrr.planning.batches.MIN_BATCH", 2 * WIDTH)  # the run keeps its own width
     resumed = fitted(way, store=store)

@@ -27,6 +27,7 @@ from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_tran
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.estimators.description import VERSIONS
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, targets
+from tests.stores import flip
 
 OTHERS = {
     "pca": PCA(2, whiten=True),
@@ -84,9 +85,7 @@ def test_it_is_an_array_of_the_model_whose_damage_is_noticed(tmp_path):
     assert "transformer" in {array.name for array in dkrr.verify(tmp_path / "m.zarr").arrays}
     np.testing.assert_allclose(dkrr.load(tmp_path / "m.zarr").predict(X), model.predict(X), rtol=1e-10)
     (chunk,) = (tmp_path / "m.zarr" / "transformer").glob("c*")
-    content = bytearray(chunk.read_bytes())
-    content[100] ^= 1
-    chunk.write_bytes(content)
+    flip(chunk, 100)
     with pytest.raises(StoreError, match="damaged"):
         dkrr.load(tmp_path / "m.zarr")
 

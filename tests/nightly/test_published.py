@@ -19,8 +19,7 @@ from click.testing import CliRunner
 import dkrr
 from dkrr.cli import dkrr as command
 from tests import typed_program
-
-ROOT = Path(__file__).parents[2]
+from tests.promises.test_documents import DOCS, PAGES, ROOT
 
 
 def test_wheel_and_sdist_hold_what_they_should_and_the_index_takes_both(tmp_path):
@@ -58,8 +57,6 @@ def test_a_typed_program_runs(tmp_path):
     assert min(typed_program.work(X, y, tmp_path / "x.parquet", tmp_path)) > 0.8
 
 
-DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "cluster").rglob("*.md"))]
 PAGES_WITH_COMMANDS = [page for page in PAGES if re.search(r"^(\$ )?(dask )?dkrr ", page.read_text(), re.M)]
 
 

@@ -30,6 +30,7 @@ from dkrr.kernels import RBF, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.lock import LOCK_NAME
 from tests import programs
+from tests.stores import flip
 
 N, D = 147, 3
 RBF_KERNEL = {"kernel": "rbf", "gamma": 0.2}
@@ -198,13 +199,6 @@ def test_of_missing_or_truncated_tiles_only_these_are_computed_again(tmp_path):
     shutil.rmtree(folder / "partial")
     np.testing.assert_array_equal(model.fit(X, y).dual_coef_, whole)
     assert model.solve_result_.messages[0].endswith("computed again: c.5.0 of system-0/factor")
-
-
-def flip(path, at):
-    """Change a bit of a file."""
-    raw = bytearray(path.read_bytes())
-    raw[at % len(raw)] ^= 4
-    path.write_bytes(bytes(raw))
 
 
 DAMAGED = ["Cholesky in tiles", "conjugate gradient", "search by factors", "primal"]

@@ -12,7 +12,7 @@ from dkrr.errors import StoreError
 from dkrr.store import MemoryMatrix, RunStore, TileGrid
 from dkrr.store.inspection import tile_maps
 from dkrr.store.matrix import empty_tile, padded_width
-from tests.stores import edit, tiled
+from tests.stores import edit, flip, tiled
 
 RAGGED = TileGrid(n=23, tile=10, panel=5)
 
@@ -202,8 +202,6 @@ def test_a_run_resumes_with_its_factor_in_two_arrays_and_computes_what_is_damage
 
     assert again() == set()
     for damaged in (files[0], files[-1]):
-        content = bytearray(damaged.read_bytes())
-        content[100] ^= 1
-        damaged.write_bytes(content)
+        flip(damaged, 100)
         assert len(dkrr.verify(url).damage) == 1
         assert damaged in again() and dkrr.verify(url).is_whole
