@@ -42,7 +42,7 @@ from dkrr.planning.selection import SelectionPlan
 from dkrr.selection import scoring
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.solvers.result import SolveResult
-from dkrr.store.arrays import create_array
+from dkrr.store.zarr_arrays import create_array
 
 FIGURES = ("seconds", "read_bytes", "written_bytes", "peak_bytes")
 """What a plan promises and a fit shows."""

@@ -1,9 +1,9 @@
 """Preload of Dask's workers that run dkrr: ``--preload dkrr.preload``, or ``distributed.worker.preload``.
 
 It sets what dkrr's tasks depend on, whatever Dask's configuration on the worker's machine says: BLAS on one thread for
-each task, and `dkrr.cluster.workers.SETTINGS`: no spilling and no pausing, fewer interruptions. It imports what tasks
-need, so that a worker reports before its first task the memory that the planner must allow for. What a worker cannot
-change itself it writes to its log.
+each task, and SETTINGS of `dkrr.cluster.worker_settings`: no spilling and no pausing, fewer interruptions. It imports
+what tasks need, so that a worker reports before its first task the memory that the planner must allow for. What a
+worker cannot change itself it writes to its log.
 """
 
 import logging
@@ -14,7 +14,7 @@ import threadpoolctl
 from dask.utils import parse_timedelta
 
 import dkrr.fitting  # noqa: F401  (what tasks need)
-from dkrr.cluster.workers import SETTINGS, problems, report
+from dkrr.cluster.worker_settings import SETTINGS, problems, report
 
 logger = logging.getLogger(__name__)
 

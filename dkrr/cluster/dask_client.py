@@ -32,12 +32,12 @@ from distributed.protocol.pickle import dumps, loads
 from dkrr.cluster.local_workers import how_it_ended
 from dkrr.cluster.process import current_client
 from dkrr.cluster.progress import Progress
-from dkrr.cluster.workers import WorkerReport, report
+from dkrr.cluster.worker_settings import WorkerReport, report
 from dkrr.config import setting
 from dkrr.errors import ClusterError, DkrrError, InputError, StoreError
-from dkrr.store.arrays import zarr_store
 from dkrr.store.paths import faults_of
 from dkrr.store.replacing import delete_file
+from dkrr.store.zarr_arrays import zarr_store
 from dkrr.text import format_seconds
 
 logger = logging.getLogger(__name__)

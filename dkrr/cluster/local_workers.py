@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import dask
 
-from dkrr.cluster import workers
+from dkrr.cluster import worker_settings
 from dkrr.cluster.dkrr_local_server import MAX_STARTS, NOT_STARTED
 from dkrr.cluster.process import ENDING
 from dkrr.errors import DkrrError
@@ -57,7 +57,7 @@ STOP_SECONDS = 20.0
 """Seconds given to the workers to end, before they are killed."""
 
 SETTINGS = {
-    **workers.SETTINGS,
+    **worker_settings.SETTINGS,
     # Of the nanny: what exceeds its limit is killed.
     "distributed.worker.memory.terminate": 1.0,
     "distributed.worker.memory.monitor-interval": "1s",

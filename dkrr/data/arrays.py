@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from dkrr.data.rows import ALL, Block, Rows, n_bytes
 from dkrr.errors import InputError, StoreError
 from dkrr.sparse import check_structure
-from dkrr.store.arrays import bucket_of_array, is_of_object_store, open_array, place_of
 from dkrr.store.paths import faults_of, local_path
 from dkrr.store.places import read_all
+from dkrr.store.zarr_arrays import bucket_of_array, is_of_object_store, open_array, place_of
 from dkrr.text import format_bytes
 
 SCRATCH_BYTES = 2**20

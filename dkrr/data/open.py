@@ -36,7 +36,7 @@ from dkrr.data.stored import stored_gram
 from dkrr.data.table import Table, TableRows, table_rows
 from dkrr.data.table_opening import as_table, is_pandas_like, table_at
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
-from dkrr.store.arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
+from dkrr.store.zarr_arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 
 HELD_BYTES = 64 * 2**20
 """Targets up to this size are read into memory, whatever holds them."""

@@ -50,8 +50,8 @@ from dkrr.kernels.columns import encodes
 from dkrr.planning import Plan
 from dkrr.solvers import SolveResult
 from dkrr.sparse import check_structure
-from dkrr.store.arrays import is_dask_array
 from dkrr.store.paths import refuse_enclosing
+from dkrr.store.zarr_arrays import is_dask_array
 from dkrr.text import card_of_text, details
 
 DTYPES = [np.float64, np.float32]

@@ -19,7 +19,7 @@ from dkrr.estimators.typed import ClassifierMixin, InMemory
 from dkrr.fitting.model import FittedFunction
 from dkrr.fitting.requests import checked_weights, likelihood_of
 from dkrr.linalg.likelihood import Likelihood
-from dkrr.store.arrays import is_dask_array
+from dkrr.store.zarr_arrays import is_dask_array
 
 Array = NDArray[np.float64]
 

@@ -22,10 +22,10 @@ from dkrr.estimators.classifier import KernelClassifier
 from dkrr.estimators.ridge import RidgeRegressor
 from dkrr.fitting.prediction import check_width, predict_in_memory
 from dkrr.posterior.base import power_of_two
-from dkrr.store.arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
 from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
+from dkrr.store.zarr_arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
 ARRAYS = (".zarr", ".npy")

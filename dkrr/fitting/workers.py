@@ -13,7 +13,7 @@ from dkrr.cluster import Executor
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.cluster.process import ambient_client
-from dkrr.cluster.workers import problems, refuse_a_pause, report
+from dkrr.cluster.worker_settings import problems, refuse_a_pause, report
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.linalg import TASK_MODULES
 from dkrr.planning import Plan

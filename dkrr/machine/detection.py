@@ -21,7 +21,7 @@ from dkrr.cluster.process import (
     read_system_file,
     usable_cores,
 )
-from dkrr.cluster.workers import WorkerReport
+from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
 from dkrr.machine.profile import (

@@ -28,7 +28,7 @@ import scipy
 import dkrr
 from dkrr import blas
 from dkrr.cluster.process import read_system_file, usable_cores
-from dkrr.cluster.workers import WorkerReport
+from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
 from dkrr.planning import KernelRate, Rates

@@ -27,7 +27,7 @@ from dkrr.fitting.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
 from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
 from dkrr.store import ChunkedArray
-from dkrr.store.arrays import create_array
+from dkrr.store.zarr_arrays import create_array
 from tests import systems
 from tests.inputs import table
 from tests.oracles import naive_gram

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli import dkrr as command
-from dkrr.cluster.workers import WorkerReport
+from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.errors import InputError
 from dkrr.machine import Profile, calibrate, describe, detect, quick, record_baseline
 from dkrr.machine import profile as profiles
@@ -24,7 +24,7 @@ from dkrr.machine.quick import measured_plan
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.plan import RATES
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES, WORKER_BASELINE_BYTES
-from dkrr.store.arrays import create_array
+from dkrr.store.zarr_arrays import create_array
 from tests.cluster.clients import all_released
 from tests.planning.problems import GIB, MIB, cluster, direct, machine
 

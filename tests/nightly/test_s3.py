@@ -19,8 +19,8 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.errors import StoreError
 from dkrr.store import buckets
-from dkrr.store.arrays import create_array, open_array
 from dkrr.store.places import place_at
+from dkrr.store.zarr_arrays import create_array, open_array
 from tests.nightly.cluster.recipes import FIT, new_certificates, problem, run, saved, started
 from tests.processes import CLUSTER
 from tests.s3 import variables

@@ -7,7 +7,7 @@ from numpy.testing import assert_array_equal
 
 from dkrr.data.arrays import is_mapped, mapped_array, release_pages
 from dkrr.errors import DiskSpaceError, StoreError
-from dkrr.store.arrays import CHUNK_BYTES, chunk_rows, create_array, is_zarr_array, open_array, place_of
+from dkrr.store.zarr_arrays import CHUNK_BYTES, chunk_rows, create_array, is_zarr_array, open_array, place_of
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int8", "uint16", "bool"])

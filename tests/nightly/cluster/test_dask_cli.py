@@ -20,7 +20,7 @@ from distributed import Client, LocalCluster
 import dkrr
 from dkrr.cluster.dask_client import connect
 from dkrr.cluster.local_workers import new_credentials
-from dkrr.cluster.workers import WorkerReport, problems
+from dkrr.cluster.worker_settings import WorkerReport, problems
 from dkrr.errors import ClusterError, InputError, MemoryLimitError
 from tests.nightly.cluster import recipes
 from tests.nightly.cluster.recipes import FIT, SETTINGS, START, problem, run, saved, started, until
