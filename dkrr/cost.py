@@ -48,11 +48,6 @@ class Stage:
         seconds, read, written = (factor * x for x in (self.seconds, self.read_bytes, self.written_bytes))
         return type(self)(self.name, seconds, read, written, self.disk_bytes, peak_bytes)
 
-    def plus(self, seconds: float, read: float = 0.0, written: float = 0.0, disk: int = 0) -> Self:
-        """Stage with more work and more results."""
-        read, written, disk = self.read_bytes + read, self.written_bytes + written, self.disk_bytes + disk
-        return type(self)(self.name, self.seconds + seconds, read, written, disk, self.peak_bytes)
-
 
 @dataclass(frozen=True)
 class Work:

@@ -9,7 +9,7 @@ from math import ceil
 from dkrr.linalg.memory import solving_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources, cold_fraction
-from dkrr.planning.strategy import Reason, Strategy
+from dkrr.planning.strategy import Direct, Reason, Strategy
 from dkrr.planning.work import BATCH_VECTORS, Site, Step, written
 from dkrr.text import plural
 
@@ -73,10 +73,14 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
     moved = replace(moved, written_bytes=p.y_bytes * (2 if p.keeps_store else 1))
     recipe = [Step("targets", moved, seconds=rates.seconds(moved))]
     stages = [s if s.name in ONCE else s.times(count, peak) for s in one.stages]
-    if one.is_whole and one.solver == "cholesky":  # substitutions with a factor that is kept
+    if one.is_whole and isinstance(one.how, Direct):  # substitutions with a factor that is kept, which has the first
+        solved = solving_work(p.n, p.batch)
         stages = [s for s in stages if s.name != "true residual"]
-        again = site.product(p.batch) + solving_work(p.n, p.batch)
-        recipe.append(Step("true residual", again, count))
+        recipe.append(Step("true residual", solved, count - 1, "blas"))
+        is_kept = one.how.keeps_matrix
+        recipe.append(
+            Step("true residual", solved if is_kept else site.product(p.batch), count, "blas" if is_kept else "tasks")
+        )
     return replace(one, stages=(*stages, *site.price(recipe, peak)))
 
 

@@ -253,7 +253,7 @@ def _whole_bytes(site: Site, grid: TileGrid, itemsize: Itemsize, tile: int, *, k
         each = max(each + (8 * grid.tile**2 if itemsize == 4 else 0), site.product_bytes(tile, m))
     elif not keeps:
         each += 8 * grid.tile**2 + 8 * 8 * grid.tile * m
-    held = site.loaded_bytes() + matrices + vectors + (1 if is_one else threads) * each
+    held = site.loaded_bytes() + matrices + vectors + (1 if is_one and keeps else threads) * each
     held += factoring_bytes(grid, m, threads, 8 if keeps else itemsize)
     return site.peak(held, 0, CALLER_MARGIN_BYTES)
 
@@ -276,9 +276,14 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
         if not use.is_product:
             once = is_ridge and itemsize == 8
             return cut.substituted(use.m, use.times) if once else cut.applied(use.stage, use.m, itemsize, use.times)
-        is_mirrored = itemsize == 4 or not is_ridge or uses_symmetry(grid, use.m)
+        if itemsize == 4 or not is_ridge:
+            return Step(use.stage, replace(site.product(use.m), row_bytes=read_again), use.times)
+        # The residual has a task for each row of tiles, and without symmetry reads the rows of every tile twice.
+        is_mirrored, places = uses_symmetry(grid, use.m), min(site.place.slots, grid.n_tiles)
         work = site.product(use.m, is_mirrored=is_mirrored)
-        return Step(use.stage, replace(work, row_bytes=read_again), use.times)
+        work = replace(work, row_bytes=read_again * (1.0 if is_mirrored else 2.0 - 1.0 / grid.n_tiles))
+        seconds = site.rates.seconds(work) + work.row_bytes / site.row_rates(peak).read_bytes
+        return Step(use.stage, work, use.times, seconds=seconds / places)
 
     form_seconds = site.rates.seconds(site.forming(float(grid.tile**2), "float32" if itemsize == 4 else "float64"))
     m = s.n_right_sides + 1 if is_ridge and itemsize == 8 else 0

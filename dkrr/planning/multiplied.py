@@ -205,7 +205,7 @@ class Multiplied:
         reads = not products.keeps_rows and not site.holds_rows
         x_read = Work(row_bytes=p.stored_bytes * (products.n_tiles + 1) / 2 if reads else 0.0)
         loaded = 0 if site.holds_rows or not products.keeps_rows else p.stored_bytes * site.place.n_workers
-        checkpoint = 5 * 8 * p.n * s.n_columns if p.keeps_store else 0
+        checkpoint = 5 * 8 * p.n * s.n_columns if p.keeps_store and p.loss == "squared" else 0
         return [
             *site.shared(),
             Step("reading X", Work(row_bytes=loaded)),

@@ -21,6 +21,7 @@ from dkrr.planning.strategy import Direct, How, Iterative, RowPasses, Strategy, 
 from dkrr.planning.tiles import Cut, cuts
 from dkrr.planning.work import Recipe, Site, Step, written
 from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.solvers.dual_objective import VECTORS_HELD
 from dkrr.solvers.primal_objective import MAX_MATRIX_SIDE
 from dkrr.store import TileGrid
 
@@ -45,7 +46,10 @@ class Held(NamedTuple):
     """As large as the coefficients, by the calling process."""
 
 
-HELD: Mapping[Loss, Held] = {"squared": Held(3, 1, TARGET_COPIES, 6, 0, 12), "logistic": Held(4, 2, 12, 2, 4, 30)}
+HELD: Mapping[Loss, Held] = {
+    "squared": Held(3, 1, TARGET_COPIES, 6, 0, 12),
+    "logistic": Held(4, 2, 12, 2, 4, VECTORS_HELD),
+}
 
 
 def iterations_of(p: Problem) -> int:

@@ -343,12 +343,12 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
         )
     blocks_used = ": the lengths of the columns of L⁻¹" if sizes.is_loo else " and the blocks of its inverse"
     reason = Reason("factor-serves-all", f"errors follow from a factor of all rows{blocks_used}")
-    errors = resources.rates.seconds(_error_cost(n, problem.n_targets, 0 if sizes.is_loo else sizes.n_folds), threads)
+    errors = resources.rates.seconds(_error_work(n, problem.n_targets, 0 if sizes.is_loo else sizes.n_folds), threads)
     seconds = len(problem.alphas) * (one.seconds + inverse + errors)
     yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, (reason,))
 
 
-def _error_cost(n: int, n_targets: int, n_folds: int) -> Work:
+def _error_work(n: int, n_targets: int, n_folds: int) -> Work:
     """Work of the errors of one λ once there is a factor: the check of the solution, and what folds solve for."""
     solving = 2.0 * n**2 * n_targets / n_folds if n_folds else 0.0
     return Work(gemm_flops=2.0 * n**2 * n_targets + solving, memory_bytes=float(ERROR_PASSES * 8 * n * n_targets))

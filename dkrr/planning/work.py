@@ -98,9 +98,10 @@ class Site:
             if (work is NOTHING and seconds is None) or not times:  # a fit of a few rows notices the time of its plan
                 continue
             if seconds is None:
-                seconds = self.rates.seconds(work, threads[by]) / (slots if by == "tasks" else 1)
+                seconds = self.rates.seconds(work, threads[by])
                 if work.row_bytes:
-                    seconds += work.row_bytes / self.row_rates(peak).read_bytes / slots
+                    seconds += work.row_bytes / self.row_rates(peak).read_bytes
+                seconds /= slots if by == "tasks" else 1
             total[0] += times * seconds
             total[1] += times * (work.read_bytes + work.row_bytes)
             total[2] += times * work.written_bytes
@@ -148,7 +149,8 @@ class Site:
 
     def loaded(self) -> list[Step]:
         """X is read into memory."""
-        return [Step("reading X", Work(row_bytes=0 if self.problem.x_in_memory else self.problem.stored_bytes))]
+        n_bytes = 0 if self.problem.x_in_memory else self.problem.stored_bytes
+        return [Step("reading X", Work(row_bytes=n_bytes), by="caller")]
 
     def loaded_bytes(self) -> int:
         """Memory of X where it is loaded."""
