@@ -366,7 +366,7 @@ def write_table(
     make = next(make for end, make in WRITERS.items() if place.endswith(end))
     try:
         with place_at(place).written() as file, make(file, schema) as writer:
-            for block, columns in zip(regrouped(blocks, height, np.concatenate), left, strict=False):
+            for block, columns in zip(regrouped(blocks, height, np.concatenate), left, strict=kept is not None):
                 predictions = [pyarrow.array(column, kind) for column in block.T]
                 table = pyarrow.Table.from_arrays([*columns, *predictions], schema=schema)
                 writer.write_table(table.combine_chunks())

@@ -505,7 +505,10 @@ class TransformedRows(Rows):
 
     def _blocks_from(self, start: int, stop: int) -> Iterator[tuple[slice, Block]]:
         for where, block in self.inputs.blocks(start, stop, min(self.block_rows, max(1, stop - start))):
-            yield where, transformed_block(self.transformer, block, where.start).astype(self.dtype, copy=False)
+            found = transformed_block(self.transformer, block, where.start).astype(self.dtype, copy=False)
+            # Of a transformer that returns its input: the rows may be in a buffer that is filled again.
+            is_input = isinstance(block, np.ndarray) and isinstance(found, np.ndarray)
+            yield where, found.copy() if is_input and np.may_share_memory(found, block) else found
 
     @cached_property
     def _cursor(self) -> threading.local:

@@ -345,7 +345,7 @@ def _write_zarr(
         arrays = create_predictions(place, kinds, shape[0])
         left = kept_arrays(kept, arrays[0].chunks[0])
     start = 0
-    for block, keys in zip(regrouped(blocks, arrays[0].chunks[0], np.concatenate), left, strict=False):
+    for block, keys in zip(regrouped(blocks, arrays[0].chunks[0], np.concatenate), left, strict=kept is not None):
         parts = [block] if kept is None else [*keys, *_as_columns(block).T]
         for array, part in zip(arrays, parts, strict=True):
             array[start : start + len(block)] = part

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,6 +46,8 @@ VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 """Beginnings of the names of the variables of the environment with the settings of a protocol."""
 
 Buffer = Any
+Sizes = Generator[int | None, None, None]
+"""Size of a whole file, after each group of buffers that is filled; None if there is none."""
 Value = TypeVar("Value")
 
 _answered: set[Any] = set()
@@ -117,7 +119,7 @@ class Bucket:
 
         return self._answer("read", name, content)
 
-    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Iterator[int | None]:
+    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Sizes:
         """See `Place`; all groups are filled before the first is named, several parts of an object at the same time."""
         out = [memoryview(part).cast("B") for parts in groups for part in parts]
         n = sum(map(len, out))

@@ -7,6 +7,7 @@ another array or of another run does not pass for the right one. A chunk is one 
 caller's buffer; Zarr's array interface would copy it several times, and decode it on one event-loop thread.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.errors import DamagedChunkError, StoreError
+from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.store.format import (
     NAME,
     TAIL_BYTES,
@@ -235,11 +236,12 @@ class ChunkedArray:
         key, size, stride = key_of(coordinates), self._block_bytes, self._block_bytes + TAIL_BYTES
         content = out.reshape(-1).view(np.uint8)
         groups = [(content[k : k + size], bytearray(TAIL_BYTES)) for k in range(0, len(content), size)]
-        sizes = self._place.read_into(key, first * stride, groups)
-        for number, ((block, tail), n_bytes) in enumerate(zip(groups, sizes, strict=False), first):
-            self._check_size(key, n_bytes)
-            if tail != self._tail(key, number, block):
-                raise self._damaged(key, _CHANGED)
+        # Closed at once: an error that is kept would keep the file open.
+        with closing(self._place.read_into(key, first * stride, groups)) as sizes:
+            for number, ((block, tail), n_bytes) in enumerate(zip(groups, sizes, strict=False), first):
+                self._check_size(key, n_bytes)
+                if tail != self._tail(key, number, block):
+                    raise self._damaged(key, _CHANGED)
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
         """One whole chunk of one block, checked, where it lies in the system's cache; nothing is copied.
@@ -415,6 +417,8 @@ _CHANGED = "does not match its checksum: the store is damaged"
 def _metadata_at(url: str) -> dict[str, Any]:
     try:
         found = read_json(place_at(url))
+    except UnreachableStoreError:  # what cannot be read now is not damaged
+        raise
     except StoreError as error:
         raise _unreadable(url, str(error)) from error
     if found is None:

@@ -20,7 +20,7 @@ from dkrr.checks import shown
 from dkrr.config import setting
 from dkrr.errors import DamagedChunkError, InputError, StoreError
 from dkrr.store import replacing
-from dkrr.store.buckets import Bucket
+from dkrr.store.buckets import Bucket, Sizes
 from dkrr.store.paths import (
     checked_name,
     exists_already,
@@ -61,7 +61,7 @@ class Place(Protocol):
     def read(self, name: str, max_bytes: int) -> bytes | None:
         """Content of a small file; None if there is none."""
 
-    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Iterator[int | None]:
+    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Sizes:
         """Fill groups of consecutive buffers of bytes from `start` of a file on.
 
         Yields
@@ -180,7 +180,7 @@ class LocalFolder:
             return bytes(content)
         return None
 
-    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Iterator[int | None]:
+    def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Sizes:
         try:
             with self._opened(name) as (descriptor, size):
                 for parts in groups:
@@ -226,8 +226,12 @@ class LocalFolder:
         return []
 
     def sizes(self) -> dict[str, int]:
+        found = dict[str, int]()
         with faults_of(f"read {self.path}", "then run again"), os.scandir(self.path) as entries:
-            return {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
+            for entry in entries:
+                with suppress(FileNotFoundError):  # a file that was being written has its name now
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return found
 
     def size(self, name: str) -> int | None:
         with suppress(FileNotFoundError), self._opened(name) as (_, size):
@@ -371,9 +375,11 @@ def check_writable(url: str, *, is_grown: bool = False) -> None:
         name = f"{NEW}{uuid.uuid4().hex[:8]}"
         if place.is_remote:
             place_at(folder).write(name, [b""])
+            place_at(f"{folder}/{name}").delete(STORE)
         else:
-            Path(folder, name).touch(exist_ok=False)
-        place_at(f"{folder}/{name}").delete(STORE)
+            file = Path(folder, name)
+            file.touch(exist_ok=False)
+            delete_file(file)
 
 
 def check_free(

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import zarr
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn import preprocessing
 from sklearn.base import clone
@@ -17,8 +18,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dkrr
+from dkrr.data import as_rows
 from dkrr.data.rows import Rows
-from dkrr.data.transformers import ColumnSteps, HeldRows, fitted_transformer, is_fitted, transformed_inputs
+from dkrr.data.transformers import (
+    ColumnSteps,
+    HeldRows,
+    TransformedRows,
+    fitted_transformer,
+    is_fitted,
+    transformed_inputs,
+)
 from dkrr.errors import InputError
 from dkrr.kernels import BagOfWords
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, of_columns, targets
@@ -331,3 +340,13 @@ def test_unknown_values_are_refused_or_zeros_where_that_is_asked_for():
     assert dense(found.transform(new))[:, 3:6].sum() == (new["carrier"] != "ZZ").sum()
     with pytest.raises(ValueError, match="unknown categories"):
         fitted_transformer(ColumnSteps(TEXT), Blocks(table), PLENTY).transform(new)
+
+
+def test_rows_of_a_transformer_that_returns_its_input_are_not_overwritten_by_the_next_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.data.transformers.block_rows", lambda width: 3000)
+    X = np.random.default_rng(0).normal(size=(20_000, 3))
+    zarr.create_array(f"{tmp_path}/x.zarr", data=X, chunks=(7000, 3), compressors=None)
+    rows = TransformedRows(as_rows(f"{tmp_path}/x.zarr"), preprocessing.FunctionTransformer())
+    assert_array_equal(rows.read(0, 9000), X[:9000])
+    assert_array_equal(rows.read(9000, 20_000), X[9000:])
+    assert_array_equal(rows.take(np.array([3, 8000, 19_999])), X[[3, 8000, 19_999]])
