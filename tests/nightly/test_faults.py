@@ -159,16 +159,25 @@ def in_folders(root):
 @contextmanager
 def at_the_write(number, root, fault):
     """Cause a fault at one of the openings of files for writing below a folder; a list of those that were seen."""
-    opened, seen = os.open, list[int]()
+    opened, opened_file, seen = os.open, open, list[int]()
 
-    def watched(path, flags, *more, **named):
-        if flags & (os.O_WRONLY | os.O_RDWR) and str(path).startswith(str(root)):
+    def note(path):
+        if str(path).startswith(str(root)):
             seen.append(len(seen) + 1)
             if seen[-1] == number:
                 fault()
+
+    def watched(path, flags, *more, **named):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            note(path)
         return opened(path, flags, *more, **named)
 
-    with mock.patch.object(os, "open", watched):
+    def watched_file(path, mode="r", *more, **named):
+        if set(mode) & set("wxa+"):
+            note(path)
+        return opened_file(path, mode, *more, **named)
+
+    with mock.patch.object(os, "open", watched), mock.patch("builtins.open", watched_file):
         yield seen
 
 

@@ -79,22 +79,21 @@ def plan(client, **settings):
         return dkrr.plan(n=20_000, d=3, kernel="rbf", **settings)
 
 
-def take_memory():
-    sys.ballast = b"\1" * BALLAST
-
-
-def release_memory():
-    del sys.ballast
-
-
 @contextmanager
 def taken(client):
     """Memory of each worker that other work holds."""
-    client.run(take_memory)
+
+    def take():  # local functions travel by value: a worker that imported this module would hold more
+        sys.ballast = b"\1" * BALLAST
+
+    def release():
+        del sys.ballast
+
+    client.run(take)
     try:
         yield
     finally:
-        client.run(release_memory)
+        client.run(release)
 
 
 def test_plans_count_the_memory_that_workers_hold(users):
