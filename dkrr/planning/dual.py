@@ -281,9 +281,9 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
         # The residual has a task for each row of tiles, and without symmetry reads the rows of every tile twice.
         is_mirrored, places = uses_symmetry(grid, use.m), min(site.place.slots, grid.n_tiles)
         work = site.product(use.m, is_mirrored=is_mirrored)
+        seconds = site.rates.seconds(work) / places
         work = replace(work, row_bytes=read_again * (1.0 if is_mirrored else 2.0 - 1.0 / grid.n_tiles))
-        seconds = site.rates.seconds(work) + work.row_bytes / site.row_rates(peak).read_bytes
-        return Step(use.stage, work, use.times, seconds=seconds / places)
+        return Step(use.stage, work, use.times, seconds=seconds)
 
     form_seconds = site.rates.seconds(site.forming(float(grid.tile**2), "float32" if itemsize == 4 else "float64"))
     m = s.n_right_sides + 1 if is_ridge and itemsize == 8 else 0

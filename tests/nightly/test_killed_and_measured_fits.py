@@ -82,17 +82,18 @@ TIGHT = {"kernel": "rbf", "memory_limit": "250MiB"}
         (5000, 8, TIGHT),
         (2300, 300, {"kernel": "laplacian", "memory_limit": "500MiB", "tile": 800}),
         (3000, 60, {**PRIMAL, "memory_limit": "450MiB", "tile": 500}),
-        (6000, 8, {"targets": 1200, "fit_intercept": True, "memory_limit": "550MiB", "tile": 8}),
+        (6000, 8, {**ON_WORKERS, "targets": 1200, "fit_intercept": True, "memory_limit": "550MiB", "tile": 8}),
         # Many columns of a slow kernel, a factor of a rank that was asked for; more workers than there are cores.
         (1201, 211, {**KERNEL, "kernel": "laplacian", "gamma": 0.01, "alpha": 1.0, "solver": "cg", "workers": 3,
                      "cg": {"rank": 401}, "memory_limit": "1500MiB", "config": ON_WORKERS["config"]}),
-        (600, 6, {**KERNEL, "alpha": 1.0, "solver": "cholesky", "tile": 300, "classes": 3, "tol": 0.01}),
+        (600, 6, {**KERNEL, **ON_WORKERS, "alpha": 1.0, "solver": "cholesky", "tile": 300, "classes": 3, "tol": 0.01}),
     ],
     ids=str,
 )  # fmt: skip
 def test_workers_keep_the_promise_of_the_plan(n, d, settings):
     facts = fit_here(n, d, None, **{"workers": 2, "solver": "cholesky"} | settings)[1]
-    assert facts["execution"] == "dask" and 1 <= len(facts["peaks"]) <= settings.get("workers", 2)
+    n_measured = sum(peak > 0 for peak in facts["peaks"].values())  # the calling process may do a part, unmeasured
+    assert facts["execution"] == "dask" and 1 <= n_measured <= settings.get("workers", 2)
     assert facts["residual"] < (0.01 if "classes" in settings else 1e-8)
     assert max(facts["peaks"].values()) <= facts["projected"] <= facts["limit"]
     if facts["solver"] == "cholesky" and "classes" not in settings:
