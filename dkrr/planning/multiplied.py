@@ -287,7 +287,8 @@ def multiplied_dual(p: Problem, r: Resources) -> Iterator[Strategy]:
     found = candidates(sites, precisions, near, KEPT_FRACTIONS)
     if settings.rank is None and ranks[0] and not any(c.fits for c in found):
         # Also without a factor: a limit that is refused is then one that cannot be met.
-        smaller = [ranks[0], *(rank for rank in SMALL_RANKS if rank < ranks[0]), 0]
+        smaller = [*(rank for rank in SMALL_RANKS if rank < ranks[0]), 0]
+        found += candidates(sites, precisions, [rank for rank in ranks if rank < near[0]], KEPT_FRACTIONS)
         found += candidates(sites, precisions, smaller, least)
     yield from found
 
