@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, reduce
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Any
 
 import narwhals
@@ -26,7 +26,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from dkrr.cluster.folders import PrivateFolder
-from dkrr.data.table import BATCH_ROWS, TASK_BYTES, Column, Kind, Table, check_names, regrouped
+from dkrr.data.table import BATCH_ROWS, TASK_BYTES, Column, Kind, Table, beside, check_names, regrouped
 from dkrr.errors import InputError, InputTypeError
 from dkrr.store.places import place_at
 
@@ -362,11 +362,11 @@ def write_table(
     fields = [] if kept is None else _plain_schema(kept)
     schema = pyarrow.schema([*fields, *((name, kind) for name in names)])
     height = _height(schema)
-    left = repeat([]) if kept is None else (table.columns for table in _kept_groups(kept, height))
+    left = None if kept is None else (table.columns for table in _kept_groups(kept, height))
     make = next(make for end, make in WRITERS.items() if place.endswith(end))
     try:
         with place_at(place).written() as file, make(file, schema) as writer:
-            for block, columns in zip(regrouped(blocks, height, np.concatenate), left, strict=kept is not None):
+            for block, columns in beside(regrouped(blocks, height, np.concatenate), left):
                 predictions = [pyarrow.array(column, kind) for column in block.T]
                 table = pyarrow.Table.from_arrays([*columns, *predictions], schema=schema)
                 writer.write_table(table.combine_chunks())

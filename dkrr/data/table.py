@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -438,3 +438,21 @@ def suggested(pattern: str, names: Sequence[str]) -> str:
         return " or ".join(map(repr, near))
     more = ", ..." if len(names) > MAX_NAMES else ""
     return "one of " + ", ".join(names[:MAX_NAMES]) + more
+
+
+def beside(
+    blocks: Iterable[NDArray[Any]], kept: Iterable[list[Any]] | None
+) -> Iterator[tuple[NDArray[Any], list[Any]]]:
+    """Blocks of predictions, each with the kept columns of its rows; without columns where none are kept.
+
+    Raises
+    ------
+    InputError
+        If the kept columns have other rows than the predictions: their file has changed meanwhile.
+    """
+    for block, columns in zip(blocks, repeat([]), strict=False) if kept is None else zip_longest(blocks, kept):
+        if block is None or columns is None or any(len(column) != len(block) for column in columns):
+            raise InputError(
+                "keep has other rows than X has predictions: its file has changed meanwhile; predict again"
+            )
+        yield block, columns

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from dkrr.checks import flag, location, shown
 from dkrr.cluster.process import ambient_client, ended_in_order
 from dkrr.data import MemoryRows, Rows, Table, as_table, is_dask_frame, is_pandas_like, opened
-from dkrr.data.table import regrouped
+from dkrr.data.table import beside, regrouped
 from dkrr.data.table_opening import arrow_tables
 from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
@@ -337,7 +336,7 @@ def _write_zarr(
 ) -> None:
     if kept is None:
         arrays = [create_array(place, shape, columns.dtype, kind=PREDICTIONS)]
-        left: Iterable[list[Any]] = repeat([])
+        left: Iterable[list[Any]] | None = None
     else:
         from dkrr.data.arrow import kept_arrays, kept_types
 
@@ -345,7 +344,7 @@ def _write_zarr(
         arrays = create_predictions(place, kinds, shape[0])
         left = kept_arrays(kept, arrays[0].chunks[0])
     start = 0
-    for block, keys in zip(regrouped(blocks, arrays[0].chunks[0], np.concatenate), left, strict=kept is not None):
+    for block, keys in beside(regrouped(blocks, arrays[0].chunks[0], np.concatenate), left):
         parts = [block] if kept is None else [*keys, *_as_columns(block).T]
         for array, part in zip(arrays, parts, strict=True):
             array[start : start + len(block)] = part
