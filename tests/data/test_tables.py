@@ -13,7 +13,7 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.data import as_rows, as_table, load_targets, with_columns
 from dkrr.data.arrays import is_mapped
-from dkrr.data.table import regrouped
+from dkrr.data.table import beside, regrouped
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RBF, BagOfWords, Columns
 
@@ -409,3 +409,11 @@ def test_a_lazy_frame_gives_the_model_of_pandas_and_refuses_other_columns(kind):
     kernel = Columns(RBF(), ["a", "b"]) + Columns(BagOfWords(), "c")
     with pytest.raises(InputTypeError, match=r"X\.compute\(\)"):
         kind(kernel=kernel).fit(lazy, y.compute())
+
+
+@pytest.mark.parametrize("heights", [[3], [3, 1], [3, 2, 1]])
+def test_kept_columns_with_other_rows_than_the_predictions_are_an_error(heights):
+    blocks = [np.zeros(3), np.zeros(2)]
+    assert len([*beside(blocks, [[np.zeros(3)], [np.zeros(2)]])]) == len([*beside(blocks, None)]) == 2
+    with pytest.raises(InputError, match="keep has other rows than"):
+        list(beside(blocks, [[np.zeros(height)] for height in heights]))
