@@ -8,7 +8,6 @@ import sys
 import time
 import uuid
 from itertools import count
-from pathlib import Path
 from unittest.mock import AsyncMock
 
 import dask
@@ -19,7 +18,7 @@ from numpy.testing import assert_allclose
 
 import dkrr
 from benchmarks.local_client import local_client
-from dkrr.cluster import Progress, Task, resident
+from dkrr.cluster import Progress, Task
 from dkrr.cluster.dask_client import check_folder_is_shared, connect
 from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.cluster.local_workers import LocalWorkers
@@ -27,6 +26,19 @@ from dkrr.cluster.process import ambient_client
 from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
 from tests.cluster.clients import all_released
+from tests.cluster.tasks import (
+    die,
+    die_once,
+    keep,
+    kept_runs,
+    kill_the_scheduler,
+    not_positive,
+    process,
+    scaled,
+    square,
+    take_memory,
+    wait_for,
+)
 from tests.conftest import WORKER_MEMORY
 from tests.inputs import table
 
@@ -41,47 +53,8 @@ def executor(client):
     return DaskExecutor(client)
 
 
-def square(meter, x):
-    meter.bytes_read += x
-    return x * x
-
-
 def squares(*numbers, depends=()):
     return [Task(f"t{k}", square, (k,), depends) for k in numbers]
-
-
-def take_memory(meter, *_):
-    held = []
-    for _ in range(60):
-        held.append(np.ones(2**21))
-        time.sleep(0.05)
-
-
-def not_positive(meter, row):
-    raise NotPositiveDefiniteError(f"the pivot of row {row} is not positive", row)
-
-
-def wait_for(meter, path):
-    deadline = time.monotonic() + 30
-    while not Path(path).exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
-def die_once(meter, marker):
-    if not Path(marker).exists():
-        Path(marker).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "survived"
-
-
-def die(meter):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_the_scheduler(*_):
-    """Kill the process that started the worker that this runs in."""
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(5)
 
 
 def test_many_tasks_are_submitted_in_a_small_window(executor, client, monkeypatch):
@@ -279,24 +252,6 @@ def run(executor):
     name = f"run-{uuid.uuid4().hex}"
     yield name
     executor.forget(name)
-
-
-def scaled(meter, k, shared):
-    meter.bytes_read += k
-    return shared * (k + 1.0)
-
-
-def process(meter, shared):
-    return os.getpid()
-
-
-def keep(meter, run, k, shared):
-    """How often this process has been here, and whether it keeps what it kept."""
-    return resident.kept(run, k, lambda: os.getpid())
-
-
-def kept_runs(run):
-    return run in resident._runs
 
 
 def values_of(executor, tasks, vectors=None):
