@@ -16,7 +16,7 @@ from functools import cached_property
 from benchmarks.simulation import SimulatedCluster, Simulation, TaskGraph, factorisation_graph
 from dkrr.errors import PlanError
 from dkrr.linalg.cholesky import cholesky_work
-from dkrr.planning.schedule import TaskCosts, estimated_seconds, step_bytes
+from dkrr.planning.tiles import TaskCosts, estimated_seconds, step_bytes
 from dkrr.store import TileGrid
 
 PEAK_INTERVALS = 100

@@ -26,8 +26,8 @@ from dkrr.cluster.tasks import peak_resident_bytes
 from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian
+from dkrr.linalg.products import TiledOperator
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles
-from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.planning.multiplied import cg_tile
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store import TileGrid

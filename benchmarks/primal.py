@@ -38,7 +38,7 @@ from dkrr.checks import parse_bytes
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
-from dkrr.linalg.segments import STRIP_BYTES, STRIP_ROWS
+from dkrr.linalg.passes import STRIP_BYTES, STRIP_ROWS
 from dkrr.text import format_bytes, format_seconds
 
 Floats = NDArray[np.float64]

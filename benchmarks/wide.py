@@ -29,14 +29,12 @@ from dkrr.checks import parse_bytes
 from dkrr.cluster import TaskRecord
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
-from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes
+from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes, tile_steps
 from dkrr.linalg.sources import gram_work, gram_workspace_bytes
-from dkrr.linalg.tile_steps import tile_steps
 from dkrr.planning import Rates
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
-from dkrr.planning.schedule import TaskCosts, formed_entries, step_bytes, step_flops
-from dkrr.planning.tiles import tile_grid
+from dkrr.planning.tiles import TaskCosts, formed_entries, step_bytes, step_flops, tile_grid
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds
 

@@ -246,7 +246,7 @@ def folds(cv: str | None, shuffle: int | None = None, *, is_classification: bool
     """Number of folds, or "loo", or a splitter of random rows."""
     if cv in (None, "loo"):
         return cv
-    from dkrr.estimators.cross_validation import shuffled_folds
+    from dkrr.estimators.search import shuffled_folds
 
     count = whole(str(cv), "--cv", "a whole number of folds, or loo")
     if shuffle is not None and not 0 <= shuffle < 2**32:

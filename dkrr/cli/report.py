@@ -10,8 +10,7 @@ from dkrr.cli import pictures
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.base import KernelEstimator
-from dkrr.estimators.description import VERSIONS, outcome_of
-from dkrr.estimators.summary import summary_of
+from dkrr.estimators.description import VERSIONS, outcome_of, summary_of
 from dkrr.store.description import describe_model, is_model
 from dkrr.store.inspection import notes_of_run, status, tile_maps
 from dkrr.store.paths import refuse_enclosing, resolved_place

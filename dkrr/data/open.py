@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr.checks import CLASSES, is_existing_folder, location
 from dkrr.config import setting
+from dkrr.data.array_files import SUFFIXES, check_memory, mapped_npy, npz_array, open_hdf
 from dkrr.data.arrays import (
     ArrayRows,
     DaskRows,
@@ -30,7 +31,6 @@ from dkrr.data.arrays import (
     unlabelled,
     zarr_rows,
 )
-from dkrr.data.files import SUFFIXES, check_memory, mapped_npy, npz_array, open_hdf
 from dkrr.data.rows import Rows
 from dkrr.data.stored import stored_gram
 from dkrr.data.table import Table, TableRows, table_rows

@@ -41,9 +41,9 @@ from dkrr.data.transformers import (
 from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
-from dkrr.fitting.model import FittedFunction
 from dkrr.fitting.prediction import predict
 from dkrr.fitting.requests import Settings, checked_kernel, checked_store, checked_weights
+from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes

@@ -14,10 +14,9 @@ from dkrr.cluster.process import ambient_client, ended_in_order
 from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
-from dkrr.fitting.context import Context
+from dkrr.fitting.context import Context, check_store_is_shared, dask_executor
 from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.storage import StoredArrays
-from dkrr.fitting.workers import check_store_is_shared, dask_executor
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles

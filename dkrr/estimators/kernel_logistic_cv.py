@@ -14,15 +14,16 @@ from dkrr.cluster import Whole, make_progress
 from dkrr.data import Rows, with_columns
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS
-from dkrr.estimators.classifier import KernelClassifier
-from dkrr.estimators.cross_validation import checked_curve, checked_folds, named_scorer
-from dkrr.estimators.kernel_logistic import KernelLogisticRegression
+from dkrr.estimators.kernel_logistic import KernelClassifier, KernelLogisticRegression
 from dkrr.estimators.search import (
     SEARCHED,
+    checked_curve,
+    checked_folds,
     complete_params,
     curve_results,
     edges,
     kernel_settings,
+    named_scorer,
     parameter_grid,
     score_name,
     search_results,

@@ -1,12 +1,383 @@
-"""Kernel ridge regression with scikit-learn's interface."""
+"""Kernel ridge regression with scikit-learn's interface, and the base of all regressions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, Literal, Self, overload
 
-from dkrr.checks import checked_alphas
-from dkrr.estimators.ridge import RidgeRegressor, as_columns
-from dkrr.fitting import fit
-from dkrr.fitting.requests import FitRequest, Targets
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import r2_score
+from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import validate_data
+
+from dkrr.checks import checked_alphas, flag, is_real, positive_or_none, shown
+from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, opened, with_columns
+from dkrr.data.arrays import release_pages
+from dkrr.data.rows import check_finite
+from dkrr.errors import InputError
+from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
+from dkrr.estimators.search import check_groups, checked_folds
+from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
+from dkrr.fitting import Fit, fit
+from dkrr.fitting.prediction import at_once, by_blocks
+from dkrr.fitting.requests import FitRequest, Targets, checked_weights
+from dkrr.fitting.results import FittedFunction
+from dkrr.kernels import Kernel
+from dkrr.planning.uncertainty import UncertaintyPlan
+from dkrr.posterior import CrossValidationIntervals, Learned, Processes, Variances
+from dkrr.selection import Folds
+from dkrr.solvers import SolveResult
+
+Array = NDArray[np.float64]
+
+INTERVAL_FOLDS = 10
+"""Folds of `predict_interval` where none are given."""
+
+
+class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
+    """A regression whose predictions are those of kernel ridge regression."""
+
+    _known_processes: Processes | None = None
+    """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
+    without what these are made of."""
+    _folds: Folds | None = None
+    """Folds of the search that chose the model."""
+
+    @overload
+    def predict(self, X: InMemory, return_std: Literal[False] = False, scale: float | None = None) -> Array: ...
+
+    @overload
+    def predict(self, X: InMemory, return_std: Literal[True], scale: float | None = None) -> tuple[Array, Array]: ...
+
+    @overload
+    def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any: ...
+
+    def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any:
+        """Predict targets.
+
+        Parameters
+        ----------
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
+            training rows, of shape (n, n_samples).
+        return_std : bool, default=False
+            Whether to return standard deviations as well: of f(x), for the Gaussian process with covariance s² k and
+            noise of variance s² λ / wᵢ whose mean the model is. The first call factors the matrix of all rows, and
+            keeps the factor. Where that is not affordable, or with solver="cg", conjugate gradient finds each to 2.5e-4
+            of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
+        scale : float, optional
+            s² > 0; None: for every target the value at which its likelihood is largest.
+
+        Returns
+        -------
+        mean : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
+        std : ndarray of the same shape
+            Only with `return_std`.
+
+        Raises
+        ------
+        InputError
+            If the number of columns is not that of the training rows, or standard deviations are not known: of models
+            that were saved without uncertainty=True, and with kernel == "precomputed".
+        NotFiniteError
+            If λ is so small that a variance is negative by more than rounding.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If conjugate gradient finds a variance less accurately, or λ is so small that the digits of a factor do not
+            suffice to know it to a thousandth.
+        """
+        flag(return_std, "return_std")
+        scale, X = positive_or_none(scale, "scale"), opened(X)
+        values = self._scores(X)
+        mean = self._predictions_of(values)
+        if not return_std:
+            return mean
+        rows = self._new_rows(X)
+        return mean, self._by_blocks(rows, self._variances(rows.shape[0], scale).deviations, 1)[0]
+
+    def _predictions_of(self, scores: Any) -> Any:
+        return scores[:, 0] if self._is_vector else scores
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Coefficient of determination R² of the predictions; the mean over targets.
+
+        Parameters
+        ----------
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
+            Rows, as for `predict`.
+        y : array-like, Dask array, Zarr array, path, or column of X, of shape (n,) or (n, n_targets)
+            Their targets.
+        sample_weight : float, array-like of shape (n,), or column of X, optional
+            Weights ≥ 0; None: 1 for every row.
+
+        Returns
+        -------
+        float
+            At most 1.
+        """
+        X, y, sample_weight = with_columns(X, y, sample_weight)
+        predicted, targets = np.asarray(self.predict(X)), load_array(y)
+        if targets.shape not in (predicted.shape, (*predicted.shape, 1)):
+            raise InputError(f"y has shape {targets.shape}; expected {predicted.shape}, that of the predictions of X")
+        check_finite(targets, "y")
+        weights = None if sample_weight is None else checked_weights(sample_weight, len(targets))
+        return float(r2_score(targets, predicted, sample_weight=weights))
+
+    def predict_variance_bounds(self, X: Any, scale: float | None = None) -> tuple[Any, Any]:
+        """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
+
+        They are as near to each other as a thousandth of the variance, or as near as the iterations of conjugate
+        gradient came, or as the digits of a factor allow; a warning then says how near. From a factor their width is a
+        bound of its rounding, about n eps k(x, x) for a row whose k is like that of few training rows: where λ is not
+        larger than some 1e6 n eps k(x, x), that exceeds a thousandth of the variances near training rows, which are
+        about λ / wᵢ. Standard deviations themselves are mostly more accurate. The bounds hold for the Gaussian process
+        with the given or profiled s², for K as it is computed in float64, and presume that the kernel is positive
+        semidefinite.
+
+        Parameters
+        ----------
+        X : as for `predict`
+            New rows.
+        scale : float, optional
+            s² > 0; None: for every target the value at which its likelihood is largest.
+
+        Returns
+        -------
+        lower, upper : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
+
+        Raises
+        ------
+        InputError, NotFiniteError
+            As `predict` with `return_std`.
+
+        Warns
+        -----
+        ConvergenceWarning
+            As `predict` with `return_std`.
+        """
+        scale, X = positive_or_none(scale, "scale"), opened(X)
+        rows = self._new_rows(X)
+        lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], scale).bounds, 2)
+        return lower, upper
+
+    def _variances(self, n_rows: int, scale: float | None) -> Variances:
+        """Variances at new rows, by the way that takes least time for so many."""
+        processes = self._processes()
+        if self._model.kernel.is_precomputed:
+            raise InputError(
+                "kernel is 'precomputed', and k(x, x) of new rows is not known, which their variance takes; expected a "
+                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals_ and "
+                "log_marginal_likelihood_ do without"
+            )
+        return processes.variances(n_rows, scale)
+
+    def _by_blocks(self, rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
+        """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
+        t = self._model.n_targets
+        found = by_blocks(rows, n_arrays * t, compute)
+        if found is None:
+            found = at_once(rows, compute)
+        parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
+        return [part[:, 0] if self._is_vector else part for part in parts]
+
+    def predict_interval(self, X: Any, coverage: float = 0.9, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
+        """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
+
+        Of every fold the model without it says how far off predictions of unseen rows are; the interval is between
+        quantiles of all models' predictions less and plus these errors. The models of all folds follow from one factor;
+        with a kernel that learns from the training rows (Nystroem, a bag of words) each is a fit of its own, whose
+        kernel has not seen the fold. A transformer is that of the fit of all rows. It presumes that new rows and
+        training rows are exchangeable: not so if X drifts, or rows of one group are in several folds. The coverage is
+        one over all rows; where the noise depends on x, it is larger in some places than in others.
+
+        Parameters
+        ----------
+        X : as for `predict`
+            New rows.
+        coverage : float, default=0.9
+            Probability, between 0 and 1.
+        cv : int, splitter or iterable of (train, test), optional
+            Folds that hold out every row once. None: those of the search (KernelRidgeCV), or 10 consecutive ones.
+        groups : array-like of shape (n_samples,), optional
+            Groups of the training rows, for splitters that keep them together.
+
+        Returns
+        -------
+        lower, upper : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
+
+        Raises
+        ------
+        InputError
+            If the folds do not hold out every row once, or the model was saved without uncertainty=True.
+
+        References
+        ----------
+        R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann.
+        Statist. 49 (2021).
+        """
+        intervals, rows = self._intervals(coverage, cv, groups), self._new_rows(X)
+        if intervals.encode is not None:
+            rows = MemoryRows(intervals.encode(self._table(self._model.kernel, X, reset=False)))
+        lower, upper = self._by_blocks(rows, intervals.bounds, 2)
+        return lower, upper
+
+    def _intervals(
+        self, coverage: float, cv: Any = None, groups: Any = None, name: str = "coverage"
+    ) -> CrossValidationIntervals:
+        """Intervals with a given probability, of this name in messages."""
+        if not is_real(coverage) or not 0 < coverage < 1:
+            raise InputError(f"{name} is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
+        processes = self._processes()
+        folds = self._interval_folds(cv, processes.targets, groups)
+        if folds.is_loo or not folds.train_on_the_rest or not folds.is_partition:
+            raise InputError(
+                f"cv={shown(cv)} does not hold out every row once, or trains on other rows than the rest; expected a "
+                f"partition of the rows: give cv=10"
+            )
+        return processes.intervals(folds.test, float(coverage))
+
+    def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
+        """Folds of `predict_interval`."""
+        own = self._folds
+        if cv is None and own is not None and not own.is_loo and own.train_on_the_rest and own.is_partition:
+            check_groups(groups, len(targets))
+            return own
+        return checked_folds(min(INTERVAL_FOLDS, len(targets)) if cv is None else cv, targets, groups)
+
+    @property
+    def log_marginal_likelihood_(self) -> Any:
+        """Logarithm of the marginal likelihood of every target at its best s²; restricted with a free constant.
+
+        Exact from a factor, an estimate where there is none; `log_marginal_likelihood_std_` is its standard error.
+        """
+        return self._plain(self._likelihoods()[0])
+
+    @property
+    def log_marginal_likelihood_std_(self) -> Any:
+        """Standard error of `log_marginal_likelihood_`; 0.0 where that is exact."""
+        return self._plain(self._likelihoods()[1])
+
+    def _likelihoods(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._processes().log_likelihoods()
+
+    def _plain(self, values: NDArray[np.float64]) -> Any:
+        """Numbers of every target, of shape (t,); one number for a vector of targets."""
+        return float(values[0]) if self._is_vector else values
+
+    @property
+    def loo_residuals_(self) -> Any:
+        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, of shape (n,) or (n, n_targets).
+
+        From a Cholesky factor, whatever solver the fit took. A kernel that learns from the training rows (Nystroem, a
+        bag of words without vocabulary or idf) would take a fit for every row, and is refused. A transformer is that of
+        the fit of all rows.
+        """
+        found = self._processes().loo_residuals()
+        return found[:, 0] if self._is_vector else found
+
+    @property
+    def uncertainty_plan_(self) -> UncertaintyPlan:
+        """Plan of the last standard deviations, bounds or likelihood: from a factor or by conjugate gradient, and why.
+
+        Unavailable before the first of these, and in primal form, which always has a factor.
+        """
+        plan = self._processes().plan
+        if plan is None:
+            raise AttributeError(
+                "uncertainty_plan_ is not known; expected a call of predict(X, return_std=True) or "
+                "log_marginal_likelihood_ before, in dual form"
+            )
+        return plan
+
+    def _n_fitted_targets(self) -> int:
+        if "_model" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} is not fitted; call fit first")
+        return self._model.n_targets
+
+    def _processes(self) -> Processes:
+        """Gaussian processes of the last fit."""
+        self._n_fitted_targets()
+        if self._known_processes is None:
+            raise InputError(
+                "the model was saved without its targets, and errors cannot be computed; expected one saved by "
+                "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
+            )
+        return self._known_processes
+
+    def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
+        if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
+            self._set_plain(X)
+        elif is_local(X) and (y is None or is_local(y)):
+            if y is not None:
+                y = load_labels(y)  # of any type: scikit-learn says what is wrong with it
+                if y.dtype.kind == "f":
+                    check_finite(y, "y")  # names the row; scikit-learn does not
+            with np.errstate(over="ignore", invalid="ignore"):  # scikit-learn sums targets of any size
+                X, y = self._validated_pair(X, y)
+        elif y is None:
+            raise InputError("y is None; expected the targets")
+        targets = load_targets(y)
+        if targets.ndim not in (1, 2) or 0 in targets.shape:
+            raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")
+        return as_rows(X), targets
+
+    def _validated_pair(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Rows and targets in memory as scikit-learn's checks return them; its errors name one of the two."""
+        try:
+            return validate_data(  # type: ignore[no-any-return]
+                self,
+                X,
+                y,
+                accept_sparse="csr",
+                dtype=DTYPES,
+                multi_output=True,
+                y_numeric=True,
+                ensure_all_finite=False,
+            )
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            self._validated(X, reset=True)
+            raise named_error("y", error) from error
+
+    def _take(self, model: FittedFunction, dual_coef: NDArray[np.float64] | None, *, is_vector: bool) -> None:
+        """Set the fitted attributes."""
+        self._is_vector = is_vector
+        self._set_coefficients(model, dual_coef, 0 if is_vector else slice(None))
+        self.intercept_ = float(model.plain_intercept[0]) if is_vector else model.plain_intercept
+
+    def _description(self) -> dict[str, Any]:
+        return {"vector": self._is_vector}
+
+    def _restore(self, function: FittedFunction, dual_coef: NDArray[np.float64] | None, found: dict[str, Any]) -> None:
+        self._take(function, dual_coef, is_vector=bool(found["vector"]))
+
+    def _set_learned(self, kernel: Kernel, X: Any) -> None:
+        self._learned = Learned(kernel, partial(_safe_indexing, X))
+
+    def _checked_targets(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Rows, NDArray[np.float64], Any]:
+        """X as rows of numbers, settings, rows, finite targets as they were given, and sample weights."""
+        self.__dict__.pop("_learned", None)  # of a fit that failed
+        X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
+        check_finite(y, "y")
+        release_pages(y)  # they would count as memory of this process
+        return X, settings, rows, y, weights
+
+    def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
+        """Set the fitted attributes of a fit."""
+        (solved,) = fitted.solved
+        self._known_processes = Processes(request, solved.model.kernel, learned=self.__dict__.pop("_learned", None))
+        assert solved.norms is not None
+        self._take(solved.model, solved.dual_coef, is_vector=is_vector)
+        self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
+        self.solve_result_: SolveResult = solved.result
+        self._finish(fitted, request.rows, X)
+
+
+def as_columns(y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Targets of shape (n, t)."""
+    return np.ascontiguousarray(y[:, None] if y.ndim == 1 else y)
 
 
 @dataclass(eq=False, repr=False)

@@ -15,11 +15,12 @@ from dkrr.data import MemoryRows, Rows, in_memory, with_columns
 from dkrr.data.rows import check_finite
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.base import OF_INPUTS, is_local
-from dkrr.estimators.cross_validation import checked_curve, checked_folds, checked_scoring
-from dkrr.estimators.kernel_ridge import KernelRidge
-from dkrr.estimators.ridge import RidgeRegressor, as_columns
+from dkrr.estimators.kernel_ridge import KernelRidge, RidgeRegressor, as_columns
 from dkrr.estimators.search import (
     SEARCHED,
+    checked_curve,
+    checked_folds,
+    checked_scoring,
     complete_params,
     curve_results,
     edges,
@@ -32,8 +33,8 @@ from dkrr.estimators.search import (
 from dkrr.features import Nystroem
 from dkrr.features.descriptions import parts_of
 from dkrr.fitting.data import sizes_out_of_range
-from dkrr.fitting.norms import gram_diagonal
 from dkrr.fitting.requests import checked_kernel
+from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns

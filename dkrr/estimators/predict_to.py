@@ -17,8 +17,8 @@ from dkrr.data.table_opening import arrow_tables
 from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.base import KernelEstimator
-from dkrr.estimators.classifier import KernelClassifier
-from dkrr.estimators.ridge import RidgeRegressor
+from dkrr.estimators.kernel_logistic import KernelClassifier
+from dkrr.estimators.kernel_ridge import RidgeRegressor
 from dkrr.fitting.prediction import check_width, predict_in_memory
 from dkrr.posterior.base import power_of_two
 from dkrr.store.paths import local_path, refuse_enclosing

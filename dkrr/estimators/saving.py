@@ -26,12 +26,12 @@ from dkrr.estimators.description import (
     named_objects,
     search_of,
     solver_of,
+    summary_of,
 )
-from dkrr.estimators.summary import summary_of
 from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
 from dkrr.features.descriptions import parts_of, try_given
-from dkrr.fitting.model import FittedFunction
 from dkrr.fitting.requests import FitRequest, Targets, checked_weights
+from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.text import TOKEN_PATTERN

@@ -16,11 +16,11 @@ from dkrr.config import setting
 from dkrr.data import Rows
 from dkrr.data.arrays import mapped_array, release_pages
 from dkrr.errors import UnreachableStoreError
-from dkrr.fitting.checkpoint import UNLIKE_OURS
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.results import Solution
 from dkrr.fitting.ridge import DirectDual, FactoredDual, IteratedDual
+from dkrr.fitting.storage import UNLIKE_OURS
 from dkrr.linalg.residual import worst
 from dkrr.planning import Plan
 from dkrr.solvers import Status

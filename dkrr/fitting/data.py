@@ -16,7 +16,7 @@ from dkrr.fitting.requests import FitRequest, Labels, Targets
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
 from dkrr.linalg.likelihood import Likelihood, Softmax
-from dkrr.linalg.operator import SAFE_SIZES, column_sizes
+from dkrr.linalg.products import SAFE_SIZES, column_sizes
 from dkrr.planning import Problem
 
 Array = NDArray[np.float64]

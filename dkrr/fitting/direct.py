@@ -13,12 +13,19 @@ from numpy.typing import NDArray
 from dkrr.cluster import Executor, SerialExecutor, ThreadExecutor
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
-from dkrr.linalg.cholesky import Matrix, PartialSums, TiledSystem, check_diagonal, cholesky_tasks
+from dkrr.linalg.cholesky import (
+    Matrix,
+    PartialSums,
+    TiledSystem,
+    check_diagonal,
+    cholesky_tasks,
+    n_update_parts,
+    tile_steps,
+)
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.residual import Check, Solved, SolvedProbe, check_tiled, checked, scaling_of, with_probe
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import Substitution, substituted, substitution_tasks
-from dkrr.linalg.tile_steps import n_update_parts, tile_steps
 from dkrr.solvers import Cholesky
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 

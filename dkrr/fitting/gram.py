@@ -18,26 +18,29 @@ from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
-from dkrr.fitting.norms import gram_diagonal
+from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.sampled import by_name
 from dkrr.linalg.cholesky import cholesky_tasks
-from dkrr.linalg.inverse import LocalFactor, ScaledFactor, SharedFactor
 from dkrr.linalg.memory import KeptTiles, memory_system
-from dkrr.linalg.operator import Operator, Precision, column_norms
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.rounding import MAX_ROUNDING_RATIO, RoundedTiles, least_relative_shift, rounding_ratio, rounding_scale
+from dkrr.linalg.products import Operator, Precision, ResidentRows, TiledOperator, column_norms
 from dkrr.linalg.sources import (
+    MAX_ROUNDING_RATIO,
     ColumnSource,
     GramColumns,
     GramTiles,
     MatrixColumns,
     MatrixTiles,
+    RoundedTiles,
     TileSource,
     Vectors,
+    least_relative_shift,
     refuse_asymmetry,
+    rounding_ratio,
+    rounding_scale,
     symmetry_tasks,
 )
-from dkrr.linalg.tiled_operator import ResidentRows, TiledOperator
+from dkrr.linalg.substitution import LocalFactor, ScaledFactor, SharedFactor
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
 from dkrr.solvers import RPCholesky
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid

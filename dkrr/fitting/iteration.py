@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
-from dkrr.linalg.operator import Operator
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky, pivot_stopping_rule
-from dkrr.linalg.preconditioner import Preconditioner
+from dkrr.linalg.preconditioners import Preconditioner
+from dkrr.linalg.products import Operator
 from dkrr.planning import Plan
 from dkrr.planning.multiplied import growth_seconds
 from dkrr.solvers import ConjugateGradient

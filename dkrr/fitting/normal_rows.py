@@ -1,14 +1,22 @@
-"""The rows of a fit in the primal form: cut into segments, one task each, and what passes over them add up to."""
+"""The rows of a fit in the primal form: cut into segments, one task each, and what passes over them add up to.
 
-from collections.abc import Callable, Sequence
+ΦᵀWΦ, ΦᵀWy and yᵀWy of parts of the rows are summed in the memory of the calling process, for folds and for leverages.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 from numpy.typing import NDArray
 
+from dkrr import blas
 from dkrr.cluster import Task
 from dkrr.data import scan
+from dkrr.data.rows import check_finite
+from dkrr.errors import NotPositiveDefiniteError
 from dkrr.features import IdentityMap
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
@@ -17,20 +25,288 @@ from dkrr.fitting.sampled import by_name
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.memory import KeptTiles
-from dkrr.linalg.normal import NormalParts, feature_sums, normal_part, normal_tasks, primal_residual
-from dkrr.linalg.normal_product import (
+from dkrr.linalg.normal import (
     NormalOperator,
+    NormalParts,
+    feature_sums,
     normal_moments,
+    normal_part,
+    normal_tasks,
+    primal_residual,
     training_errors,
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.segments import Segment
+from dkrr.linalg.passes import Segment, strip_rows
 from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
 from dkrr.planning import Direct, Iterative
+from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.store import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]
+
+LEAST_LEFT = 0.1
+"""Part of a sum of squares that must be left for it to be a difference: of its digits at most one is then lost."""
+LEAST_IN_PIVOT = 1e-8
+"""Fraction of a feature's square that is left in its pivot, below which features are centred about their own means."""
+LEAST_UNLEVERAGED = 1e-3
+"""1 − leverage of a row below which its error follows from the other rows: at most one row per feature."""
+
+
+@dataclass(frozen=True)
+class NormalSums:
+    """ΦᵀWΦ, ΦᵀWy and yᵀWy of some rows."""
+
+    gram: Array
+    """Lower triangle, of shape (p, p)."""
+    right_sides: Array
+    """Of shape (p, t)."""
+    squares: Array
+    """Σ w y² of every target, of shape (t,)."""
+
+    @classmethod
+    def zeros(cls, p: int, t: int) -> "NormalSums":
+        """Sums of no rows."""
+        return cls(np.zeros((p, p)), np.zeros((p, t)), np.zeros(t))
+
+    def add(self, features: Array, targets: Array, weights: Array | None) -> None:
+        """Add rows."""
+        if not len(features):
+            return
+        if weights is not None:
+            root = np.sqrt(weights)[:, None]
+            features, targets = features * root, targets * root
+        blas.syrk(self.gram, features, transpose=True, beta=1.0)
+        blas.gemm(self.right_sides, features, np.ascontiguousarray(targets), transpose_a=True, beta=1.0)
+        self.squares[...] += np.einsum("ij,ij->j", targets, targets)
+
+    def solved(self, alpha: float, n_penalised: int, about: Array | None = None) -> tuple[Array, Array]:
+        """Lower Cholesky factor of ΦᵀWΦ + λI, with λ on the first features only, and the coefficients, (p, t).
+
+        Parameters
+        ----------
+        alpha : float
+            λ.
+        n_penalised : int
+        about : ndarray of shape (p, t), optional
+            Coefficients whose predictions the targets are already without; then those that come to them.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If the matrix is not positive definite.
+        """
+        factor, coef = self.gram.copy(), self.right_sides.copy()
+        if about is not None:
+            coef[:n_penalised] -= alpha * about[:n_penalised]
+        factor[np.arange(n_penalised), np.arange(n_penalised)] += alpha
+        failed = blas.cholesky_in_place(factor)
+        if failed:
+            raise NotPositiveDefiniteError("the normal matrix is not positive definite", failed - 1)
+        blas.solve_lower(factor, coef)
+        blas.solve_lower(factor, coef, transpose=True)
+        return factor, coef
+
+    def is_lost(self, alpha: float, factor: Array, n_penalised: int) -> bool:
+        """Whether so little of a diagonal entry is left in its pivot that features are to be centred by themselves.
+
+        Coefficients may be off by ε over the fraction that is left.
+        """
+        whole = self.gram.diagonal().copy()
+        whole[:n_penalised] += alpha
+        return float(np.min(factor.diagonal() ** 2 / whole, initial=1.0)) < LEAST_IN_PIVOT
+
+    def without(self, other: "NormalSums") -> "NormalSums | None":
+        """Sums of the rows that are not among the others; None where the others are most, and digits would be lost."""
+        parts = (self.gram.diagonal(), other.gram.diagonal()), (self.squares, other.squares)
+        if any((whole - part < LEAST_LEFT * whole).any() for whole, part in parts):
+            return None
+        return NormalSums(self.gram - other.gram, self.right_sides - other.right_sides, self.squares - other.squares)
+
+    def with_rows_of(self, others: "Sequence[NormalSums]") -> "NormalSums":
+        """Sums of these and of other rows."""
+        found = NormalSums(self.gram.copy(), self.right_sides.copy(), self.squares.copy())
+        for other in others:
+            found.include(other)
+        return found
+
+    def include(self, other: "NormalSums") -> None:
+        """Add the sums of other rows."""
+        self.gram[...] += other.gram
+        self.right_sides[...] += other.right_sides
+        self.squares[...] += other.squares
+
+
+def sums_of_others(parts: Sequence[NormalSums], rest: NormalSums) -> Iterator[NormalSums]:
+    """Sums of the rest and of all parts but one, for one part after the other.
+
+    They are added, half of the parts at a time: the sums of all rows less those of a part have no digits of the others
+    where the part has rows or weights that are much larger. Takes the memory of log₂ k sums for k parts.
+    """
+    if len(parts) < 2:
+        yield rest
+        return
+    half = len(parts) // 2
+    for own, others in ((parts[:half], parts[half:]), (parts[half:], parts[:half])):
+        yield from sums_of_others(own, rest.with_rows_of(others))
+
+
+Each = Callable[[str, Callable[[int, int], Any]], list[Any]]
+"""Gives, for a stage, the values of a function of the first row and the last but one, for segments of the rows."""
+
+
+def weighted_means(data: TrainingData, rows: NDArray[np.intp], each: Each, about: Array | None = None) -> Array:
+    """Weighted means of features and targets over some rows, of shape (p + t,); see `centred_sums`."""
+
+    def totals(start: int, stop: int) -> Any:
+        return sum(
+            weights @ np.hstack([features, targets])
+            for features, targets, weights in _chosen_blocks(data, rows, about, start, stop)
+        )
+
+    means = np.asarray(sum(each("means", totals)))
+    return np.asarray(means / means[len(means) - data.targets.shape[1] - 1])  # the feature of the constant is 1
+
+
+def centred_sums(
+    data: TrainingData, rows: NDArray[np.intp], each: Each, about: Array | None = None
+) -> tuple[NormalSums, Array]:
+    """Sums of features and targets without their weighted means over some rows, and these, (p + t,).
+
+    Where these rows are far from the origin, or one weight exceeds all others, the free constant takes nearly all of
+    each feature, and digits with it. Costs two passes over the rows.
+
+    Parameters
+    ----------
+    data : TrainingData
+        With a free constant, which is the last feature.
+    rows : ndarray of shape (m,)
+        In ascending order.
+    each : callable
+    about : ndarray of shape (p, t), optional
+        Coefficients whose predictions the targets are to be without.
+    """
+    means, t = weighted_means(data, rows, each, about), data.targets.shape[1]
+    last = len(means) - t - 1
+
+    def centred(start: int, stop: int) -> NormalSums:
+        found = NormalSums.zeros(last + 1, t)
+        for features, targets, weights in _chosen_blocks(data, rows, about, start, stop):
+            features[:, :last] -= means[:last]
+            found.add(features, targets - means[last + 1 :], weights)
+        return found
+
+    sums, *others = each("normal matrix", centred)
+    return sums.with_rows_of(others), means
+
+
+def _chosen_blocks(
+    data: TrainingData, rows: NDArray[np.intp], about: Array | None, start: int, stop: int
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Features, targets without the predictions of `about`, and weights of some rows, a block at a time."""
+    for where, features in feature_blocks(data, start, stop):
+        here = part_of(rows, where)[1]
+        targets, weights = data.targets[where], np.ones(len(features)) if data.weights is None else data.weights[where]
+        if about is not None:
+            targets = targets - blas.product(features, about)
+        yield features[here], targets[here], weights[here]
+
+
+def errors_by_others(
+    data: TrainingData, means: Array, numbers: NDArray[np.intp], alphas: Sequence[float], n_penalised: int
+) -> Array:
+    """Errors of a few rows, each by the model of all other rows, for every λ; of shape (n_alphas, m, t).
+
+    With B the matrix of the rows outside, U = L⁻¹Φᵀ√W of the rows inside, B = L Lᵀ, and r their scaled errors by B's
+    solution, the scaled error of row i is cᵢ / [(UᵀU + I)⁻¹]ᵢᵢ for c = (UᵀU + I)⁻¹r: neither term cancels for a row
+    that dominates, where 1 − its leverage does.
+
+    Parameters
+    ----------
+    data : TrainingData
+    means : ndarray of shape (t,)
+        Subtracted from the targets.
+    numbers : ndarray of shape (m,)
+        Rows of positive weight.
+    alphas : sequence of float
+    n_penalised : int
+        Features that λ is for.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If the matrix of the other rows is not positive definite; the message names λ.
+    """
+    counting = data.n if data.weights is None else np.count_nonzero(data.weights)
+    # A free constant needs a row outside.
+    cuts = [1] if data.fit_intercept and len(numbers) == counting else []
+    return np.concatenate([_by_others(data, means, part, alphas, n_penalised) for part in np.split(numbers, cuts)], 1)
+
+
+def _by_others(
+    data: TrainingData, means: Array, numbers: NDArray[np.intp], alphas: Sequence[float], n_penalised: int
+) -> Array:
+    is_inside, t = np.zeros(data.n, bool), len(means)
+    is_inside[numbers] = True
+    rest = NormalSums.zeros(n_penalised + data.fit_intercept, t)
+    for where, features in feature_blocks(data):
+        here = np.flatnonzero(~is_inside[where])
+        weights = None if data.weights is None else data.weights[where][here]
+        rest.add(features[here], data.targets[where][here] - means, weights)
+    roots = np.ones(len(numbers)) if data.weights is None else np.sqrt(data.weights[numbers])
+    features = features_of(data, data.rows.take(numbers)) * roots[:, None]
+    targets, found = (data.targets[numbers] - means) * roots[:, None], np.empty((len(alphas), len(numbers), t))
+    for a, alpha in enumerate(alphas):
+        with in_terms_of_alpha([alpha], "primal"):
+            factor, coef = rest.solved(alpha, n_penalised)
+        inner = features.copy()
+        blas.solve_lower_right(factor, inner)
+        unit = np.eye(len(numbers))
+        inverse = scipy.linalg.solve_triangular(np.linalg.cholesky(inner @ inner.T + unit), unit, lower=True)
+        errors = inverse.T @ (inverse @ (targets - features @ coef))
+        found[a] = errors / (np.einsum("ij,ij->j", inverse, inverse) * roots)[:, None]
+    return found
+
+
+def features_of(data: TrainingData, x: Any) -> Array:
+    """Features of some rows, and a column of ones with a free constant; to be read only."""
+    assert data.feature_map is not None
+    is_plain = isinstance(x, np.ndarray) and x.dtype == np.float64 and x.flags.c_contiguous
+    if is_plain and isinstance(data.feature_map, IdentityMap) and not data.fit_intercept:
+        rows: Array = x  # themselves
+        return rows
+    features = data.feature_map.transform(x)
+    if data.fit_intercept:
+        features = np.column_stack([features, np.ones(len(features))])
+    return np.ascontiguousarray(features, np.float64)
+
+
+def part_of(rows: NDArray[np.intp], where: slice) -> tuple[slice, NDArray[np.intp] | slice]:
+    """Which of some rows, in ascending order, lie in a block, and where there: a slice if they follow each other."""
+    first, stop = (int(k) for k in np.searchsorted(rows, (where.start, where.stop)))
+    here = rows[first:stop]
+    if len(here) and here[-1] - here[0] + 1 == len(here):
+        begin = int(here[0]) - where.start
+        return slice(first, stop), slice(begin, begin + len(here))
+    return slice(first, stop), here - where.start
+
+
+def feature_blocks(data: TrainingData, start: int = 0, stop: int | None = None) -> Iterator[tuple[slice, Array]]:
+    """Features of the rows start ... stop − 1 (of all from `start` on), a block at a time; see `features_of`.
+
+    Raises
+    ------
+    InputError
+        If the rows hold NaN or infinity.
+    """
+    assert data.feature_map is not None
+    n, d = data.rows.shape
+    height = strip_rows(max(data.feature_map.dimension(d) + 1, d) + data.targets.shape[1])
+    for where, x in data.rows.even_blocks(start, n if stop is None else stop, height):
+        check_finite(x, "X", where.start)
+        # The order of numbers in memory decides last digits, and is not that of a copy.
+        yield where, features_of(data, np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
+
 
 RIDGE = "normal"
 """Name of the targets and weights of a ridge regression in the storage."""

@@ -22,7 +22,7 @@ from dkrr.data.rows import check_finite, dense
 from dkrr.data.table import FrameRows
 from dkrr.data.transformers import PartitionRows, TransformedRows, transformed_block
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.fitting.model import FittedFunction
+from dkrr.fitting.results import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.machine.detection import usable_threads
 

@@ -26,7 +26,7 @@ from dkrr.features import FeatureMap
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
-from dkrr.linalg.spectrum import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
+from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.machine import detect, measured_plan
 from dkrr.machine.functions import with_measured_functions
 from dkrr.planning import Layout, Plan, Problem, make_plan

@@ -1,9 +1,16 @@
-"""Solution of a fit, and the fitted value and the result that are made of it."""
+"""The solution of a fit, and what is made of it: the fitted function, its norm, the result.
+
+‖f‖ = √(αᵀKα) in the kernel's space comes from products that a fit makes anyway. Of αᵀKα float64 knows no more than what
+rounding in the entries of K leaves, about ε Σ Kᵢᵢ αᵢ²: where rows of X repeat each other (or nearly) and λ is small,
+coefficients are huge and cancel, and there may be nothing left. Such norms are 0, and a message says how large they may
+be.
+"""
 
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,22 +18,167 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.data import MemoryRows, Rows
+from dkrr.data.rows import dense
 from dkrr.errors import NotFiniteError, StoreError
+from dkrr.features import FeatureMap
 from dkrr.features.maps import difference_at_zero
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
-from dkrr.fitting.model import FittedFunction
-from dkrr.fitting.norms import function_norms
+from dkrr.kernels import Kernel
+from dkrr.kernels.base import KernelTo
 from dkrr.kernels.centring import Centring
-from dkrr.linalg.operator import column_norms
+from dkrr.linalg.products import column_norms
+from dkrr.linalg.sources import located
 from dkrr.planning import Plan
+from dkrr.planning.problem import Form
 from dkrr.solvers import SolveResult
 from dkrr.solvers.iteration_state import CGOutcome
 from dkrr.solvers.newton import Point
 from dkrr.solvers.result import caution, direct_status
 from dkrr.store.run import WORK
 
+KEPT_BYTES = 16 * 2**20
+"""Most memory of what a function keeps of the training rows for predictions of a few rows."""
+
+
+@dataclass(frozen=True)
+class FittedFunction:
+    """f(x) = φ(x)ᵀ w + b, or Σᵢ αᵢ k(x, xᵢ) + b; predicts in primal form if `coef` is given."""
+
+    kernel: Kernel
+    n_features: int
+    coef: NDArray[np.float64] | None
+    """w, of shape (D, t)."""
+    feature_map: FeatureMap | None
+    """φ; given if and only if `coef` is."""
+    dual_coef: NDArray[np.float64] | None
+    """α, of shape (n, t)."""
+    rows: Rows | None
+    """Training rows, for the dual form."""
+    intercept: NDArray[np.float64]
+    """b, of shape (t,)."""
+    intercept_shift: NDArray[np.float64] | None = None
+    """Difference of the intercept of the kernel about 0 from b, of shape (t,), if `kernel` has an origin."""
+    keep_alive: Any = None
+    """Owner of the temporary folder of `rows`, if any."""
+
+    @property
+    def plain_intercept(self) -> NDArray[np.float64]:
+        """Intercept of the kernel about 0, whatever origin the fit used; shape (t,)."""
+        return self.intercept if self.intercept_shift is None else self.intercept + self.intercept_shift
+
+    def kernel_to(self, start: int, stop: int) -> KernelTo | None:
+        """k(·, xᵢ) of some training rows, which is kept; None if too much would be kept of all rows together."""
+        if not self._keeps_kernels:
+            return None
+        known = self._kernels_to.get((start, stop))
+        if known is None:
+            # Two threads may both do this: either result will do.
+            assert self.rows is not None
+            known = self._kernels_to[start, stop] = self.kernel.to(self.rows.read(start, stop))
+        return known
+
+    @cached_property
+    def _keeps_kernels(self) -> bool:
+        rows = self.rows
+        if rows is None or rows.is_sparse or not rows.is_in_memory:
+            return False
+        return self.kernel.kept_bytes(*rows.shape) <= KEPT_BYTES
+
+    @cached_property
+    def _kernels_to(self) -> dict[tuple[int, int], KernelTo]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # without what is kept
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets."""
+        return len(self.intercept)
+
+
 Array = NDArray[np.float64]
+
+EPS = float(np.finfo(float).eps)
+ROUNDING = 2 * EPS
+"""Times √n Σ Kᵢᵢ αᵢ²: error of αᵀKα (measured on rows that repeat each other: up to a third of this)."""
+_BLOCK = 1024
+
+
+def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) -> tuple[Array, tuple[str, ...]]:
+    """Norms of the functions of a dual solution.
+
+    Parameters
+    ----------
+    coef : ndarray of shape (n, t)
+        α.
+    squares : ndarray of shape (t,)
+        αᵀKα, as computed.
+
+    Returns
+    -------
+    norms : ndarray of shape (t,)
+    messages : tuple of str
+        What is below rounding.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        errors = ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
+        known = ~(squares <= errors)
+        if known.all():
+            return np.sqrt(squares), ()
+        norms = np.sqrt(np.where(known, squares, 0.0))
+        lost = np.flatnonzero(~known & (errors > 0))
+        if len(lost) == 0:
+            return norms, ()
+        bounds = np.sqrt(errors[lost])
+    which = "" if len(norms) == 1 else f" of target {lost[0]}" + (f" and {len(lost) - 1} more" if len(lost) > 1 else "")
+    return norms, (
+        f"norm_{which} is given as 0: rounding in K hides what is below {bounds.max():.1e}, since coefficients cancel",
+    )
+
+
+def _weighted_squares(kernel: Kernel, rows: Rows, coef: Array) -> Array:
+    """Σ Kᵢᵢ αᵢ² of every column, of shape (t,)."""
+    if kernel.has_unit_diagonal:
+        return np.einsum("ij,ij->j", coef, coef)  # type: ignore[no-any-return]
+    diagonal, total = np.maximum(gram_diagonal(kernel, rows), 0.0), np.zeros(coef.shape[1])
+    for start in range(0, len(coef), _BLOCK):  # with many targets no second array of their size
+        here = slice(start, start + _BLOCK)
+        total += np.einsum("ij,ij->j", diagonal[here, None] * coef[here], coef[here])
+    return total
+
+
+def scale_of(data: TrainingData, form: Form) -> str:
+    """Sentence on the scale of K, for an error of a matrix that is not positive definite."""
+    diagonal, what = gram_diagonal(data.kernel, data.rows), "k(x, x)"
+    if data.weights is not None:
+        what = "sample_weight × k(x, x)"
+        with np.errstate(over="ignore"):
+            diagonal = diagonal * data.weights
+    size, remedy, feature_map = float(diagonal.max()), "bring the rows of X nearer to one scale", data.feature_map
+    if form == "dual" and feature_map is not None and feature_map.dimension(data.rows.shape[1]) < data.n:
+        remedy += ", or give form='primal'"
+    return f"{what} is up to {size:.1e}, and the rounding of such entries {EPS * size:.1e}: {remedy}"
+
+
+def gram_diagonal(kernel: Kernel, rows: Rows) -> Array:
+    """Kᵢᵢ, of shape (n,), a block of rows at a time."""
+    n = rows.shape[0]
+    if kernel.has_unit_diagonal:
+        return np.ones(n)
+    diagonal = np.empty(n)
+    for start in range(0, n, _BLOCK):
+        stop = min(start + _BLOCK, n)
+        here = slice(start, stop)
+        if kernel.is_precomputed:
+            # Only entries around the diagonal are read.
+            diagonal[here] = dense(rows.read(start, stop, here)).diagonal()
+        else:
+            with located(here, here):
+                diagonal[here] = kernel.diagonal(rows.read(start, stop))
+    return diagonal
+
 
 SHIFT_ROWS = 1024
 """Training rows in memory at once for the intercept of a kernel with an origin."""

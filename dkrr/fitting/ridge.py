@@ -26,9 +26,8 @@ from dkrr.fitting.gram import (
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
 from dkrr.fitting.results import Solution
-from dkrr.linalg.low_rank import LowRank
-from dkrr.linalg.operator import LastProduct, column_norms, column_sizes
-from dkrr.linalg.preconditioner import Deferred, Diagonal, Identity, Preconditioner
+from dkrr.linalg.preconditioners import Deferred, Diagonal, Identity, LowRank, Preconditioner
+from dkrr.linalg.products import LastProduct, column_norms, column_sizes
 from dkrr.linalg.residual import Check, SolvedProbe, energies, freed, relative_by_columns, worst
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan

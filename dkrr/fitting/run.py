@@ -1,22 +1,155 @@
-"""From a request to fitted models: sample maps, plan, fit, fall back to a direct solver, warn."""
+"""From a request to fitted models: sample maps, plan, carry out the plan, fall back to a direct solver, warn.
 
+`SOLVERS` has how each way to solve is carried out, for any form at any place.
+"""
+
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dkrr.cluster import Progress, make_progress
 from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitError, PlanError
-from dkrr.fitting import logistic, solve
+from dkrr.fitting import logistic
+from dkrr.fitting.batches import DualForm, solve_in_batches
+from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
-from dkrr.fitting.repair import with_repairs
-from dkrr.fitting.requests import FitRequest, plan_of
-from dkrr.fitting.results import Solved
+from dkrr.fitting.iteration import resumed
+from dkrr.fitting.requests import DualStart, FitRequest, plan_of
+from dkrr.fitting.results import Solution, Solved, scale_of, solved
+from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
 from dkrr.fitting.sampled import about_the_rows, drawn
-from dkrr.planning import Plan
-from dkrr.planning.problem import Loss
+from dkrr.fitting.storage import with_repairs
+from dkrr.linalg.residual import worst
+from dkrr.planning import Direct, Float32Factor, Iterative, Plan
+from dkrr.planning.problem import Form, Loss
+from dkrr.planning.strategy import How
 from dkrr.solvers import Cholesky, ConjugateGradient, SolveResult, Status
+from dkrr.solvers.direct import in_terms_of_alpha
+from dkrr.solvers.iteration_state import CGOutcome
+
+
+def solve_directly(
+    form: DirectDual | DirectPrimal,
+    data: TrainingData,
+    plan: Plan,
+    context: Context,  # noqa: ARG001
+    start: DualStart | None = None,  # noqa: ARG001
+) -> Solution:
+    """One factorisation for each distinct λ."""
+    for system in form.systems():
+        with in_terms_of_alpha([system.alpha], plan.form, partial(scale_of, data, plan.form)):
+            form.solve(system)
+    return form.solution()
+
+
+def solve_iteratively(
+    form: IteratedDual | IteratedPrimal,
+    data: TrainingData,
+    plan: Plan,
+    context: Context,
+    start: DualStart | None = None,
+) -> Solution:
+    """Conjugate gradient for all λ at once, which a run of the same store resumes."""
+    with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
+        if start is not None and isinstance(form, IteratedDual):
+            return _continued(form, start, context)
+        iteration, groups = form.iteration()
+        outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state))
+    return form.solution(outcome)
+
+
+def _continued(form: IteratedDual, start: DualStart, context: Context) -> Solution:
+    """From solutions that are given, unless a run of the same store is further."""
+    iteration, groups = form.iteration(is_deferred=True)
+    first = np.hstack([start.of(system.alpha, system.columns) for system in form.systems()])
+    outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state, first))
+    return form.solution(replace(outcome, messages=(start.note, *outcome.messages)))
+
+
+def solve_with_float32_factor(
+    form: FactoredDual,
+    data: TrainingData,
+    plan: Plan,  # noqa: ARG001
+    context: Context,  # noqa: ARG001
+    start: DualStart | None = None,  # noqa: ARG001
+) -> Solution:
+    """One factorisation in float32 for each distinct λ, and iterations in float64 with it."""
+    outcomes = list[CGOutcome]()
+    for system in form.systems():
+        with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
+            outcomes.append(form.solve(system))
+    return form.solution(merged(outcomes))
+
+
+class Way(NamedTuple):
+    """How a solver is carried out."""
+
+    forms: Mapping[Form, Any]
+    """Systems of each form, made of what the plan says of the solver, data, plan and context."""
+    solve: Callable[[Any, TrainingData, Plan, Context, DualStart | None], Solution]
+
+
+SOLVERS: Mapping[type[How], Way] = {
+    Direct: Way({"dual": DirectDual, "primal": DirectPrimal}, solve_directly),
+    Iterative: Way({"dual": IteratedDual, "primal": IteratedPrimal}, solve_iteratively),
+    Float32Factor: Way({"dual": FactoredDual}, solve_with_float32_factor),
+}
+
+
+def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart | None) -> Solution:
+    """Solution of all targets, in the batches of the plan."""
+    way = SOLVERS[type(plan.chosen.how)]
+    form = way.forms[plan.form](plan.chosen.how, data, plan, context)
+    if plan.form == "primal" or not plan.problem.batch:
+        return way.solve(form, data, plan, context, start)
+
+    def solve_batch(one: DualForm, part: TrainingData, columns: NDArray[np.intp]) -> Solution:
+        here = None if start is None else start.of_targets(columns)
+        return way.solve(one, part, plan, context, here)
+
+    return solve_in_batches(form, data, plan, context, solve_batch)
+
+
+def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[Solved]:
+    """Carry out a plan; what is finished before an error stays in a store that the user gave."""
+    begun = time.perf_counter()
+    data, sizes = data.in_range()
+    start = request.start if isinstance(request.start, DualStart) and sizes is None else None
+    with open_context(plan, request.settings.store, progress) as context:
+        solution = _solution(data, plan, context, start)
+    return (solved(data, plan, solution, sizes, context, begun),)
+
+
+def shortfall(result: SolveResult, plan: Plan) -> str:
+    """Words for a result that is less accurate than requested."""
+    after = (
+        f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked" if result.iterations else ""
+    )
+    return f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
+
+
+def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
+    """Outcomes of several systems as one: the worst status, all residuals, the sum of the iterations."""
+    good = (Status.CONVERGED, Status.SOLVED)
+    bad = [o.status for o in outcomes if o.status not in good]
+    return CGOutcome(
+        x=outcomes[-1].x,
+        residuals=np.concatenate([o.residuals for o in outcomes]),
+        status=bad[0] if bad else outcomes[-1].status,
+        iterations=sum(o.iterations for o in outcomes),
+        rank=0,
+        history=tuple(h for o in outcomes for h in o.history),
+        messages=tuple(m for o in outcomes for m in o.messages),
+        condition=worst([o.condition for o in outcomes]),
+    )
+
 
 QUIET_SECONDS = 2.0
 """Fits projected to be shorter show no progress unless asked to."""
@@ -33,7 +166,7 @@ class LossFit(NamedTuple):
 
 
 LOSSES: Mapping[Loss, LossFit] = {
-    "squared": LossFit(TrainingData.of, solve.fit, solve.shortfall),
+    "squared": LossFit(TrainingData.of, fit_regression, shortfall),
     "logistic": LossFit(LabelledData.of, logistic.fit_path, logistic.shortfall),
 }
 
@@ -84,7 +217,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         data = about_the_rows(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()
     try:
-        solved = _carried_out(request, data, plan, _progress(show_progress, plan))
+        solved = _fit_regression(request, data, plan, _progress(show_progress, plan))
     except Float32BreakdownError as error:
         broken = str(error)
     if broken:  # outside of the handler, which keeps the factor in memory that has failed
@@ -123,10 +256,10 @@ def _with_solver(
     plan = plan_of(request)
     progress = _progress(show_progress, plan)
     progress.note(message)
-    return plan, _noted(_carried_out(request, data, plan, progress), (message,))
+    return plan, _noted(_fit_regression(request, data, plan, progress), (message,))
 
 
-def _carried_out(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[Solved, ...]:
+def _fit_regression(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[Solved, ...]:
     """Models of a plan; what is damaged in the store that was given is computed again."""
     carry_out = LOSSES[plan.problem.loss].carry_out
     store = request.settings.store

@@ -13,7 +13,7 @@ from dkrr.checks import not_negative, shown
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import HAMMING_SECONDS, TABLE_SECONDS, WRITE_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import Block, Fill, FloatArray, is_sparse
-from dkrr.kernels.objects import is_objects
+from dkrr.kernels.custom import is_objects
 
 UNKNOWN = -1.0
 """Code of a category that the training rows do not have."""

@@ -14,8 +14,7 @@ from dkrr.checks import MAX_WHOLE, is_real, n_dimensions, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import PASS_SECONDS, EntryCost, Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
-from dkrr.kernels.custom import CallableKernel
-from dkrr.kernels.objects import is_objects
+from dkrr.kernels.custom import CallableKernel, is_objects
 
 DENSE_COLUMNS = 256
 """Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""

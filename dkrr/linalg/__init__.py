@@ -3,7 +3,7 @@
 TASK_MODULES = (
     "dkrr.linalg.cholesky",
     "dkrr.linalg.residual",
-    "dkrr.linalg.preconditioner",
-    "dkrr.linalg.likelihood_pass",
+    "dkrr.linalg.preconditioners",
+    "dkrr.linalg.passes",
 )
 """Modules that import all libraries that tasks need: workers import them before anything is planned or timed."""

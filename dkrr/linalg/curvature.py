@@ -24,12 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.likelihood import Likelihood
-from dkrr.linalg.low_rank import LowRank
-from dkrr.linalg.operator import Operator, Precision
+from dkrr.linalg.likelihood import Likelihood, Root
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.preconditioner import Identity, Preconditioner, Wrapped
-from dkrr.linalg.roots import Root
+from dkrr.linalg.preconditioners import Identity, LowRank, Preconditioner, Wrapped
+from dkrr.linalg.products import Operator, Precision
 
 Array = NDArray[np.float64]
 Columns = NDArray[np.intp]

@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.cluster import Meter, resident
-from dkrr.linalg.operator import Precision
+from dkrr.linalg.products import Precision
 from dkrr.linalg.sources import ColumnSource
 
 Array = NDArray[np.float64]

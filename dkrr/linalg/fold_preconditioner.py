@@ -31,11 +31,9 @@ from dkrr import blas
 from dkrr.cluster import RunRecord
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.low_rank import LOW_PRECISION_RATIO, ROUNDING, mean_left, small_cholesky
-from dkrr.linalg.operator import Precision, column_sizes
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.preconditioner import Preconditioner
-from dkrr.linalg.training_sets import TrainingSets
+from dkrr.linalg.preconditioners import LOW_PRECISION_RATIO, ROUNDING, Preconditioner, mean_left, small_cholesky
+from dkrr.linalg.products import Precision, TrainingSets, column_sizes
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

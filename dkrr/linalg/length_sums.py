@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import Meter, Task
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ENTRIES, PIECE_ROWS
+from dkrr.linalg.products import GROUPS_PER_PLACE, balanced_groups, tile_work
 from dkrr.linalg.sources import GramTiles, shifted
-from dkrr.linalg.tiled_operator import GROUPS_PER_PLACE, balanced_groups, tile_work
 from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]

@@ -4,7 +4,10 @@ Scores are f, of shape (n, m). `Bernoulli` is one independent logistic model for
 column, one-vs-rest a column for every class); `Softmax` is one model of all classes, a column each. What belongs to one
 model is a *system*: m of them, or 1.
 
-Second derivatives are given by their roots; see dkrr.linalg.roots.
+Second derivatives are given by their roots. That of a row is a matrix Wᵢ = Cᵢ Cᵢᵀ, never divided by: for independent
+logistic models Cᵢ = √(v p (1 − p)), for a softmax Cᵢ = √v diag(√p) (I − √p √pᵀ), since I − √p √pᵀ is a projection.
+A `DiagonalRoot` has a system for each column: vectors are of shape (n, m). A `SoftmaxRoot` has one of all columns:
+vectors are *stacked*, of shape (n m, 1), row after row.
 
 References
 ----------
@@ -13,15 +16,271 @@ T. Hastie, "Kernel logistic regression and the import vector machine", J. Comput
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp
 
-from dkrr.linalg.roots import DiagonalRoot, Root, SoftmaxRoot
+from dkrr import blas
+from dkrr.linalg.preconditioners import Preconditioner, Wrapped
 
 Array = NDArray[np.float64]
+Columns = NDArray[np.intp]
+Correction = Callable[[Array, Columns], Array]
+"""From residuals r of some columns to M⁻¹ Ĉ (Ĉᵀ M⁻¹ Ĉ)⁺ Ĉᵀ M⁻¹ r, for Ĉ = Cᵀ1 of every system."""
+
+RANK_TOLERANCE = 1e-12
+"""Bound of zero eigenvalues of ΣW, relative to the largest: equal scores for all classes change nothing."""
+
+
+@dataclass(frozen=True)
+class Root(ABC):
+    """C, the root of the curvature of n rows at their scores; it maps (n, m) to (n, m), a row at a time."""
+
+    scale: Array
+    """Factors c, of shape (n, m)."""
+    is_coupled: ClassVar[bool]
+    """All columns form one system."""
+
+    @abstractmethod
+    def apply(self, x: Array) -> Array:
+        """C x; of shape (n, m)."""
+
+    @abstractmethod
+    def adjoint(self, y: Array) -> Array:
+        """Cᵀ y; of shape (n, m)."""
+
+    @abstractmethod
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        """Some q with C q ≈ r that uses only the entries of r that are kept; of shape (n, m)."""
+
+    @abstractmethod
+    def project(self, x: Array) -> Array:
+        """Part of x that C does not map to 0 for every scale; of shape (n, m)."""
+
+    @abstractmethod
+    def diagonal(self) -> Array:
+        """Diagonals of the Wᵢ, of shape (n, m)."""
+
+    @abstractmethod
+    def total(self) -> Array:
+        """Σᵢ Wᵢ, of shape (m, m)."""
+
+    @abstractmethod
+    def inverse_total(self) -> Array:
+        """(Σᵢ Wᵢ)⁺, of shape (m, m)."""
+
+    @abstractmethod
+    def add_products(self, matrices: Array, phi: Array) -> None:
+        """Add the lower triangles of ΦᵀWΦ to the matrices of the systems.
+
+        Parameters
+        ----------
+        matrices : ndarray of shape (m, p, p), or (1, m p, m p) for a softmax
+            Overwritten. With softmax the features of a class are consecutive.
+        phi : ndarray of shape (n, p)
+            Φ.
+        """
+
+    @abstractmethod
+    def of_columns(self, columns: Columns) -> Self:
+        """The same for the systems of some of the columns."""
+
+    @abstractmethod
+    def stack(self, x: Array) -> Array:
+        """From a column for each class, (n, m), to one for each system."""
+
+    @abstractmethod
+    def split(self, x: Array) -> list[Array]:
+        """Parts of stacked vectors that `unstack` takes, side by side."""
+
+    @abstractmethod
+    def precondition(self, base: Preconditioner) -> Preconditioner:
+        """Preconditioner of the systems from one of every diag(c) K diag(c) + s by itself."""
+
+    @abstractmethod
+    def correction(self, base: Preconditioner) -> Correction:
+        """Correction to subtract from the preconditioner M⁻¹ of the systems, so that Ĉᵀ M⁻¹ r = 0."""
+
+    @property
+    def system_size(self) -> int:
+        """Length of a vector of a system."""
+        return self.scale.size if self.is_coupled else len(self.scale)
+
+    def unstack(self, x: Array) -> Array:
+        """Undo `stack`."""
+        return x.reshape(self.scale.shape)
+
+    def weighted(self, weights: Array | None) -> Self:
+        """The same times the roots of weights, of shape (n,), of the rows."""
+        return self if weights is None else replace(self, scale=self.scale * np.sqrt(weights)[:, None])
+
+    def weigh(self, u: Array) -> Array:
+        """W u = C Cᵀ u; of shape (n, m)."""
+        return self.apply(self.adjoint(u))
+
+
+@dataclass(frozen=True)
+class DiagonalRoot(Root):
+    """Root of independent columns, C = diag(c)."""
+
+    is_coupled = False
+
+    def apply(self, x: Array) -> Array:
+        return self.scale * x
+
+    def adjoint(self, y: Array) -> Array:
+        return self.scale * y
+
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        return np.divide(r, self.scale, out=np.zeros_like(r), where=keep)
+
+    def project(self, x: Array) -> Array:
+        return x
+
+    def diagonal(self) -> Array:
+        return self.scale**2
+
+    def total(self) -> Array:
+        return np.diag((self.scale**2).sum(axis=0))
+
+    def inverse_total(self) -> Array:
+        totals = (self.scale**2).sum(axis=0)
+        return np.diag(np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0))
+
+    def add_products(self, matrices: Array, phi: Array) -> None:
+        for k, matrix in enumerate(matrices):
+            blas.syrk(matrix, phi * self.scale[:, k, None], transpose=True, beta=1.0)
+
+    def of_columns(self, columns: Columns) -> Self:
+        if np.array_equal(columns, np.arange(self.scale.shape[1])):
+            return self
+        return replace(self, scale=np.ascontiguousarray(self.scale[:, columns]))
+
+    def stack(self, x: Array) -> Array:
+        return x
+
+    def split(self, x: Array) -> list[Array]:
+        return [x]
+
+    def precondition(self, base: Preconditioner) -> Preconditioner:
+        return base
+
+    def correction(self, base: Preconditioner) -> Correction:
+        m = self.scale.shape[1]
+        solved = base.apply(self.scale, np.arange(m))
+        sizes = (self.scale * solved).sum(axis=0)
+        inverse = np.divide(1.0, sizes, out=np.zeros(m), where=sizes > 0)
+
+        def correction(residuals: Array, columns: Columns) -> Array:
+            own = solved[:, columns]
+            return np.asarray(own * ((own * residuals).sum(axis=0) * inverse[columns]))
+
+        return correction
+
+
+@dataclass(frozen=True)
+class SoftmaxRoot(Root):
+    """C = diag(c) (I − u uᵀ) with unit vectors u = √p and c = √v u."""
+
+    unit: Array
+    """u, of shape (n, m)."""
+    is_coupled = True
+
+    def apply(self, x: Array) -> Array:
+        return self.scale * self.project(x)
+
+    def adjoint(self, y: Array) -> Array:
+        return self.project(self.scale * y)
+
+    def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
+        # With Σₖ rₖ = 0 this is exact: diag(c) (I − u uᵀ) (r / c) = r − p Σₖ rₖ.
+        return self.project(np.divide(r, self.scale, out=np.zeros_like(r), where=keep))
+
+    def project(self, x: Array) -> Array:
+        """(I − u uᵀ) x; of shape (n, m)."""
+        return np.asarray(x - self.unit * (self.unit * x).sum(axis=1, keepdims=True))
+
+    def diagonal(self) -> Array:
+        return np.asarray(self.scale**2 * (1.0 - self.unit**2))
+
+    def total(self) -> Array:
+        p = self.scale * self.unit
+        cross = p.T @ (self.scale * self.unit)  # v p pᵀ is (√v p) (√v p)ᵀ
+        return np.asarray(np.diag((self.scale**2).sum(axis=0)) - cross)
+
+    def inverse_total(self) -> Array:
+        return _pseudo_inverse(self.total())
+
+    def add_products(self, matrices: Array, phi: Array) -> None:
+        (matrix,) = matrices
+        p, shares, diagonal = phi.shape[1], self.scale * self.unit, np.maximum(self.diagonal(), 0.0)
+        for k in range(self.scale.shape[1]):
+            here = slice(k * p, (k + 1) * p)
+            blas.syrk(matrix[here, here], phi * np.sqrt(diagonal[:, k])[:, None], transpose=True, beta=1.0)
+            if k:
+                # −p_k p_l of all earlier classes l in one product.
+                others = (phi[:, None, :] * shares[:, :k, None]).reshape(len(phi), k * p)
+                blas.gemm(matrix[here, : k * p], phi * (-shares[:, k])[:, None], others, transpose_a=True, beta=1.0)
+
+    def of_columns(self, columns: Columns) -> Self:  # noqa: ARG002
+        """See base class; all classes are one system."""
+        return self
+
+    def stack(self, x: Array) -> Array:
+        return x.reshape(-1, 1)
+
+    def split(self, x: Array) -> list[Array]:
+        return np.split(x, x.shape[1], axis=1)
+
+    def precondition(self, base: Preconditioner) -> Preconditioner:
+        return Classwise(base, self)
+
+    def correction(self, base: Preconditioner) -> Correction:
+        n, m = self.scale.shape
+        constants = [self.adjoint(np.broadcast_to(unit, (n, m))) for unit in np.eye(m)]
+        directions = np.stack(constants, axis=2).reshape(n * m, m)
+        solved = base.apply(directions, np.zeros(m, np.intp))
+        products = directions.T @ solved
+        inverse = _pseudo_inverse((products + products.T) / 2)
+        return lambda residuals, _: np.asarray(solved @ (inverse @ (solved.T @ residuals)))
+
+
+def _pseudo_inverse(matrix: Array) -> Array:
+    return np.asarray(np.linalg.pinv(matrix, rcond=RANK_TOLERANCE, hermitian=True), np.float64)
+
+
+@dataclass
+class Classwise(Wrapped):
+    """(I − u uᵀ) M⁻¹ (I − u uᵀ) on stacked vectors of a softmax, M⁻¹ acting on each class by itself.
+
+    Only the projections couple the classes; M may represent the rest completely.
+    """
+
+    root: SoftmaxRoot
+    is_complete = False
+
+    def apply(self, residuals: Array, columns: Columns) -> Array:  # noqa: ARG002
+        """See base class; `residuals` is of shape (n m, k)."""
+        n, m = self.root.scale.shape
+        k = residuals.shape[1]
+        wide = residuals.reshape(n, m, k)
+        unit = self.root.unit[:, :, None]
+        wide = wide - unit * (unit * wide).sum(axis=1, keepdims=True)
+        z = self.base.apply(wide.reshape(n, m * k), np.repeat(np.arange(m), k)).reshape(n, m, k)
+        z = z - unit * (unit * z).sum(axis=1, keepdims=True)
+        return np.ascontiguousarray(z.reshape(n * m, k))
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: Columns) -> bool:  # noqa: ARG002
+        """See base class; `residuals` is of shape (n m, k)."""
+        n, m = self.root.scale.shape
+        k = residuals.shape[1]
+        return self.base.raise_shift_if_inexact(residuals.reshape(n, m * k), np.repeat(np.arange(m), k))
+
+
 Codes = NDArray[np.intp]
 
 SECONDS_PER_SCORE = 40e-9

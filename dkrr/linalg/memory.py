@@ -14,10 +14,9 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Share, Task
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, factor_tile
-from dkrr.linalg.operator import Operator, Precision
+from dkrr.linalg.cholesky import PartialSums, TiledSystem, TileStep, cholesky_tasks, factor_tile, n_update_parts
+from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
-from dkrr.linalg.tile_steps import TileStep, n_update_parts
 from dkrr.store import MemoryMatrix, TileGrid
 
 Array = NDArray[np.float64]

@@ -50,7 +50,7 @@ from dkrr.linalg.factor_rows import (
     rebuild_rows,
     square_rows,
 )
-from dkrr.linalg.operator import Precision, column_sizes
+from dkrr.linalg.products import Precision, column_sizes
 from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_work
 
 Array = NDArray[np.float64]

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.errors import NotFiniteError
 from dkrr.linalg.cholesky import Matrix
-from dkrr.linalg.inverse import block_cuts
-from dkrr.linalg.substitution import Substitution, substitution_tasks
+from dkrr.linalg.substitution import Substitution, block_cuts, substitution_tasks
 from dkrr.linalg.variance_bounds import ENTRY_ROUNDINGS, EPS, RELATIVE_WIDTH, VarianceBounds, constant_bounds
 
 Array = NDArray[np.float64]

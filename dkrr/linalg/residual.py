@@ -29,9 +29,8 @@ from dkrr import blas
 from dkrr.cluster import Executor, Progress, RunRecord
 from dkrr.cluster.tasks import Meter, Task
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.operator import column_norms
+from dkrr.linalg.products import TiledOperator, column_norms
 from dkrr.linalg.sources import TileSource, Vectors, read_range
-from dkrr.linalg.tiled_operator import TiledOperator
 from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
-from dkrr.linalg.low_rank import small_cholesky
-from dkrr.linalg.operator import Precision, column_norms
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioners import small_cholesky
+from dkrr.linalg.products import Precision, column_norms
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dkrr import blas
 from dkrr.kernels import RBF, Kernel, Laplacian, Linear, Matern, Polynomial
-from dkrr.linalg.operator import Precision
+from dkrr.linalg.products import Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, cut_tile
 from dkrr.planning import KernelRate
 from dkrr.store import ChunkedArray

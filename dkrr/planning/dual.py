@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.linalg.cholesky import cholesky_task_bytes
-from dkrr.linalg.inverse import apply_bytes
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.memory import (
     ONE_TILE,
@@ -20,9 +19,10 @@ from dkrr.linalg.memory import (
     memory_grid,
     solving_work,
 )
+from dkrr.linalg.products import MAX_TILE, calls_work
 from dkrr.linalg.residual import uses_symmetry
-from dkrr.linalg.rounding import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
-from dkrr.linalg.tiled_operator import MAX_TILE, calls_work
+from dkrr.linalg.sources import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
+from dkrr.linalg.substitution import apply_bytes
 from dkrr.planning.problem import Problem, Spectrum
 from dkrr.planning.resources import (
     CALLER_MARGIN_BYTES,

@@ -4,8 +4,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dkrr.linalg.cholesky import n_tasks
 from dkrr.linalg.memory import ONE_TILE
-from dkrr.linalg.tile_steps import n_tasks
 from dkrr.planning.dual import against_float32
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.problem import Form, Problem, Spectrum

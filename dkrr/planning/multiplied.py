@@ -12,7 +12,6 @@ from math import ceil, log, log2, sqrt
 from dkrr.cluster.tasks import FAN_IN
 from dkrr.cost import Work
 from dkrr.linalg.fold_preconditioner import middles_work
-from dkrr.linalg.operator import Precision
 from dkrr.linalg.pivoted_cholesky import (
     PRICED_RANKS,
     SMALL_RANKS,
@@ -22,15 +21,16 @@ from dkrr.linalg.pivoted_cholesky import (
     partial_factor_work,
     small_matrix_work,
 )
-from dkrr.linalg.sources import KERNEL_BLOCK
-from dkrr.linalg.tiled_operator import (
+from dkrr.linalg.products import (
     GROUPS_PER_PLACE,
     KEPT_FRACTIONS,
     MAX_TILE,
     MIN_TILE,
     WORKSPACE_FRACTION,
+    Precision,
     calls_work,
 )
+from dkrr.linalg.sources import KERNEL_BLOCK
 from dkrr.planning.dual import own_steps
 from dkrr.planning.problem import Problem, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
-from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE, TILE_SIZES
+from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, why_form, why_solver
 from dkrr.planning.multiplied import settings_of

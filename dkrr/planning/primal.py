@@ -11,8 +11,7 @@ from dkrr.features import IdentityMap
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.memory import copy_work, factor_work, memory_bytes, memory_grid, solving_work
-from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block
-from dkrr.linalg.normal_product import stream_work
+from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.planning.dual import step_seconds
 from dkrr.planning.multiplied import iterations_expected
 from dkrr.planning.problem import TYPICAL_CONDITION, Loss, Problem

@@ -9,7 +9,7 @@ from dkrr.data.rows import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
 from dkrr.features import FeatureMap, feature_map
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg.operator import Precision
+from dkrr.linalg.products import Precision
 from dkrr.planning.resources import Rates
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.solvers.dual_objective import VECTORS_HELD

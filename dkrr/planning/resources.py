@@ -12,7 +12,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
-from dkrr.linalg.operator import Precision
+from dkrr.linalg.products import Precision
 
 Execution = Literal["memory", "serial", "dask"]
 """In memory or with a store in the calling process, or on Dask workers."""

@@ -1,4 +1,4 @@
-"""Plans of a selection: which of the ways to held-out predictions is the fastest, and why."""
+"""Plans of a selection: the fastest way to held-out predictions, and why; derivatives of the error."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -9,15 +9,16 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
 from dkrr.linalg.held_out import columns_at_once, folds_flops
+from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
-from dkrr.linalg.segments import strip_rows
+from dkrr.linalg.passes import strip_rows
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
 from dkrr.planning.strategy import Direct, Iterative, Reason
-from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.text import format_bytes, format_seconds, plural
 
 Method = Literal["sweep", "factors", "primal", "refits"]
@@ -352,3 +353,65 @@ def _error_work(n: int, n_targets: int, n_folds: int) -> Work:
     """Work of the errors of one λ once there is a factor: the check of the solution, and what folds solve for."""
     solving = 2.0 * n**2 * n_targets / n_folds if n_folds else 0.0
     return Work(gemm_flops=2.0 * n**2 * n_targets + solving, memory_bytes=float(ERROR_PASSES * 8 * n * n_targets))
+
+
+VECTORS_OF_GRADIENT = 4
+"""Arrays as long as the columns that a gradient holds besides those of conjugate gradient: β, residuals, g and K g."""
+
+
+def refuse_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> None:
+    """Refuse problems whose errors have no derivatives here, or that would take far longer than the grid.
+
+    Raises
+    ------
+    InputError
+        Saying why, and what to do.
+    """
+    if sizes.is_loo or sizes.are_learned:
+        what = "cv is leave-one-out" if sizes.is_loo else "the kernel is fitted to the training rows of every fold"
+        raise InputError(
+            f"{what}, and optimize takes derivatives of folds that share one kernel; expected a number of folds, and a "
+            f"kernel that is not drawn from the rows: give cv=5, or optimize=None"
+        )
+    is_cg = isinstance(problem.settings, ConjugateGradient) and not isinstance(
+        problem.settings.preconditioner, Float32Cholesky
+    )
+    if problem.settings is not None and not is_cg:
+        raise InputError(
+            f"solver is {problem.settings!r}, and optimize takes conjugate gradient with a preconditioner that folds "
+            f"share; expected solver='auto' or 'cg', or optimize=None"
+        )
+    if make_plan(problem, resources).form == "primal":
+        raise InputError(
+            "the plan is the primal form, and optimize works in the dual form; expected form='dual' if the rows are "
+            "few enough, or more candidates and optimize=None"
+        )
+
+
+def plan_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
+    """Plan of one evaluation of the cross-validated error and its derivatives, by conjugate gradient for all folds.
+
+    Parameters
+    ----------
+    problem : Problem
+        Of a fit to all rows with one λ, to the residual that scores need.
+    sizes : FoldSizes
+    resources : Resources
+
+    Raises
+    ------
+    InputError
+        If it cannot be done so.
+    PlanError
+        If nothing stays within the limits.
+    """
+    sums, t = length_sums_bytes(problem.d), min(problem.n_targets, max(1, MAX_COLUMNS // sizes.n_folds))
+    vectors = VECTORS_OF_GRADIENT * 8 * problem.n * sizes.n_folds * (t + 1)
+    less = replace(
+        resources,
+        local_baseline_bytes=resources.local_baseline_bytes + vectors + resources.local_threads * sums,
+        worker_baseline_bytes=resources.worker_baseline_bytes + resources.worker_threads * sums,
+    )
+    (plan,) = plan_sweep(replace(problem, form="dual"), sizes, less)
+    text = "two solves for all folds, and one pass over K for the derivatives by all lengths"
+    return replace(plan, seconds=2 * plan.seconds, reasons=(Reason("two-solves", text),))

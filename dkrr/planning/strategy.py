@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from dkrr.cost import Stage
-from dkrr.linalg.operator import Precision
+from dkrr.linalg.products import Precision
 from dkrr.planning.problem import Form
 from dkrr.planning.resources import Execution, Place
 

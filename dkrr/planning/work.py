@@ -9,9 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from dkrr.cost import Stage, Work
 from dkrr.linalg.normal import TARGET_PASSES
-from dkrr.linalg.operator import Precision
+from dkrr.linalg.products import Precision, multiply_bytes, pass_work
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_work, gram_workspace_bytes
-from dkrr.linalg.tiled_operator import multiply_bytes, pass_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Place, Rates, Resources, cold_fraction
 from dkrr.store import TileGrid

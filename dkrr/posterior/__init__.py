@@ -7,8 +7,7 @@ certified bounds and the likelihood with a standard error.
 """
 
 from dkrr.posterior.base import Kept
-from dkrr.posterior.intervals import CrossValidationIntervals
+from dkrr.posterior.intervals import CrossValidationIntervals, Learned
 from dkrr.posterior.processes import Processes, Variances
-from dkrr.posterior.refits import Learned
 
 __all__ = ["CrossValidationIntervals", "Kept", "Learned", "Processes", "Variances"]

@@ -24,9 +24,8 @@ from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
 from dkrr.fitting.sampled import about_the_rows
-from dkrr.linalg.low_rank import LowRank
-from dkrr.linalg.operator import Operator, column_sizes
-from dkrr.linalg.preconditioner import Fixed, Identity
+from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
+from dkrr.linalg.products import Operator, column_sizes
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, ResidualBounds, Solved, VarianceBounds, variance_bounds
 from dkrr.machine import detect
 from dkrr.planning import Iterative

@@ -24,11 +24,9 @@ from dkrr.machine import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
 from dkrr.posterior.base import Array, FactoredProcess, Kept, Numbers, Posterior
-from dkrr.posterior.dual import DualPosterior
-from dkrr.posterior.intervals import CrossValidationIntervals
+from dkrr.posterior.factored import DualPosterior, PrimalPosterior
+from dkrr.posterior.intervals import CrossValidationIntervals, Learned, refitted
 from dkrr.posterior.iterated import IteratedPosterior
-from dkrr.posterior.primal import PrimalPosterior
-from dkrr.posterior.refits import Learned, refitted
 
 
 class Processes:

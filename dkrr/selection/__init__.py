@@ -3,11 +3,17 @@
 from dkrr.selection.curve import LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Optimum, Search
-from dkrr.selection.report import Report, without_score
-from dkrr.selection.request import SelectionRequest
 from dkrr.selection.run import Selected, best_of, no_choice, select
-from dkrr.selection.scores import Score, ScoreSheet, in_range, negative_squared_error, times_square
-from dkrr.selection.scoring import Candidate
+from dkrr.selection.scores import (
+    Report,
+    Score,
+    ScoreSheet,
+    in_range,
+    negative_squared_error,
+    times_square,
+    without_score,
+)
+from dkrr.selection.scoring import Candidate, SelectionRequest
 
 __all__ = [
     "Candidate",

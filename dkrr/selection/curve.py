@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from dkrr.errors import InputError
-from dkrr.linalg.operator import root_mean_squares
+from dkrr.linalg.products import root_mean_squares
 from dkrr.selection.folds import Folds
 
 Array = NDArray[np.float64]

@@ -1,13 +1,18 @@
-"""Rows that are held out, fold by fold, and the training set of each."""
+"""Rows that are held out, fold by fold, the training set of each, and the data of a selection with them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import MemoryRows
+from dkrr.data.rows import digest_of
 from dkrr.errors import InputError
+from dkrr.fitting.data import TrainingData
 
 Numbers = NDArray[np.intp]
 
@@ -107,3 +112,41 @@ def _are_disjoint(a: Numbers, b: Numbers, n: int) -> bool:
     is_in = np.zeros(n, bool)
     is_in[a] = True
     return not is_in[b].any()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionData(TrainingData):
+    """Data of a selection."""
+
+    folds: Folds
+    candidates: tuple[float, ...]
+    """λ in descending order."""
+
+    def by_folds(self) -> Self:
+        """The same with the rows in the order of their folds, if they are in memory and each is in one.
+
+        Columns of the inverse that belong to a fold are then computed from its first row on.
+        """
+        folds = self.folds
+        if (
+            folds.is_loo
+            or not folds.is_partition
+            or not isinstance(self.rows, MemoryRows)
+            or self.kernel.is_precomputed
+        ):
+            return self
+        order, cuts = np.concatenate(folds.test), np.cumsum([0, *map(len, folds.test)])
+        return replace(
+            self,
+            rows=MemoryRows(self.rows.take(order)),
+            targets=self.targets[order],
+            weights=None if self.weights is None else self.weights[order],
+            folds=Folds(folds.n, tuple(np.arange(a, b) for a, b in pairwise(cuts)), folds.train),
+        )
+
+    def fingerprint(self, rows_digest: str) -> dict[str, Any]:
+        folds: Any = "leave-one-out"
+        if not self.folds.is_loo:
+            rows = [(self.folds.training(k), [-1], test, [-1]) for k, test in enumerate(self.folds.test)]
+            folds = digest_of(np.concatenate([part for fold in rows for part in fold]).astype(np.float64))
+        return super().fingerprint(rows_digest) | {"alpha": list(self.candidates), "folds": folds}

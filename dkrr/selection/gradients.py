@@ -27,10 +27,9 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
 from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.length_sums import LengthTiles, length_sums_tasks
-from dkrr.linalg.operator import column_sizes, root_mean_squares
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.preconditioner import Identity, Preconditioner
-from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
+from dkrr.linalg.preconditioners import Identity, Preconditioner
+from dkrr.linalg.products import TrainingSetOperator, TrainingSets, column_sizes, root_mean_squares
 from dkrr.planning import Iterative, Plan
 from dkrr.selection.folds import Folds
 from dkrr.selection.sweep import LEAST_TOL, MAX_TIGHTENINGS, SLACK, target_batches

@@ -26,9 +26,8 @@ from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
-from dkrr.planning.gradients import plan_gradient
 from dkrr.planning.resources import Resources
-from dkrr.planning.selection import FoldSizes, SelectionPlan
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_gradient
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.selection.scores import times_square

@@ -27,7 +27,7 @@ from dkrr.cluster import Progress, SerialExecutor, Task, ThreadExecutor
 from dkrr.cluster.tasks import Meter
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.normal_sums import (
+from dkrr.fitting.normal_rows import (
     LEAST_UNLEVERAGED,
     NormalSums,
     centred_sums,
@@ -36,7 +36,7 @@ from dkrr.fitting.normal_sums import (
     part_of,
     sums_of_others,
 )
-from dkrr.fitting.norms import scale_of
+from dkrr.fitting.results import scale_of
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.selection.folds import Folds

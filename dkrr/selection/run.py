@@ -15,11 +15,10 @@ from dkrr.fitting import Fit, fit
 from dkrr.fitting.requests import DualStart, FitRequest, Targets
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.machine import detect
-from dkrr.planning.gradients import refuse_gradient
+from dkrr.planning.selection import refuse_gradient
 from dkrr.selection.optimum import Optimum, Search, optimise
-from dkrr.selection.request import SelectionRequest, within_store
 from dkrr.selection.scores import negative_squared_error
-from dkrr.selection.scoring import Candidate, all_scored
+from dkrr.selection.scoring import Candidate, SelectionRequest, all_scored, within_store
 from dkrr.solvers import ConjugateGradient
 from dkrr.store.lock import owned
 from dkrr.store.paths import resolved_place

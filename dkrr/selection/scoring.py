@@ -1,41 +1,251 @@
-"""Scores of every kernel with every λ: the plan, and what it takes."""
+"""What a selection is asked for, and the scores of every kernel with every λ: the plan, and what it takes.
+
+Held-out errors come from a Cholesky factor for each λ, exact for leave-one-out and for folds that train on the rest;
+from a fit of all λ for each fold, where nothing is shared between folds; or from the other modules of this package.
+"""
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster import Progress, Whole, make_progress
+from dkrr.cluster import Progress, ThreadExecutor, Whole, make_progress
+from dkrr.data import MemoryRows, Rows
 from dkrr.errors import ConvergenceWarning
-from dkrr.fitting.context import open_context
-from dkrr.fitting.data import shared_fields
-from dkrr.fitting.norms import scale_of
-from dkrr.fitting.repair import with_repairs
-from dkrr.fitting.requests import DualStart, Settings, Targets, with_spectrum
-from dkrr.fitting.sampled import about_the_rows
+from dkrr.fitting import fit
+from dkrr.fitting.context import Context, open_context
+from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.gram import FactoredGram, direct_gram
+from dkrr.fitting.prediction import predict_in_memory
+from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets, with_spectrum
+from dkrr.fitting.results import scale_of
+from dkrr.fitting.sampled import about_the_rows, is_drawn
+from dkrr.fitting.storage import with_repairs
+from dkrr.linalg.held_out import LeftOut
 from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative, Problem, Resources
 from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.selection.curve import LearningCurve
-from dkrr.selection.data import SelectionData
-from dkrr.selection.factors import score_by_factors
-from dkrr.selection.folds import Folds
+from dkrr.selection.folds import Folds, SelectionData
+from dkrr.selection.optimum import Search
 from dkrr.selection.primal import PrimalFolds
-from dkrr.selection.refit import Refit
-from dkrr.selection.refits import score_by_refits
-from dkrr.selection.report import Report
-from dkrr.selection.request import SelectionRequest, within_store
-from dkrr.selection.scores import ScoreSheet
-from dkrr.selection.sweep import sweep
+from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
+from dkrr.selection.sweep import LEAST_TOL, Refit, sweep
 from dkrr.solvers.direct import in_terms_of_alpha
+from dkrr.store.paths import resolved_place
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SelectionRequest:
+    """Checked arguments of a selection."""
+
+    settings: Sequence[Settings]
+    """Settings with each of the kernels."""
+    rows: Rows
+    values: Array
+    """Targets, of shape (n, t)."""
+    weights: Array | None
+    """Sample weights, of shape (n,)."""
+    alphas: Array
+    """λ, in the order in which they were given."""
+    folds: Folds
+    score: Score
+    tol: float
+    """Relative residual of the systems of the folds."""
+    is_vector: bool = False
+    """Targets are given as a vector."""
+    per_target: bool = False
+    """Each target has a λ of its own."""
+    race: bool = True
+    """Whether to give up λ whose scores become worse."""
+    keeps_predictions: bool = False
+    curve: LearningCurve | None = None
+    """Parts of the training rows that have fits of their own."""
+    refit: bool = True
+    """Whether all rows are fitted with the best candidate."""
+    search: Search | None = None
+    """What is optimised further from the best candidate; None: nothing."""
+    units: Array | None = None
+    """Powers of two that the targets have been divided by, of shape (t,); None: by nothing."""
+
+    def in_range(self) -> Self:
+        """The same with targets whose squares neither overflow nor underflow, for everything but the last fit."""
+        values, units = in_range(self.values, self.score, per_target=self.per_target)
+        return self if units is None else replace(self, values=values, units=units)
+
+    def last_fit(self) -> Refit | None:
+        """What takes the solutions for all rows of one kernel: of the only one, they are those of the last fit."""
+        tol = self.settings[0].tol if len(self.settings) == 1 else self.tol
+        return Refit(tol) if self.refit and self.search is None else None
+
+    def fit_request(self, settings: Settings, alphas: Array | float) -> FitRequest:
+        """Request of a fit to all rows."""
+        each = np.full(self.values.shape[1], alphas, np.float64)
+        return FitRequest(settings, self.rows, Targets(self.values, each), self.weights)
+
+    def sizes(self, settings: Settings) -> FoldSizes:
+        """What plans depend on of the folds."""
+        return FoldSizes(
+            n_folds=len(self.folds),
+            is_loo=self.folds.is_loo,
+            train_on_the_rest=self.folds.train_on_the_rest,
+            are_learned=is_drawn(settings.kernel),
+        )
+
+
+def within_store(settings: Settings, name: str) -> Settings:
+    """The same settings with a store within theirs, if they have one."""
+    return settings if settings.store is None else replace(settings, store=f"{resolved_place(settings.store)}/{name}")
+
+
 Numbers = NDArray[np.intp]
+
+MAX_RESIDUAL = 1e-7
+"""Largest relative residual of the system of all rows with which a λ has scores: where the rows of one fold dominate
+the matrix, squared errors were found to be off by up to 50 times as much."""
+
+
+def score_by_factors(
+    strategy: Direct,
+    data: TrainingData,
+    context: Context,
+    folds: Folds,
+    alphas: Array,
+    sheet: ScoreSheet,
+    report: Report,
+) -> None:
+    """Score every λ, one factorisation after another.
+
+    Raises
+    ------
+    NotPositiveDefiniteError
+        If K + λI is not positive definite; the message names λ.
+    """
+    matrix = direct_gram(data, strategy, context, data.dual_scale())
+    for a, alpha in enumerate(alphas):
+        with in_terms_of_alpha([float(alpha)], "dual", partial(scale_of, data, "dual")):
+            predictions, residual = _predictions(matrix, data, context, folds, float(alpha), f"factor-{a}")
+        matrix.release(f"factor-{a}")
+        for fold in range(report.n_folds):
+            report.take(a, fold, residual, MAX_RESIDUAL)
+        for fold, values in enumerate(predictions):
+            sheet.take(a, fold, values)
+
+
+def _predictions(
+    matrix: FactoredGram, data: TrainingData, context: Context, folds: Folds, alpha: float, group: str
+) -> tuple[list[Array], float]:
+    """Predictions of the rows that each fold holds out (all: leave-one-out), none if inaccurate; the true residual."""
+    means, scale = data.target_means(), data.dual_scale()
+    right_sides = data.dual_right_sides(np.arange(data.targets.shape[1]), means)
+    constant = np.ascontiguousarray(right_sides[:, -1]) if data.fit_intercept else None
+    if data.fit_intercept:
+        right_sides = np.ascontiguousarray(right_sides[:, :-1])
+    factor = matrix.systems.factored(group, data.dual_shift(alpha), f"λ = {alpha:g}")
+    with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
+        left_out = LeftOut(factor, right_sides, constant, executor, context.progress)
+        residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.unfreed)
+        if not residual <= MAX_RESIDUAL:
+            return [], residual
+        everywhere = np.arange(data.n)
+        held_out, errors = (
+            ([everywhere], [left_out.of_rows()]) if folds.is_loo else (list(folds.test), left_out.of_folds(folds.test))
+        )
+        found = []
+        for rows, scaled in zip(held_out, errors, strict=True):
+            c = np.ones(len(rows)) if scale is None else scale[rows]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values = data.targets[rows] - scaled / c[:, None]
+            if (c == 0).any():
+                values[c == 0] = _of_weight_zero(matrix, data, left_out, rows, scaled, means, is_loo=folds.is_loo)
+            found.append(values)
+    return found, residual
+
+
+def _of_weight_zero(
+    matrix: FactoredGram,
+    data: TrainingData,
+    left_out: LeftOut,
+    rows: Numbers,
+    errors: Array,
+    means: Array,
+    *,
+    is_loo: bool,
+) -> Array:
+    """Predictions of those of some held-out rows that have weight 0, and so no equation of their own."""
+    scale = data.dual_scale()
+    assert scale is not None
+    if is_loo:  # a fit without a row of weight 0 is the fit of all rows
+        solution, constants = left_out.solution, left_out.constants
+    else:
+        solution, constants = left_out.without(rows, errors)
+    coef = solution * scale[:, None]
+    return matrix.products_of(rows[scale[rows] == 0], coef) + constants + means
+
+
+NORMAL_FRACTION = 1e-3
+"""Tolerance in primal form over the one that scores ask for: normal equations have the squared condition number."""
+
+
+def score_by_refits(
+    request: FitRequest,
+    folds: Folds,
+    alphas: Array,
+    sheet: ScoreSheet,
+    report: Report,
+    progress: bool | None,
+    *,
+    is_primal: bool,
+) -> None:
+    """Score every λ by fits to the training rows of each fold, all λ as targets of their own.
+
+    Rows that are not in memory stay where they are in primal form, the others with weight 0; else the training rows are
+    read, where the cost of a fit depends on their number more than on reading them.
+    """
+    targets = request.outputs
+    assert isinstance(targets, Targets)
+    t = targets.values.shape[1]
+    if is_primal:
+        request = request.with_settings(tol=max(NORMAL_FRACTION * request.settings.tol, LEAST_TOL))
+    for f in range(len(folds)):
+        fitted = fit(_of_training_rows(request, folds, f, alphas, is_primal=is_primal), progress)
+        (solved,) = fitted.solved
+        predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
+        report.take_fit(f, solved.result, request.settings.tol)
+        for a in range(len(alphas)):
+            sheet.take(a, f, predictions[:, a * t : (a + 1) * t])
+
+
+def _taken(request: FitRequest, rows: Numbers, training: Numbers) -> Any:
+    """Some rows; of a Gram matrix with the columns of the training rows."""
+    taken = request.rows.take(rows)
+    return taken[:, training] if request.settings.kernel.is_precomputed else taken
+
+
+def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Array, *, is_primal: bool) -> FitRequest:
+    targets, settings = request.outputs, request.settings
+    assert isinstance(targets, Targets)
+    if settings.store is not None:
+        settings = replace(settings, store=f"{settings.store}-fold-{fold}")
+    request = replace(request, settings=settings)
+    repeated, t = np.repeat(alphas, targets.values.shape[1]), len(alphas)
+    training, weights = folds.training(fold), request.weights
+    if isinstance(request.rows, MemoryRows) or is_drawn(settings.kernel) or not is_primal:
+        outputs = Targets(np.tile(targets.values[training], t), repeated)
+        weights = None if weights is None else weights[training]
+        return replace(request, rows=MemoryRows(_taken(request, training, training)), outputs=outputs, weights=weights)
+    # Rows that are not in memory stay where they are; those of weight 0 leave no trace where nothing is drawn of them.
+    mask = np.zeros(folds.n)
+    mask[training] = 1.0 if weights is None else weights[training]
+    return replace(request, outputs=Targets(np.tile(targets.values, t), repeated), weights=mask)
 
 
 @dataclass(frozen=True)

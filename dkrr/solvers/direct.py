@@ -24,13 +24,12 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Executor, Progress, RunRecord
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks
-from dkrr.linalg.operator import Operator, column_norms, column_sizes
-from dkrr.linalg.preconditioner import Preconditioner
+from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
+from dkrr.linalg.preconditioners import Preconditioner
+from dkrr.linalg.products import Operator, column_norms, column_sizes
 from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe
-from dkrr.linalg.rounding import FLOAT64_ROUNDING
+from dkrr.linalg.sources import FLOAT64_ROUNDING
 from dkrr.linalg.substitution import Substitution, substitution_tasks
-from dkrr.linalg.tile_steps import tile_steps
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.iteration_state import State
 from dkrr.store import ChunkedArray

@@ -17,9 +17,8 @@ from dkrr.linalg.curvature import (
     decrement_bounds,
     sensitivities,
 )
-from dkrr.linalg.likelihood import LabelTerms
-from dkrr.linalg.operator import SAFE_SIZES, Operator, column_norms, column_sizes
-from dkrr.linalg.roots import Root
+from dkrr.linalg.likelihood import LabelTerms, Root
+from dkrr.linalg.products import SAFE_SIZES, Operator, column_norms, column_sizes
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.newton import Mask, Objective, Point
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.operator import Precision
+from dkrr.linalg.products import Precision
 from dkrr.solvers.result import Residuals, Status
 
 Array = NDArray[np.float64]

@@ -7,11 +7,10 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes, likelihood_pass
 from dkrr.linalg.memory import factor_in_memory, memory_system
-from dkrr.linalg.operator import column_norms
-from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
-from dkrr.linalg.segments import Segment
+from dkrr.linalg.passes import CurvatureProduct, Passes, Segment, likelihood_pass
+from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
+from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import SummedTiles
 from dkrr.linalg.substitution import substituted
 from dkrr.solvers.conjugate_gradient import Iteration

@@ -14,12 +14,18 @@ from dkrr.cluster import Meter, SerialExecutor, ThreadExecutor
 from dkrr.data import as_rows
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import memory, sources, substitution
-from dkrr.linalg.cholesky import cholesky_tasks, factor_tile
-from dkrr.linalg.inverse import LocalFactor, SharedFactor, block_cuts
+from dkrr.linalg.cholesky import N_SLOTS, cholesky_tasks, factor_tile, prefetched, tile_steps
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.sources import MatrixTiles
-from dkrr.linalg.substitution import NEAR_TILES, Substitution, substituted, substitution_tasks
-from dkrr.linalg.tile_steps import N_SLOTS, prefetched, tile_steps
+from dkrr.linalg.substitution import (
+    NEAR_TILES,
+    LocalFactor,
+    SharedFactor,
+    Substitution,
+    block_cuts,
+    substituted,
+    substitution_tasks,
+)
 from dkrr.store import ChunkedArray, MemoryMatrix, RunStore, TileGrid
 from tests import systems
 from tests.pairs import every_pair

@@ -11,9 +11,8 @@ import scipy.linalg
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.linalg.low_rank import LowRank
-from dkrr.linalg.operator import column_sizes
-from dkrr.linalg.preconditioner import Diagonal, Identity, Preconditioner
+from dkrr.linalg.preconditioners import Diagonal, Identity, LowRank, Preconditioner
+from dkrr.linalg.products import column_sizes
 from dkrr.solvers.conjugate_gradient import WINDOW, Iteration, cycles_in_low_precision, ritz_values
 from dkrr.solvers.iteration_state import State
 from dkrr.solvers.quadrature import LanczosTrace, log_quadrature

@@ -9,12 +9,11 @@ from dkrr.cluster import Meter, SerialExecutor
 from dkrr.data import MemoryRows, as_rows
 from dkrr.kernels import RBF
 from dkrr.linalg import cholesky
-from dkrr.linalg.inverse import apply_bytes, apply_work
+from dkrr.linalg.cholesky import tile_steps
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_system
+from dkrr.linalg.products import TileGroup, multiply_bytes, multiply_group
 from dkrr.linalg.sources import GramTiles, MatrixTiles
-from dkrr.linalg.substitution import substituted, substitution_tasks, substitution_work
-from dkrr.linalg.tile_steps import tile_steps
-from dkrr.linalg.tiled_operator import TileGroup, multiply_bytes, multiply_group
+from dkrr.linalg.substitution import apply_bytes, apply_work, substituted, substitution_tasks, substitution_work
 from dkrr.store import MemoryMatrix, TileGrid
 from tests import systems
 from tests.algorithms.test_cholesky import factor_in, make_job

@@ -5,10 +5,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.linalg.curvature import ByPartialFactor, Curvature, Penalty, decrement_bounds, sensitivities
-from dkrr.linalg.likelihood import Bernoulli, Softmax
-from dkrr.linalg.low_rank import GROWTH
-from dkrr.linalg.preconditioner import Identity
-from dkrr.linalg.roots import Classwise
+from dkrr.linalg.likelihood import Bernoulli, Classwise, Softmax
+from dkrr.linalg.preconditioners import GROWTH, Identity
 from tests.pairs import every_pair
 from tests.systems import one_blas_thread, partial_factor, positive_definite, random  # noqa: F401
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from dkrr.fitting.checkpoint import Checkpoints
+from dkrr.fitting.storage import Checkpoints
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.result import Status
 from dkrr.store import ChunkedArray, RunStore
@@ -92,7 +92,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(store, found, monkeypa
 
 def test_checkpoints_are_saved_when_their_time_has_come(store, found, monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("dkrr.fitting.checkpoint.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("dkrr.fitting.storage.time.monotonic", lambda: clock[0])
     checkpoints = Checkpoints(store, _saved_at=100.0)
     with dask.config.set({"dkrr.checkpoint-seconds": 30}):
         for k, (seconds, saved) in enumerate([(100.0, None), (129.0, None), (130.0, 3), (159.0, 3), (160.0, 5)]):

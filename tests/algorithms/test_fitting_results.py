@@ -16,7 +16,7 @@ from dkrr.cost import Stage
 from dkrr.data import as_rows
 from dkrr.fitting import run
 from dkrr.fitting.data import LabelledData, TrainingData
-from dkrr.fitting.norms import function_norms
+from dkrr.fitting.results import function_norms
 from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.linalg.likelihood import Bernoulli
 from dkrr.linalg.memory import ONE_TILE

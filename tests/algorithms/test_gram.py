@@ -22,10 +22,10 @@ from dkrr.data.rows import ALL
 from dkrr.errors import InputError, NotFiniteError, StoreError
 from dkrr.features import CallableMap
 from dkrr.fitting import requests
-from dkrr.fitting.model import FittedFunction
 from dkrr.fitting.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
+from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
-from dkrr.linalg.spectrum import SAMPLE, estimated_spectrum, power_law
+from dkrr.linalg.preconditioners import SAMPLE, estimated_spectrum, power_law
 from dkrr.store import ChunkedArray
 from dkrr.store.zarr_arrays import create_array
 from tests import systems
@@ -239,7 +239,7 @@ def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatc
     assert len(pickle.dumps(model)) == len(pickled)
     for other in (model, pickle.loads(pickled)):
         assert_array_equal(predict(other, X), first)
-    monkeypatch.setattr("dkrr.fitting.model.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
+    monkeypatch.setattr("dkrr.fitting.results.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
     other = replace(model)
     assert_array_equal(predict(other, X), first)
     assert not other._kernels_to

@@ -14,10 +14,10 @@ from dkrr.data import MemoryRows
 from dkrr.kernels import RBF, Linear
 from dkrr.linalg import factor_rows, pivoted_cholesky
 from dkrr.linalg.fold_preconditioner import FoldLowRank, shared
-from dkrr.linalg.low_rank import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_left
 from dkrr.linalg.pivoted_cholesky import MIN_BLOCK, LostRowsError, choose_pivots, expected_iterations, next_eigenvalue
+from dkrr.linalg.preconditioners import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_left
+from dkrr.linalg.products import TrainingSetOperator, TrainingSets
 from dkrr.linalg.sources import GramColumns
-from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.solvers.conjugate_gradient import Iteration
 from tests import systems
 from tests.oracles import naive_partial_cholesky

@@ -15,12 +15,11 @@ from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import StoreError
 from dkrr.features import IdentityMap
 from dkrr.kernels import RBF, Linear, Polynomial
-from dkrr.linalg import sources, tiled_operator
-from dkrr.linalg.normal_product import NormalOperator
-from dkrr.linalg.operator import LastProduct
-from dkrr.linalg.segments import Segment
+from dkrr.linalg import products, sources
+from dkrr.linalg.normal import NormalOperator
+from dkrr.linalg.passes import Segment
+from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, ResidentRows, TiledOperator, TileGroup, tile_work
 from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, SummedTiles
-from dkrr.linalg.tiled_operator import GROUPS_PER_PLACE, ResidentRows, TiledOperator, TileGroup, tile_work
 from dkrr.planning.problem import Problem
 from dkrr.store import TileGrid
 from tests import systems
@@ -61,7 +60,7 @@ def test_what_is_kept_does_not_change_a_product(grid, m, slots, kept, keeps, pre
         scale=c if scaled else None,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled_operator, "KEPT_STRIP_BYTES", strip_bytes)
+        patch.setattr(products, "KEPT_STRIP_BYTES", strip_bytes)
         for _ in range(2):  # the second time with what the first one kept
             assert_product(tiled.multiply(V, precision), np.outer(c, c) * A if scaled else A, V, precision)
     tiled.close()
@@ -153,7 +152,7 @@ def test_a_process_keeps_no_more_groups_than_planned(formed):
 def test_work_is_shared_evenly(grid, parts, limited):
     tiles = sorted(grid.lower(), key=lambda t: -tile_work(grid, *t))
     most = -(-len(tiles) // parts)
-    found = tiled_operator.balanced_groups(grid, tiles, parts, **({"most": most} if limited else {}))
+    found = products.balanced_groups(grid, tiles, parts, **({"most": most} if limited else {}))
     assert len(found) == parts and sorted(t for part in found for t in part) == sorted(tiles)
     work = [sum(tile_work(grid, *t) for t in part) for part in found]
     assert sum(work) == pytest.approx(grid.n**2 / 2)

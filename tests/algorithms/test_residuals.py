@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.kernels import RBF
-from dkrr.linalg import residual, rounding
-from dkrr.linalg.operator import column_sizes
-from dkrr.linalg.preconditioner import Preconditioner
+from dkrr.linalg import residual, sources
+from dkrr.linalg.preconditioners import Preconditioner
+from dkrr.linalg.products import column_sizes
 from dkrr.linalg.residual import Moments, Solved, condition_number, relative, scaling_of, uses_symmetry, with_probe
 from dkrr.solvers import Status
 from dkrr.solvers.direct import Refinement
@@ -146,7 +146,7 @@ def test_refinement_ends_at_the_residual_of_a_factorisation_in_float64(alpha):
 @given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=9))
 @example([0.5, 1.0, 1.99])
 def test_a_scale_brings_the_diagonal_near_one_and_changes_no_digit(diagonal):
-    scale, near = rounding.rounding_scale(np.array(diagonal)), all(0.5 <= d < 2.0 for d in diagonal)
+    scale, near = sources.rounding_scale(np.array(diagonal)), all(0.5 <= d < 2.0 for d in diagonal)
     assert (scale is None) == near
     if not near:
         scaled = np.array(diagonal) * scale[:, 0] * scale[:, 0]

@@ -16,14 +16,11 @@ from dkrr.kernels import RBF, Laplacian, Polynomial
 from dkrr.linalg import memory, sources
 from dkrr.linalg.curvature import Curvature, CurvatureOperator
 from dkrr.linalg.likelihood import Bernoulli, Softmax
-from dkrr.linalg.likelihood_pass import CurvatureProduct, Passes
 from dkrr.linalg.memory import KeptTiles
-from dkrr.linalg.normal_product import NormalOperator
-from dkrr.linalg.operator import LastProduct
-from dkrr.linalg.segments import Segment
+from dkrr.linalg.normal import NormalOperator
+from dkrr.linalg.passes import CurvatureProduct, Passes, Segment
+from dkrr.linalg.products import LastProduct, TiledOperator, TrainingSetOperator, TrainingSets
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
-from dkrr.linalg.tiled_operator import TiledOperator
-from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import naive_gram, naive_normal

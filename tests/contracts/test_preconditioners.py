@@ -10,11 +10,9 @@ from dkrr.fitting.ridge import CompleteFactor
 from dkrr.linalg import fold_preconditioner
 from dkrr.linalg.curvature import Constrained, Curvature, ScaledFactors, factor_scale
 from dkrr.linalg.fold_preconditioner import FoldLowRank
-from dkrr.linalg.likelihood import Bernoulli, Softmax
-from dkrr.linalg.low_rank import LowRank
-from dkrr.linalg.preconditioner import Deferred, Diagonal, Fixed, Identity
-from dkrr.linalg.roots import Classwise
-from dkrr.linalg.training_sets import TrainingSets
+from dkrr.linalg.likelihood import Bernoulli, Classwise, Softmax
+from dkrr.linalg.preconditioners import Deferred, Diagonal, Fixed, Identity, LowRank
+from dkrr.linalg.products import TrainingSets
 from tests import systems
 from tests.systems import partial_factor, positive_definite, random, rows_of
 

@@ -21,7 +21,7 @@ from dkrr.data.arrays import SCRATCH_BYTES, PlainRows, is_mapped
 from dkrr.data.rows import dense, n_bytes
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.kernels import Linear
-from dkrr.linalg.segments import Segment
+from dkrr.linalg.passes import Segment
 from dkrr.planning.problem import Problem
 from dkrr.store.description import CHUNK_ENTRIES
 from tests.contracts.test_rows import ranges
@@ -235,7 +235,7 @@ def test_plans_bound_the_bytes_of_any_rows(counts, data):
     entries = data.draw(st.integers(1, 30))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dkrr.planning.problem.BLOCK_ENTRIES", entries)
-        patch.setattr("dkrr.linalg.segments.BLOCK_ENTRIES", entries)
+        patch.setattr("dkrr.linalg.passes.BLOCK_ENTRIES", entries)
         segment = Segment(rows, 0, n, k, np.ones((n, 1)))
         for stream in (segment.blocks(Meter()), segment.strips(Meter(), 1)):
             read = [where for where, block in stream if n_bytes(block) <= problem.bytes_of_block(k)]

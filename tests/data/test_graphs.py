@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels import Graph, RandomWalk, graph_products, graph_walks
+from dkrr.kernels import Graph, RandomWalk, random_walk
 from dkrr.kernels.graphs import GRAPH_WIDTH, INT_LABELS, NO_LABELS, encode_graphs, read_graphs
 from tests.pairs import every_pair
 from tests.systems import traced_peak
@@ -262,8 +262,8 @@ def test_random_walks_do_not_depend_on_the_blocks(kind, steps, monkeypatch):
         pieces[rows, columns] = piece
     assert_array_equal(np.tril(pieces), np.tril(K))
     assert_array_equal(np.tril(kernel(X, X.copy()), -1), np.tril(K, -1))
-    monkeypatch.setattr(graph_products, "PRODUCT_ENTRIES", 100)
-    monkeypatch.setattr(graph_walks, "MATCHED_PAIRS", 37)
+    monkeypatch.setattr(random_walk, "PRODUCT_ENTRIES", 100)
+    monkeypatch.setattr(random_walk, "MATCHED_PAIRS", 37)
     assert_array_equal(kernel(X, Y), whole)
 
 

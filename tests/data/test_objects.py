@@ -21,7 +21,7 @@ from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError
 from dkrr.features import ColumnsMap, IdentityMap, feature_map, required_feature_map
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, Polynomial, Precomputed, RandomWalk
-from dkrr.kernels.objects import WIDTH, decode_objects, encode_objects, is_objects
+from dkrr.kernels.custom import WIDTH, decode_objects, encode_objects, is_objects
 from tests.oracles import assert_close, naive_kernel_ridge
 from tests.pairs import every_pair
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dkrr.checks import parse_bytes
 from dkrr.cost import STAGE_NAMES
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
-from dkrr.linalg.tile_steps import MAX_TILES_PER_SIDE
+from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE
 from dkrr.planning import Layout, Rates, make_plan
 from dkrr.planning.explain import SURELY_FASTER, solver_facts
 from dkrr.planning.planner import EQUAL_TIME

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation import SimulatedCluster, simulate_factorisation
 from dkrr.kernels import RBF, Laplacian
-from dkrr.linalg.tile_steps import PANEL_COLUMNS, tile_steps
+from dkrr.linalg.cholesky import PANEL_COLUMNS, tile_steps
 from dkrr.planning import KernelRate, Rates
 from dkrr.planning.resources import cold_fraction
-from dkrr.planning.schedule import TaskCosts, estimated_seconds, factorisation_seconds, step_flops
-from dkrr.planning.tiles import fixed_grid, tile_grid
+from dkrr.planning.tiles import TaskCosts, estimated_seconds, factorisation_seconds, fixed_grid, step_flops, tile_grid
 from dkrr.store import TileGrid
 from tests.planning.problems import GIB, cluster, machine
 

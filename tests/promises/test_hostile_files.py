@@ -111,7 +111,7 @@ class TestNumpyFiles:
     )
     @pytest.mark.filterwarnings("ignore:Duplicate name")
     def test_claims_of_members_of_npz_are_refused(self, tmp_path, monkeypatch, names, match):
-        monkeypatch.setattr("dkrr.data.files.MAX_MEMBERS", 1000)
+        monkeypatch.setattr("dkrr.data.array_files.MAX_MEMBERS", 1000)
         with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
             for name in names:
                 archive.writestr(f"{name}.npy", npy((3, 2)) if name == "a" else b"")
@@ -121,7 +121,7 @@ class TestNumpyFiles:
         np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6))
         zarr.create_array(f"{tmp_path}/y.zarr", shape=(10**13,), chunks=(1000,), dtype="f8")
         refused(tmp_path / "y.zarr", "X takes 72.8 TiB of memory", [load_labels])
-        monkeypatch.setattr("dkrr.data.files.available_bytes", lambda: 10**6)
+        monkeypatch.setattr("dkrr.data.array_files.available_bytes", lambda: 10**6)
         refused(f"{tmp_path}/x.npz::a", "x.npz::a takes 7.63 MiB of memory, and 977 KiB are available")
 
     @pytest.mark.parametrize("layout", ["coo", "csc", "dia", "bsr", "csr"])

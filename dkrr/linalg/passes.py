@@ -1,9 +1,11 @@
-"""One streaming pass over the rows for the primal form of logistic regression: objective, gradient and curvature.
+"""Passes over rows: segments, the rows that one task covers; and objective, gradient and curvature of a likelihood.
 
-The scores Φβ + b are computed where the rows are, from the coefficients that every task is called with, so nothing as
-long as the rows is kept or sent. The intercept is a last feature that is 1 everywhere.
+A segment is read in blocks, or in strips that stay in cache, with targets and weights. In the primal form of logistic
+regression the scores Φβ + b are computed where the rows are, from the coefficients that every task is called with, so
+nothing as long as the rows is kept or sent. The intercept is a last feature that is 1 everywhere.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,10 +14,165 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task
+from dkrr.data import Rows
+from dkrr.data.rows import BLOCK_ENTRIES, Block, check_finite, n_bytes
 from dkrr.features import FeatureMap, IdentityMap
 from dkrr.linalg.likelihood import Likelihood
-from dkrr.linalg.operator import Operator, Precision
-from dkrr.linalg.segments import Segment
+from dkrr.linalg.products import Operator, Precision
+from dkrr.linalg.sources import read_range
+from dkrr.store import ChunkedArray
+
+Matrix = NDArray[np.float64]
+
+STRIP_BYTES = 2 * 2**20
+"""Size of a strip of Φ: read, expanded and multiplied, it should stay in the second-level cache (measured: rows of 100
+columns in strips of 2 MiB are read and multiplied twice as fast as in blocks of 64 MiB)."""
+STRIP_ROWS = 512
+"""Minimum rows of a strip, since each strip passes once over the matrix that it is added to."""
+
+
+def strip_rows(width: int) -> int:
+    """Rows of a strip of so many columns."""
+    return max(STRIP_ROWS, STRIP_BYTES // (8 * max(width, 1)))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive rows with their weights and targets: what one task works on."""
+
+    rows: Rows
+    start: int
+    stop: int
+    block: int
+    """Most rows that are in memory at once; of sparse ones also no more than BLOCK_ENTRIES entries, or one row."""
+    targets: Matrix | ChunkedArray
+    """Targets (n, t), in memory or in the store."""
+    weights: Matrix | ChunkedArray | None = None
+    """Sample weights (n, 1); None means ones."""
+    means: Matrix | None = None
+    """Means of the targets (t,), subtracted where they are used: centred ones would be as large again; None: zeros."""
+
+    def blocks(self, meter: Meter) -> Iterator[tuple[slice, Block]]:
+        """Rows a block at a time."""
+        for where in self._ranges(self.block):
+            with meter.time("read"):
+                x = self.rows.read(where.start, where.stop)
+            self._count(meter, x)
+            yield where, x
+
+    def strips(self, meter: Meter, width: int) -> Iterator[tuple[slice, Block]]:
+        """Rows in strips of which `width` features and targets stay in cache, checked for NaN and infinity.
+
+        Raises
+        ------
+        InputError
+            Naming the first bad row and column.
+        """
+        height = min(self.block, strip_rows(width))
+        stream = (
+            ((where, self.rows.read(where.start, where.stop)) for where in self._ranges(height))
+            if self.rows.is_sparse
+            else self.rows.blocks(self.start, self.stop, height)
+        )
+        while True:
+            with meter.time("read"):
+                found = next(stream, None)
+            if found is None:
+                return
+            self._count(meter, found[1])
+            with meter.time("check"):
+                check_finite(found[1], "X", found[0].start)
+            yield found
+
+    def _ranges(self, height: int) -> Iterator[slice]:
+        """Ranges of rows that are read at once: by rows, and of sparse ones also by entries."""
+        for start in range(self.start, self.stop, height):
+            yield from self.rows.parts(slice(start, min(start + height, self.stop)), BLOCK_ENTRIES)
+
+    def _count(self, meter: Meter, x: Block) -> None:
+        meter.bytes_read += 0 if self.rows.is_in_memory else n_bytes(x)
+
+    def weight_rows(self) -> "Window | None":
+        """Weights, by slices of rows."""
+        return None if self.weights is None else Window(self.weights, self)
+
+    def target_rows(self) -> "Window":
+        """Targets less their means, by slices of rows."""
+        return Window(self.targets, self, self.means)
+
+
+@dataclass
+class Window:
+    """Rows of targets or weights for one strip or block after another, each valid until the next one is read.
+
+    Stored ones are read a block of the segment at once.
+    """
+
+    vectors: Matrix | ChunkedArray
+    segment: Segment
+    means: Matrix | None = None
+    """Subtracted from each row, of shape (t,)."""
+    _start: int = 0
+    _held: Matrix = field(default_factory=lambda: np.empty((0, 0)))
+    _centred: Matrix = field(default_factory=lambda: np.empty((0, 0)))
+
+    def __getitem__(self, rows: slice) -> Matrix:
+        found = self._raw(rows)
+        if self.means is None:
+            return found
+        if len(self._centred) < len(found):
+            self._centred = np.empty(found.shape)
+        centred = self._centred[: len(found)]  # fresh memory for each strip would take longer than its products
+        return np.subtract(found, self.means, out=centred)
+
+    def into(self, out: Matrix, rows: slice) -> None:
+        """Write the rows to an array of their shape."""
+        if self.means is None:
+            out[...] = self._raw(rows)
+        else:
+            np.subtract(self._raw(rows), self.means, out=out)
+
+    def _raw(self, rows: slice) -> Matrix:
+        if isinstance(self.vectors, np.ndarray):
+            return self.vectors[rows]
+        if not (self._start <= rows.start and rows.stop <= self._start + len(self._held)):
+            stop = min(max(rows.stop, rows.start + self.segment.block), self.segment.stop)
+            self._start, self._held = rows.start, read_range(self.vectors, slice(rows.start, stop))
+        return self._held[rows.start - self._start : rows.stop - self._start]
+
+
+@dataclass
+class RowWriter:
+    """Writer of the rows of a segment, one strip after another, to an array in memory or to the chunks of a stored one.
+
+    A segment begins where a chunk does, and ends where one does or with the array.
+    """
+
+    array: Matrix | ChunkedArray
+    segment: Segment
+    meter: Meter
+    _chunk: Matrix | None = None
+
+    def write(self, rows: slice, values: Matrix) -> None:
+        """Write the next rows."""
+        if isinstance(self.array, np.ndarray):
+            self.array[rows] = values
+            return
+        height, width = self.array.chunks
+        first = rows.start
+        while first < rows.stop:
+            k = first // height
+            top, bottom = k * height, min((k + 1) * height, self.segment.stop)
+            stop = min(rows.stop, bottom)
+            if self._chunk is None:
+                self._chunk = np.empty((bottom - top, width))
+            self._chunk[first - top : stop - top] = values[first - rows.start : stop - rows.start]
+            if stop == bottom:
+                with self.meter.time("write"):
+                    self.meter.bytes_written += self.array.write((k, 0), self._chunk)
+                self._chunk = None
+            first = stop
+
 
 Array = NDArray[np.float64]
 Curvature = Literal["matrix", "diagonal"]

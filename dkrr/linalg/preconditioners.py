@@ -1,21 +1,215 @@
-"""The preconditioner of a partial Cholesky factor: a matrix of low rank and a diagonal, inverted."""
+"""Preconditioners of A + diag(s): approximate inverses that conjugate gradient applies once an iteration.
 
-from collections.abc import Iterable
+That of a partial Cholesky factor is a matrix of low rank and a diagonal, inverted. What a plan can know of the
+spectrum before the work are the eigenvalues of the kernel matrix of a few rows.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import sqrt
+from functools import cached_property
+from math import nan, sqrt
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.cluster import RunRecord
+from dkrr.data import MemoryRows, Rows
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.kernels import Kernel
 from dkrr.linalg.factor_rows import GRAM_ROWS
-from dkrr.linalg.operator import Precision, column_norms
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.preconditioner import Preconditioner
+from dkrr.linalg.products import Precision, column_norms
 
 Array = NDArray[np.float64]
+
+
+class Preconditioner(ABC):
+    """A symmetric positive definite approximation of (A + diag(s))⁻¹."""
+
+    captures_constant: bool = False
+    """Whether it covers directions of very large eigenvalues, the constant above all."""
+    is_scaling: bool = False
+    """Whether it only scales rows and columns: errors depend on the condition number of the scaled matrix then."""
+    is_complete: bool = False
+    """Whether complete factors make it, so that an iteration or two solve the system."""
+
+    @abstractmethod
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+        """Product with residuals.
+
+        Parameters
+        ----------
+        residuals : ndarray of shape (n, k)
+        columns : ndarray of shape (k,)
+            Right-hand sides that they belong to, which may have shifts of their own.
+
+        Returns
+        -------
+        ndarray of shape (n, k)
+        """
+
+    @property
+    def rank(self) -> int:
+        """Columns of its factor; 0 without one."""
+        return 0
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether a better one fits in memory."""
+        return False
+
+    def grow(self) -> bool:
+        """Add columns to its factor; False if no more could be added."""
+        return False
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:  # noqa: ARG002
+        """Raise its shift if rounding has taken its digits, tried on residuals (n, k); return whether that was so."""
+        return False
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Estimates of the smallest and the largest eigenvalue of its inverse, each of shape (k,); NaN if unknown."""
+        return np.full(len(columns), nan), np.full(len(columns), nan)
+
+    @property
+    def record(self) -> RunRecord:
+        """Record of its tasks."""
+        return RunRecord()
+
+
+class Identity(Preconditioner):
+    """No preconditioner."""
+
+    is_scaling = True
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:  # noqa: ARG002
+        return residuals.copy()
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        return np.ones(len(columns)), np.ones(len(columns))
+
+
+@dataclass
+class Diagonal(Preconditioner):
+    """(diag(a) + diag(s))⁻¹ of Jacobi, a the diagonal of A.
+
+    Parameters
+    ----------
+    diagonal : ndarray of shape (n, 1) or (n, m)
+        a.
+    shift : ndarray of shape (1, m) or (n, 1)
+        s.
+    """
+
+    diagonal: Array
+    shift: Array
+    is_scaling = True
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+        return residuals / self._total(columns)
+
+    def _total(self, columns: NDArray[np.intp]) -> Array:
+        diagonal, shift = (x if x.shape[1] == 1 else x[:, columns] for x in (self.diagonal, self.shift))
+        total = diagonal + shift
+        return np.where(total > 0, total, 1.0)
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Ones, as of the scaled matrix."""
+        return np.ones(len(columns)), np.ones(len(columns))
+
+
+class Deferred(Preconditioner):
+    """One that is made when it is first applied: an iteration that begins at its solution needs none.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the preconditioner.
+    captures_constant : bool
+        As that has it.
+    """
+
+    def __init__(self, make: Callable[[], Preconditioner], *, captures_constant: bool) -> None:
+        self._make, self.captures_constant = make, captures_constant
+        self._is_made = False
+
+    @cached_property
+    def _made(self) -> Preconditioner:
+        self._is_made = True
+        return self._make()
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+        return self._made.apply(residuals, columns)
+
+    @property
+    def rank(self) -> int:
+        return self._made.rank if self._is_made else 0
+
+    @property
+    def can_grow(self) -> bool:
+        return self._made.can_grow
+
+    def grow(self) -> bool:
+        return self._made.grow()
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
+        return self._made.raise_shift_if_inexact(residuals, columns)
+
+    def extremes(self, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+        return self._made.extremes(columns)
+
+    @property
+    def record(self) -> RunRecord:
+        return self._made.record if self._is_made else RunRecord()
+
+
+@dataclass
+class Fixed(Preconditioner):
+    """A preconditioner that stays as it is throughout a run."""
+
+    base: Preconditioner
+
+    def __post_init__(self) -> None:
+        self.captures_constant = self.base.captures_constant
+
+    def apply(self, residuals: Array, columns: NDArray[np.intp]) -> Array:
+        return self.base.apply(residuals, columns)
+
+    @property
+    def rank(self) -> int:
+        return self.base.rank
+
+    @property
+    def record(self) -> RunRecord:
+        return self.base.record
+
+
+@dataclass
+class Wrapped(Preconditioner):
+    """A preconditioner around another one."""
+
+    base: Preconditioner
+
+    @property
+    def rank(self) -> int:
+        return self.base.rank
+
+    @property
+    def can_grow(self) -> bool:
+        return self.base.can_grow
+
+    def grow(self) -> bool:
+        return self.base.grow()
+
+    def raise_shift_if_inexact(self, residuals: Array, columns: NDArray[np.intp]) -> bool:
+        return self.base.raise_shift_if_inexact(residuals, columns)
+
+    @property
+    def record(self) -> RunRecord:
+        return self.base.record
+
 
 GROWTH = 1.5
 """Factor by which the rank grows when conjugate gradient stalls."""
@@ -276,3 +470,75 @@ def small_cholesky(matrix: Array, shift: float) -> Array:
 def mean_left(left: Array, rank: int) -> float:
     """δ, the mean eigenvalue of what a partial factor of this rank leaves, from its diagonal (n,)."""
     return float((left / max(len(left) - rank, 1)).sum())  # in this order the sum does not overflow
+
+
+SAMPLE = 1024
+"""Rows: 0.1 s, and the 250 largest of their eigenvalues over n are within a factor of two of those of all rows."""
+MIN_SAMPLED_ROWS = 4 * SAMPLE
+"""Rows from which the spectrum is estimated on a sample: below, the whole solve is about as short."""
+MAX_SAMPLE_BYTES = 64 * 2**20
+"""Most memory that the rows of a sample may take: planning has no part of a memory limit."""
+_BLOCKS = 16
+"""Blocks of consecutive rows that are read where rows are in a store."""
+
+
+def estimated_spectrum(kernel: Kernel, rows: Rows, seed: int = 0) -> tuple[float, float, float] | None:
+    """Power law of the eigenvalues of K / n, the constant deflated, from a sample of the rows.
+
+    Eigenvalues that a sample does not resolve (many directions with little variance each) fall with its size, by up to
+    one half where it is twice as large. How much they fall from half the sample to all of it is carried on to n.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    rows : Rows
+        Of shape (n, d), n at least SAMPLE.
+    seed : int
+
+    Returns
+    -------
+    largest, thousandth, decay : float
+        See `power_law`; None where the sample has NaN or infinity, which a check of all rows will name.
+    """
+    n, rng = rows.shape[0], np.random.default_rng(seed)
+    if isinstance(rows, MemoryRows):
+        block = rows.take(np.sort(rng.choice(n, SAMPLE, replace=False)))
+    else:
+        height = SAMPLE // _BLOCKS
+        starts = np.sort(rng.choice(n // height, _BLOCKS, replace=False)) * height
+        blocks = [rows.read(int(k), int(k) + height) for k in starts]
+        block = sp.csr_array(sp.vstack(blocks, format="csr")) if rows.is_sparse else np.concatenate(blocks)
+    matrix = np.asarray(kernel(block), np.float64)
+    if not np.isfinite(matrix).all():
+        return None
+    whole, half = _eigenvalues(matrix), _eigenvalues(matrix[::2, ::2])
+    largest, thousandth, decay = power_law(whole)
+    at = SAMPLE // 10
+    fall = float(np.clip(whole[at] / max(half[at], np.finfo(float).tiny), 0.5, 1.0))
+    return largest, float(thousandth * fall ** np.log2(n / SAMPLE)), decay
+
+
+def _eigenvalues(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Eigenvalues of the centred matrix over its size, in descending order."""
+    centred = matrix - matrix.mean(axis=0)
+    centred -= centred.mean(axis=1)[:, None]
+    with blas.one_thread():
+        return np.asarray(np.linalg.eigvalsh(centred)[::-1] / len(matrix))
+
+
+def power_law(eigenvalues: NDArray[np.float64]) -> tuple[float, float, float]:
+    """What all rows' eigenvalues of K / n should be, from those of a sample in descending order.
+
+    Those from a 24th to a quarter of the sample lie on a power law; the last ones are too small in any sample.
+
+    Returns
+    -------
+    largest, thousandth, decay : float
+        The k-th is min(largest, thousandth · (k / 1000)^−decay).
+    """
+    size = len(eigenvalues)
+    number = np.arange(max(2, size // 24), max(4, size // 4))
+    found = np.maximum(eigenvalues[number - 1], np.finfo(float).tiny)
+    slope, offset = np.polyfit(np.log(number), np.log(found), 1)
+    decay = float(np.clip(-slope, 0.1, 20.0))
+    return float(max(eigenvalues[0], 0.0)), float(np.exp(offset - decay * np.log(1000.0))), decay

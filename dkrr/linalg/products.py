@@ -1,14 +1,20 @@
-"""Products with a symmetric matrix in tiles, one pass over its lower triangle each.
+"""Products of a symmetric matrix with a block of vectors: what conjugate gradient needs of a matrix.
 
-The triangle is cut into groups, a few to a worker. One task multiplies one group by all vectors and uses every
-off-diagonal piece twice, for y_I += A_IJ p_J and y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles
-that fit are kept in the memory of the worker that first formed them; the others are formed (or read) at every pass,
-and their pieces never leave the cache.
+Where the matrix is in tiles, a product is one pass over its lower triangle, cut into groups, a few to a worker. One
+task multiplies one group by all vectors and uses every off-diagonal piece twice, for y_I += A_IJ p_J and
+y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles that fit are kept in the memory of the worker that
+first formed them; the others are formed (or read) at every pass, and their pieces never leave the cache.
+
+Systems may leave rows out: (C_j K C_j + λ_j I) β_j = C_j y_j, each column j with a training set of its own, where
+C_j is diag(√w) with zeros on the rows that are left out. All columns share the products with K, and a product K C_j β_j
+holds the predictions of the rows that are left out.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +26,119 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.operator import Operator, Precision, Vectors, column_sizes
 from dkrr.linalg.sources import Piece, TileSource
 from dkrr.store import TileGrid
+
+Vectors = NDArray[np.float64]
+Precision = Literal["float64", "float32"]
+
+SAFE_SIZES = (1e-120, 1e120)
+"""Bounds of numbers whose squares, and sums of these, neither overflow nor underflow."""
+SAFE_SQUARES = (1e-240, 1e240)
+"""Squares of those bounds."""
+
+
+class Operator(ABC):
+    """A symmetric matrix that is only multiplied by vectors, with the record of its tasks."""
+
+    n: int
+    """Rows (and columns)."""
+    record: RunRecord
+
+    @abstractmethod
+    def multiply(
+        self, vectors: Vectors, precision: Precision = "float64", columns: NDArray[np.intp] | None = None
+    ) -> Vectors:
+        """Product with a block of vectors.
+
+        Parameters
+        ----------
+        vectors : ndarray of shape (n, m)
+        precision : {"float64", "float32"}
+            Precision of the entries and their products; sums are always float64.
+        columns : ndarray of shape (m,), optional
+            Right-hand sides that the vectors belong to, where those have matrices of their own.
+
+        Returns
+        -------
+        ndarray of shape (n, m)
+        """
+
+
+@dataclass
+class LastProduct(Operator):
+    """An operator that keeps its last product in float64, so that it is not computed again."""
+
+    operator: Operator
+
+    def __post_init__(self) -> None:
+        self.n = self.operator.n
+        self._vectors, self._product = np.empty((self.n, 0)), np.empty((self.n, 0))
+
+    @property
+    def record(self) -> RunRecord:  # type: ignore[override]
+        """Record of all products."""
+        return self.operator.record
+
+    def multiply(
+        self,
+        vectors: Vectors,
+        precision: Precision = "float64",
+        columns: NDArray[np.intp] | None = None,
+    ) -> Vectors:
+        product = self.operator.multiply(vectors, precision, columns)
+        if precision != "float64":
+            return product
+        width = self._vectors.shape[1]
+        stop = vectors.shape[1] if columns is None else int(columns.max(initial=-1)) + 1
+        if columns is None or len(columns) == stop >= width:
+            self._vectors, self._product = vectors, product
+        elif stop <= width:
+            self._vectors, self._product = self._vectors.copy(), self._product.copy()
+            self._vectors[:, columns], self._product[:, columns] = vectors, product
+        # Else they are of some right-hand sides, as after a checkpoint, before there was a product of all.
+        return product
+
+    def of(self, vectors: Vectors) -> Vectors:
+        """A V in float64, of shape (n, m): only columns that differ from the last ones are multiplied again."""
+        if self._vectors.shape != vectors.shape:
+            return self.operator.multiply(vectors)
+        changed = np.flatnonzero((self._vectors != vectors).any(axis=0))
+        if len(changed) == 0:
+            return self._product
+        product = self._product.copy()
+        product[:, changed] = self.operator.multiply(np.ascontiguousarray(vectors[:, changed]), "float64", changed)
+        return product
+
+
+def column_sizes(vectors: Vectors) -> Vectors:
+    """Powers of two about as large as the columns, of shape (m,): to divide by one changes no digit."""
+    mantissa, exponent = np.frexp(np.maximum(vectors.max(axis=0), -vectors.min(axis=0)))
+    # The smallest power of two at or above, among those that are not denormal.
+    return np.ldexp(1.0, np.clip(exponent - (mantissa == 0.5), -1022, 1023))  # type: ignore[no-any-return]
+
+
+def root_mean_squares(vectors: Vectors) -> Vectors:
+    """Root mean squares of columns, of shape (m,), also where squares overflow or underflow."""
+    return column_norms(vectors) / math.sqrt(len(vectors))
+
+
+def column_norms(vectors: Vectors) -> Vectors:
+    """Euclidean norms of columns, of shape (m,), also where squares overflow or underflow."""
+    with np.errstate(over="ignore", under="ignore"):
+        if vectors.shape[1] == 1:  # most often; half the time for small fits
+            square = float(vectors[:, 0] @ vectors[:, 0])
+            if SAFE_SQUARES[0] < square < SAFE_SQUARES[1]:
+                return np.array([math.sqrt(square)])
+        else:
+            squares: Vectors = np.einsum("ij,ij->j", vectors, vectors)
+            if ((squares > SAFE_SQUARES[0]) & (squares < SAFE_SQUARES[1])).all():
+                return np.sqrt(squares)
+    sizes = column_sizes(vectors)
+    scaled = vectors / sizes
+    with np.errstate(over="ignore"):
+        return np.sqrt(np.einsum("ij,ij->j", scaled, scaled)) * sizes  # type: ignore[no-any-return]
+
 
 GROUPS_PER_PLACE = 3
 """Groups of tiles that are not kept, for each place: a place that is early takes one more."""
@@ -334,3 +450,72 @@ def multiply_bytes(
     """Memory of one task besides what is kept: rows of two tiles, the kernel's temporaries, vectors and sums."""
     temporary = kernel.pieces_bytes(tile, tile, n_features, row_bytes if is_sparse else None)
     return 2 * tile * row_bytes + temporary + 4 * 8 * n * m
+
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class TrainingSets:
+    """Training sets, and which of them every column has.
+
+    Parameters
+    ----------
+    scales : ndarray of shape (n, n_sets)
+        √w of the rows of a set, and 0 of the others.
+    of_column : ndarray of shape (m,)
+        Number of the set of every column.
+    """
+
+    scales: Array
+    of_column: Numbers
+
+    def scale(self, columns: Numbers | slice = slice(None)) -> Array:
+        """Diagonals of C of some columns, of shape (n, k)."""
+        return self.scales[:, self.of_column[columns]]
+
+
+@dataclass
+class TrainingSetOperator(Operator):
+    """C_j K C_j, with the last product K C_j x_j.
+
+    Parameters
+    ----------
+    operator : Operator
+        K.
+    sets : TrainingSets
+    """
+
+    operator: Operator
+    sets: TrainingSets
+    last_product: Array = field(init=False)
+    """K C x of the last product, of the shape of its vectors."""
+
+    def __post_init__(self) -> None:
+        self.n = self.operator.n
+        self.last_product = np.empty((self.n, 0))
+        shape = (self.n, len(self.sets.of_column))
+        self._vectors, self._products = np.zeros(shape), np.zeros(shape)
+
+    @property
+    def record(self) -> RunRecord:  # type: ignore[override]
+        """Record of all products."""
+        return self.operator.record
+
+    def multiply(self, vectors: Array, precision: Precision = "float64", columns: Numbers | None = None) -> Array:
+        which = slice(None) if columns is None else columns
+        scale = self.sets.scale(which)
+        self.last_product = self.operator.multiply(vectors * scale, precision)
+        if precision == "float64":
+            self._vectors[:, which], self._products[:, which] = vectors, self.last_product
+        return self.last_product * scale
+
+    def unmasked(self, x: Array) -> Array:
+        """K C x of all columns in float64, of shape (n, m); only columns that differ from the last are multiplied."""
+        changed = np.flatnonzero((self._vectors != x).any(axis=0))
+        if len(changed):
+            part = np.ascontiguousarray(x[:, changed])
+            self._products[:, changed] = self.operator.multiply(part * self.sets.scale(changed))
+            self._vectors[:, changed] = part
+        return self._products
