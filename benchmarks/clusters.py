@@ -150,7 +150,7 @@ def simulate_factorisation(
 
 def promised_seconds(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: WideCluster) -> float:
     """Estimate of the same without a simulation; stragglers, losses and a queue by submission are left out."""
-    cost = cholesky_work(grid, 0, columns_per_task)
+    cost = cholesky_work(grid, columns_per_task)
     reading, writing = cost.read_bytes / cluster.store_read_bytes, cost.written_bytes / cluster.store_write_bytes
     return max(estimated_seconds(grid, columns_per_task, costs, cluster), reading, writing)
 

@@ -61,7 +61,8 @@ STAGES = {
     "scan": "scan",
     "L": "factorisation",
     "S": "factorisation",
-    "substitution": "substitution",
+    "forward": "substitution",
+    "backward": "substitution",
     "residual": "residual",
     "multiply": "residual",
 }

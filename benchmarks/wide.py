@@ -31,6 +31,7 @@ from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes, tile_steps
 from dkrr.linalg.sources import gram_work, gram_workspace_bytes
+from dkrr.linalg.substitution import substitution_places
 from dkrr.planning import Rates
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
@@ -235,7 +236,7 @@ def compare(run: Run, one: Run | None) -> dict[str, Any]:
     """Simulated beside measured seconds: with the costs of a one-worker run (if there is one) and of the run itself.
 
     What is not factorisation is not simulated: the busy time of those stages with one worker is divided by the workers
-    (the substitution by two, which is all its chain can use), and the time between stages is taken as it was there.
+    (the substitution by those that its chain can use), and the time between stages is taken as it was there.
     """
     cluster = WideCluster(run.workers)
     own = simulate_factorisation(run.grid, run.columns_per_task, run.costs, cluster)
@@ -259,7 +260,8 @@ def compare(run: Run, one: Run | None) -> dict[str, Any]:
         for stage, times in one.stages.items():
             rest -= times["seconds"]
             if stage != "factorisation":
-                rest += times["busy"] / (min(2, run.workers) if stage == "substitution" else run.workers)
+                in_chain = substitution_places(one.grid)
+                rest += times["busy"] / (min(in_chain, run.workers) if stage == "substitution" else run.workers)
         record["one_worker_costs"] = {
             "seconds": other.seconds,
             "ratio": other.seconds / measured,
@@ -352,7 +354,7 @@ class Best:
     @property
     def disk_bytes(self) -> int:
         """Bytes of the factor and of the sums between parts, which are kept until the end."""
-        return factor_bytes(self.grid) + partial_bytes(self.grid, 1, self.columns_per_task)
+        return factor_bytes(self.grid) + partial_bytes(self.grid, self.columns_per_task)
 
     def in_trouble(self, costs: TaskCosts) -> SimulatedRun:
         """Simulate the same with stragglers and lost workers."""
@@ -376,7 +378,7 @@ def layouts(n: int, setting: Setting, parts: Sequence[int]) -> list[tuple[TileGr
         and grid.n_tiles**2 / 2 <= setting.max_tasks
         for columns_per_task in parts
         if columns_per_task < max(1, grid.n_tiles - 1)
-        and cholesky_work(grid, 1, columns_per_task).n_tasks <= setting.max_tasks
+        and cholesky_work(grid, columns_per_task).n_tasks <= setting.max_tasks
     ]
 
 

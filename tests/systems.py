@@ -13,7 +13,7 @@ from dkrr import blas
 from dkrr.cluster import Meter, Progress, RunRecord, SerialExecutor, resident
 from dkrr.data import MemoryRows
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, cholesky_tasks, n_update_parts
+from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, n_update_parts
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.products import Operator
 from dkrr.linalg.sources import MatrixColumns, MatrixTiles
@@ -143,7 +143,7 @@ def tiles_of(folder, grid, A, dtype="float64"):
 
 @dataclass(frozen=True)
 class Case:
-    """(A + diag(s)) X = B, whole and in tiles."""
+    """(A + diag(s)) X = B, whole, and its matrix in tiles."""
 
     A: np.ndarray
     shift: np.ndarray
@@ -156,20 +156,17 @@ class Case:
 
 
 def make_case(folder, grid, m=2, A=None, seed=0, columns_per_task=0, dtype="float64"):
-    """System of a grid, nothing of it computed; with seed=0 the shift is zero, with m=0 there is only the matrix."""
+    """System of a grid, nothing of it computed; with seed=0 the shift is zero."""
     rng = np.random.default_rng(seed)
     A = positive_definite(grid.n, seed) if A is None else A
     shift, B = rng.uniform(0.0, 1.0, grid.n) if seed else np.zeros(grid.n), rng.standard_normal((grid.n, m))
     system = TiledSystem(
         source=MatrixTiles(RowsElsewhere(A)),
         shift=vectors(folder, grid, shift[:, None]),
-        right_sides=vectors(folder, grid, B) if m else None,
         factor=empty_tiles(folder, grid, dtype),
-        forward=empty_vectors(folder, grid, m) if m else None,
         columns_per_task=columns_per_task,
         partial=tuple(
-            PartialSums(empty_tiles(folder, grid, dtype), empty_vectors(folder, grid, m) if m else None)
-            for _ in range(n_update_parts(grid.n_tiles - 1, columns_per_task) - 1)
+            empty_tiles(folder, grid, dtype) for _ in range(n_update_parts(grid.n_tiles - 1, columns_per_task) - 1)
         ),
     )
     return Case(A, shift, B, system)

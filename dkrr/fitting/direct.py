@@ -15,7 +15,6 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.linalg.cholesky import (
     Matrix,
-    PartialSums,
     TiledSystem,
     check_diagonal,
     cholesky_tasks,
@@ -25,8 +24,7 @@ from dkrr.linalg.cholesky import (
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.residual import Check, Solved, SolvedProbe, check_tiled, checked, scaling_of, with_probe
 from dkrr.linalg.sources import TileSource
-from dkrr.linalg.substitution import Substitution, substituted, substitution_tasks
-from dkrr.solvers import Cholesky
+from dkrr.linalg.substitution import Substitution, both_sweeps, substituted, sums_grid
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
@@ -188,65 +186,42 @@ class TiledSystems(DirectSystems):
         return n_update_parts(self.grid.n_tiles - 1, self.columns_per_task) - 1
 
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
-        grid, context, storage = self.grid, self.context, self.context.stored
+        factor = self.factor(group, shift, "float64", "")
+        found = self._solved(group, factor, shift, right_sides, settle)
+        self.release(group)
+        return found
+
+    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> SystemSolution:
+        factor, inner = self.factor(group, shift, "float64", ""), f"{group}/batch"
+        self.context.storage.delete(inner)  # of the batch before, or of one that a killed run has not finished
+        found = self._solved(inner, factor, shift, right_sides, settle)
+        self.context.storage.delete(inner)
+        return found
+
+    def _solved(
+        self, group: str, factor: TiledMatrix, shift: Array, right_sides: Array, settle: Settle | None
+    ) -> SystemSolution:
+        """Both substitutions with vectors of this group in the store, and the check."""
+        grid, context = self.grid, self.context
         scaling = scaling_of(self.diagonal + shift)
         both = with_probe(right_sides, scaling)
-        vectors = partial(storage.vectors, group, grid=grid, width=both.shape[1])
-        kept_shift, kept_sides = storage.vectors(group, "shift", grid, 1, shift), vectors("right-sides", data=both)
-        system = TiledSystem(
-            source=self.source,
-            shift=kept_shift,
-            right_sides=kept_sides,
-            factor=storage.matrix(group, "factor", grid),
-            forward=vectors("forward"),
-            columns_per_task=self.columns_per_task,
-            partial=tuple(
-                PartialSums(storage.matrix(group, f"sum-{k}", grid), vectors(f"sum-{k}-forward"))
-                for k in range(self._n_sums())
-            ),
-        )
-        solution, record = Cholesky().solve_tiled(system, vectors, context.executor, context.progress)
-        context.add(record)
+        vectors = partial(context.stored.vectors, group, grid=grid, width=both.shape[1])
+        sides, between, solution = vectors("right-sides", data=both), vectors("forward"), vectors("solution")
+        sums = {name: vectors(name, grid=sums_grid(grid)) for name in ("forward-sums", "backward-sums")}
+        forward = Substitution.resumable(factor, sides, between, sums["forward-sums"], transpose=False)
+        backward = Substitution.resumable(factor, between, solution, sums["backward-sums"], transpose=True)
+        context.run_tasks("substitution", both_sweeps(forward, backward))
+        for name in sums:
+            context.stored.delete(f"{group}/{name}")
         x, check = solution.load(), None
         found, probe = x[:, :-1], SolvedProbe.of_solution(both[:, -1], x[:, -1], scaling)
         if settle is not None:
             constants = settle(found)
-            kept_scaling = storage.vectors(group, "scaling", grid, 1, scaling)
-            solved = Solved(self.source, grid, kept_shift, kept_sides, solution, kept_scaling)
+            kept = partial(context.stored.vectors, group, grid=grid, width=1)
+            kept_shift, kept_scaling = kept("shift", data=shift), kept("scaling", data=scaling)
+            solved = Solved(self.source, grid, kept_shift, sides, solution, kept_scaling)
             check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
             context.add(record)
-        for k in range(self._n_sums()):
-            storage.delete(f"{group}/sum-{k}")
-            storage.delete(f"{group}/sum-{k}-forward")
-        if not storage.keeps:
-            storage.delete(group)
-        return SystemSolution(found, probe, check)
-
-    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> SystemSolution:
-        grid, context, storage = self.grid, self.context, self.context.stored
-        factor, scaling = self.factor(group, shift, "float64", ""), scaling_of(self.diagonal + shift)
-        both = with_probe(right_sides, scaling)
-        inner = f"{group}/batch"
-        storage.delete(inner)  # of the batch before, or of one that a killed run has not finished
-        vectors = partial(storage.vectors, inner, grid=grid, width=both.shape[1])
-        sides, forward, solution = vectors("right-sides", data=both), vectors("forward"), vectors("solution")
-        tasks = substitution_tasks(
-            Substitution.resumable(factor, sides, forward, vectors("forward-partial"), transpose=False), "forward"
-        )
-        tasks += substitution_tasks(
-            Substitution.resumable(factor, forward, solution, vectors("partial"), transpose=True),
-            "backward",
-            (tasks[-1].key,),
-        )
-        context.run_tasks("substitution", tasks)
-        x = solution.load()
-        found, probe = x[:, :-1], SolvedProbe.of_solution(both[:, -1], x[:, -1], scaling)
-        constants = settle(found)
-        kept = partial(storage.vectors, inner, grid=grid, width=1)
-        solved = Solved(self.source, grid, kept("shift", data=shift), sides, solution, kept("scaling", data=scaling))
-        check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
-        context.add(record)
-        storage.delete(inner)
         return SystemSolution(found, probe, check)
 
     def release(self, group: str) -> None:
@@ -280,7 +255,7 @@ class TiledSystems(DirectSystems):
             shift=storage.vectors(group, "shift", grid, 1, shift),
             factor=storage.matrix(group, "factor", grid, dtype),
             columns_per_task=self.columns_per_task,
-            partial=tuple(PartialSums(storage.matrix(group, f"sum-{k}", grid, dtype)) for k in range(self._n_sums())),
+            partial=tuple(storage.matrix(group, f"sum-{k}", grid, dtype) for k in range(self._n_sums())),
         )
         tasks = cholesky_tasks(system)
         total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, self.columns_per_task))

@@ -6,12 +6,10 @@ For a tile (i, j) of A = L Lᵀ, i ≥ j::
 
 A task streams the panels of rows i and j of L through two small buffers and keeps only S in memory, so memory does
 not grow with n. A stored tile is never updated: Dask may run any task twice, and a killed run resumes from the
-complete tiles. The diagonal tasks carry the right-hand sides along (z_j = L_jj⁻¹(b_j − Σ_k L_jk z_k)), which makes
-the forward substitution free: the panels of row j are in memory anyway.
+complete tiles.
 
 The dtype of the stored factor decides the arithmetic. A factor in float32 takes half the disk, half the reading and
-about half the time of one in float64. It serves as a preconditioner, whose right-hand sides change at every
-iteration: its system has none, and the tasks only factor.
+about half the time of one in float64.
 
 One task to a tile leaves workers idle: near the end few tiles are left and their sums are the longest. So the sum may
 be cut into parts of some tile columns, each a task of its own; all but the last write S as it stands to a store of its
@@ -39,7 +37,7 @@ from dkrr.cluster.tasks import Meter, Task
 from dkrr.cost import Work
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.sources import TileSource, Vectors, clear_upper, read_range
-from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 from dkrr.store.format import OVERHEAD_BYTES
 from dkrr.store.matrix import padded_width
 
@@ -196,16 +194,8 @@ Matrix = TiledMatrix | MemoryMatrix
 
 
 @dataclass(frozen=True)
-class PartialSums:
-    """S and b − Σ L z of tiles after some of their parts."""
-
-    matrix: Matrix
-    forward: ChunkedArray | None = None
-
-
-@dataclass(frozen=True)
 class TiledSystem:
-    """(A + diag(s)) X = B with A in tiles; what is stored is known by name, so that it travels to workers."""
+    """A + diag(s) = L Lᵀ with A in tiles; what is stored is known by name, so that it travels to workers."""
 
     source: TileSource
     """Tiles of A."""
@@ -213,22 +203,13 @@ class TiledSystem:
     """s, of shape (n, 1), in chunks of tile rows if it is stored."""
     factor: Matrix
     """L, written by the tasks in its dtype."""
-    right_sides: ChunkedArray | None = None
-    """B, of shape (n, m), in chunks of tile rows; None, as always in float32 and in memory, to factor only."""
-    forward: ChunkedArray | None = None
-    """Z = L⁻¹ B, written by the tasks; None without B."""
     columns_per_task: int = 0
     """Tile columns that one task subtracts; 0 means all."""
-    partial: tuple[PartialSums, ...] = ()
-    """Sums after the first `columns_per_task` tile columns, after the next, and so on."""
+    partial: tuple[Matrix, ...] = ()
+    """S after the first `columns_per_task` tile columns, after the next, and so on."""
 
     def __post_init__(self) -> None:
-        vectors = [self.right_sides, self.forward, *(p.forward for p in self.partial)]
-        if any((v is None) != (self.right_sides is None) for v in vectors):
-            raise ValueError("right-hand sides come with their forward solution and its partial sums, or none of them")
-        if self.right_sides is not None and self.factor.dtype != np.float64:
-            raise ValueError(f"a factor in {self.factor.dtype} takes no right-hand sides")
-        if any(p.matrix.dtype != self.factor.dtype for p in self.partial):
+        if any(sums.dtype != self.factor.dtype for sums in self.partial):
             raise ValueError("the partial sums and the factor differ in dtype")
 
     @property
@@ -238,9 +219,9 @@ class TiledSystem:
 
 
 def cholesky_tasks(system: TiledSystem) -> list[Task]:
-    """Tasks of the factorisation that are not done yet, with the forward substitution."""
-    done = _complete(system.factor, system.forward)
-    summed = [_complete(p.matrix, p.forward) for p in system.partial]
+    """Tasks of the factorisation that are not done yet."""
+    done = system.factor.complete_tiles()
+    summed = [sums.complete_tiles() for sums in system.partial]
     holes = _holes(system.grid.n_tiles, done)
     tasks = []
     for step in tile_steps(system.grid.n_tiles, system.columns_per_task):
@@ -263,23 +244,12 @@ def _holes(n_tiles: int, done: set[tuple[int, int]]) -> set[tuple[int, int]]:
     for i in range(n_tiles):
         row = [j for j in range(i + 1) if (i, j) in done]
         holes |= {(i, j) for j in range(max(row, default=0)) if (i, j) not in done}
-    # The solution of a diagonal tile is read by all later diagonal tiles, whose rows may be there.
-    last = max((j for _, j in done), default=-1)
-    return holes | {(j, j) for j in range(last + 1) if (j, j) not in done}
+    return holes
 
 
 def _reads(step: TileStep, i: int, j: int) -> bool:
-    """Whether a task reads tile (i, j), or the solution that a diagonal one leaves."""
-    in_rows = i in (step.i, step.j) and j in step.columns
-    return (i, j) != (step.i, step.j) and (in_rows or (i == j and step.i == step.j and j in step.columns))
-
-
-def _complete(matrix: Matrix, forward: ChunkedArray | None) -> set[tuple[int, int]]:
-    tiles = matrix.complete_tiles()
-    if forward is None:
-        return tiles
-    solved = {k for k, _ in forward.present()}
-    return {(i, j) for i, j in tiles if i != j or i in solved}
+    """Whether a task subtracts products with tile (i, j)."""
+    return i in (step.i, step.j) and j in step.columns
 
 
 def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
@@ -294,41 +264,28 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     """
     grid, matrix, i, j = system.grid, system.factor, step.i, step.j
     tile = matrix.tile_buffer(i, j)
-    z = _begin(meter, system, step, tile)
+    _begin(meter, system, step, tile)
     stretches = matrix.stretches(step.columns)
     left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.panel_buffer() for _ in range(N_SLOTS)]
 
-    z_before = np.empty((0, 0))
-    of_both = _panels_of_both(meter, matrix, step, stretches, (left, right))
-    for where, ((a, n_a), (b, n_b)) in zip(stretches, of_both, strict=True):
+    for (a, n_a), (b, n_b) in _panels_of_both(meter, matrix, step, stretches, (left, right)):
         meter.bytes_read += n_a + n_b
         if i != j:
             with meter.time("gemm"):
                 blas.gemm(tile, a, b, transpose_b=True, alpha=-1.0, beta=1.0)
-            continue
-        with meter.time("syrk"):
-            blas.syrk(tile, a, alpha=-1.0, beta=1.0)
-        if z is None or system.forward is None:
-            continue
-        with meter.time("forward"):
-            k = where.start // grid.tile
-            first = grid.rows(k).start
-            if where.start == first:
-                z_before = read_range(system.forward, grid.rows(k))
-            blas.gemm(z, a, z_before[where.start - first : where.stop - first], alpha=-1.0, beta=1.0)
+        else:
+            with meter.time("syrk"):
+                blas.syrk(tile, a, alpha=-1.0, beta=1.0)
     if not step.is_last:
-        _write(meter, system.partial[step.part].matrix, system.partial[step.part].forward, step, tile, z)
+        _write(meter, system.partial[step.part], step, tile)
     elif i == j:
         _factor_diagonal(meter, grid, j, tile)
         if isinstance(matrix, MemoryMatrix):
             matrix.triangles[j] = blas.Triangle(tile, is_shared=True)
         else:  # others may read it there; in memory a source may keep its own above the diagonal
             clear_upper(tile)
-        if z is not None:
-            with meter.time("forward"):
-                blas.solve_lower(tile, z)
-        _write(meter, matrix, system.forward, step, tile, z)
+        _write(meter, matrix, step, tile)
     else:
         _divide_by_diagonal(meter, matrix, i, j, tile, left)
 
@@ -359,19 +316,19 @@ def _panels_of_both(
     return prefetched(len(stretches), load_both, meter, waits=matrix.is_stored)
 
 
-def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> blas.Array | None:
-    """Fill the tile with A or with what the part before left; return the same for b, if the step has any."""
+def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> None:
+    """Fill the tile with A + diag(s), or with what the part before left."""
     grid, i, j = system.grid, step.i, step.j
     if step.part:
         before = system.partial[step.part - 1]
         with meter.time("read"):
-            if before.matrix is not system.factor:  # else it lies there already
-                meter.bytes_read += before.matrix.read_tile(i, j, tile)
-            return read_range(before.forward, grid.rows(i)) if i == j and before.forward is not None else None
+            if before is not system.factor:  # else it lies there already
+                meter.bytes_read += before.read_tile(i, j, tile)
+        return
     with np.errstate(over="ignore"):
         system.source.fill(meter, tile, grid.rows(i), grid.rows(j))
     if i != j:
-        return None
+        return
     # Here the tile is still A; LAPACK takes an infinite pivot for a positive one.
     first = grid.rows(j).start
     if tile.dtype == np.float64:
@@ -380,20 +337,10 @@ def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) 
         row = first + int(np.flatnonzero(~np.isfinite(tile.diagonal()))[0])
         raise NotPositiveDefiniteError(f"the diagonal entry of row {row} leaves the range of {tile.dtype}", row)
     np.einsum("ii->i", tile)[...] += read_range(system.shift, grid.rows(i))[:, 0]
-    return None if system.right_sides is None else read_range(system.right_sides, grid.rows(i))
 
 
-def _write(
-    meter: Meter,
-    matrix: Matrix,
-    forward: ChunkedArray | None,
-    step: TileStep,
-    tile: blas.Array,
-    z: blas.Array | None,
-) -> None:
+def _write(meter: Meter, matrix: Matrix, step: TileStep, tile: blas.Array) -> None:
     with meter.time("write"):
-        if z is not None and forward is not None:
-            meter.bytes_written += forward.write((step.j, 0), z)
         meter.bytes_written += matrix.write_tile(step.i, step.j, tile)
 
 
@@ -454,20 +401,13 @@ def _divide_by_diagonal(
 
 
 def cholesky_work(
-    grid: TileGrid,
-    n_right_sides: int,
-    columns_per_task: int = 0,
-    itemsize: int = 8,
-    cache_bytes: float = inf,
-    n_stored: int = 1,
+    grid: TileGrid, columns_per_task: int = 0, itemsize: int = 8, cache_bytes: float = inf, n_stored: int = 1
 ) -> Work:
     """Work of the whole factorisation, forming the tiles of A not included.
 
     Parameters
     ----------
     grid : TileGrid
-    n_right_sides : int
-        0 without the forward substitution.
     columns_per_task : int
     itemsize : int
         Bytes of an entry of L. Rates are of float64, so an operation in float32, which takes half the time, counts half
@@ -475,22 +415,22 @@ def cholesky_work(
     cache_bytes : float
         Size of the system's cache of files.
     n_stored : int
-        Factors that are in the store at once, each with its right-hand sides and what is solved for.
+        Factors that are in the store at once.
     """
-    n, m, n_tiles = grid.n, n_right_sides, grid.n_tiles
+    n_tiles = grid.n_tiles
     panel = float(_panel_bytes(grid, itemsize))
     panels_before = [len(grid.panels(0)) * j for j in range(n_tiles)]
     read = sum(
         panel * (before + (n_tiles - 1 - j) * (2 * before + len(grid.panels(j))))
         for j, before in enumerate(panels_before)
     )
-    between = partial_bytes(grid, n_right_sides, columns_per_task, itemsize)
+    between = partial_bytes(grid, columns_per_task, itemsize)
     return Work(
-        gemm_flops=n**3 / 3 * itemsize / 8 + n**2 * m,
+        gemm_flops=grid.n**3 / 3 * itemsize / 8,
         read_bytes=read + between,
         cold_bytes=_cold_bytes(grid, cache_bytes, columns_per_task, itemsize),
-        written_bytes=factor_bytes(grid, itemsize) + 8.0 * n * m + between,
-        disk_bytes=n_stored * (factor_bytes(grid, itemsize) + 8 * n * (4 * m + 2 if m else 0)) + between,
+        written_bytes=factor_bytes(grid, itemsize) + between,
+        disk_bytes=n_stored * factor_bytes(grid, itemsize) + between,
         n_tasks=n_tasks(n_tiles, columns_per_task),
     )
 
@@ -504,7 +444,7 @@ def _cold_bytes(grid: TileGrid, cache_bytes: float, columns_per_task: int, items
     if factor_bytes(grid, itemsize) <= cache_bytes:
         return 0.0
     tile, n_tiles = len(grid.panels(0)) * _panel_bytes(grid, itemsize), grid.n_tiles
-    between = max(0.0, partial_bytes(grid, 0, columns_per_task, itemsize) - cache_bytes)
+    between = max(0.0, partial_bytes(grid, columns_per_task, itemsize) - cache_bytes)
     return between + sum(max(0.0, float(j * (n_tiles - j) * tile) - cache_bytes) for j in range(n_tiles))
 
 
@@ -513,14 +453,13 @@ def _panel_bytes(grid: TileGrid, itemsize: int) -> int:
     return itemsize * grid.tile * grid.panel + OVERHEAD_BYTES
 
 
-def partial_bytes(grid: TileGrid, n_right_sides: int, columns_per_task: int, itemsize: int = 8) -> int:
+def partial_bytes(grid: TileGrid, columns_per_task: int, itemsize: int = 8) -> int:
     """Bytes on disk of the sums between parts, with `itemsize` bytes to an entry."""
     if not columns_per_task:
         return 0
     panel = _panel_bytes(grid, itemsize)
     return sum(
-        (n_update_parts(j, columns_per_task) - 1)
-        * ((grid.n_tiles - j) * len(grid.panels(j)) * panel + 8 * grid.tile * n_right_sides)
+        (n_update_parts(j, columns_per_task) - 1) * (grid.n_tiles - j) * len(grid.panels(j)) * panel
         for j in range(columns_per_task + 1, grid.n_tiles)  # earlier columns are in one part
     )
 
@@ -533,7 +472,10 @@ def factor_bytes(grid: TileGrid, itemsize: int = 8) -> int:
 
 
 def cholesky_task_bytes(grid: TileGrid, n_right_sides: int, form_bytes: int, itemsize: int = 8) -> int:
-    """Most memory of one task: the tile, then either `form_bytes`, to form it, or four panels and a padded copy."""
+    """Most memory of one task: the tile, then either `form_bytes`, to form it, or four panels and a padded copy.
+
+    With tile rows of the right-hand sides, of which a task of the substitution holds four beside its panels.
+    """
     tile = itemsize * grid.tile * padded_width(grid.tile, itemsize)
     panel = itemsize * grid.tile * grid.panel
     right_sides = 4 * 8 * grid.tile * n_right_sides

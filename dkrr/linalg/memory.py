@@ -14,7 +14,7 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, Share, Task
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.cholesky import PartialSums, TiledSystem, TileStep, cholesky_tasks, factor_tile, n_update_parts
+from dkrr.linalg.cholesky import TiledSystem, TileStep, cholesky_tasks, factor_tile, n_update_parts
 from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, TileSource, cut_tile
 from dkrr.store import MemoryMatrix, TileGrid
@@ -47,7 +47,7 @@ def memory_grid(n: int) -> TileGrid:
 def memory_system(source: TileSource, shift: Array, matrix: MemoryMatrix) -> TiledSystem:
     """A + diag(s), to be factored in this process's memory; s is of shape (n,)."""
     n_parts = n_update_parts(matrix.grid.n_tiles - 1, MEMORY_TASK_COLUMNS)
-    partial = (PartialSums(matrix),) * (n_parts - 1)
+    partial = (matrix,) * (n_parts - 1)
     return TiledSystem(source, shift[:, None], matrix, columns_per_task=MEMORY_TASK_COLUMNS, partial=partial)
 
 

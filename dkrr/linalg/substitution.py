@@ -12,7 +12,7 @@ As tasks, tile rows are put together in blocks, numbered in the order in which t
 
 so that only the solve tasks wait for each other. How blocks are cut depends on the place:
 
-- vectors in a store, to be resumed: a block is a tile row, with one sum of all blocks but the last two (`resumable`);
+- vectors in a store, to be resumed: a block is a tile row, whatever the number of workers (`resumable`);
 - vectors in a store, many times (`SharedFactor`): few blocks, so that a task takes longer than sending it;
 - vectors in memory (`in_memory`): X takes the place of B. Sums are subtracted there, one after another.
 
@@ -46,7 +46,10 @@ Panels = Sequence[tuple[int, int]]
 """Tile row and number of each panel."""
 
 NEAR_TILES = 2
-"""Tile rows whose solution the sum of a resumable substitution does not wait for."""
+"""Tile rows whose solution the sums of a resumable substitution do not wait for."""
+MIN_TILES_PER_SUM, MAX_SUMS = 4, 12
+"""Least number of tile rows that one of its sums covers, and most sums of a tile row: on many workers the sums of all
+rows go on while the chain of tile rows is solved, and few of them have few tasks."""
 WIDENED_ENTRIES = 2**17
 """Entries of a panel that are converted at a time, 1 MiB. Measured: a quarter takes 1.1 times as long, since calls
 cost, and four times as many take several times as long, since the buffer leaves the cache and is mapped again."""
@@ -69,7 +72,7 @@ class Substitution:
     n_near: int = 0
     """Blocks before a block that its solve task subtracts itself."""
     blocks_per_sum: int = 1
-    """Blocks that one sum covers; 0 means all."""
+    """Blocks that one sum covers."""
     sums: ChunkedArray | None = None
     """Stored sums, number k from row k × (rows of whole tiles); None without sums, and in memory."""
 
@@ -77,9 +80,12 @@ class Substitution:
     def resumable(
         cls, factor: Matrix, right_sides: ChunkedArray, solution: ChunkedArray, sums: ChunkedArray, *, transpose: bool
     ) -> "Substitution":
-        """Sweep whose solution and sums are written a tile row at a time; all arrays are of shape (n, m)."""
+        """Sweep whose solution and sums are written a tile row at a time.
+
+        Arrays are of shape (n, m), that of the sums as `sums_grid` says.
+        """
         cuts = tuple(range(factor.grid.n_tiles + 1))
-        return cls(factor, right_sides, solution, transpose, cuts, NEAR_TILES, 0, sums)
+        return cls(factor, right_sides, solution, transpose, cuts, NEAR_TILES, tiles_per_sum(factor.grid), sums)
 
     @classmethod
     def in_memory(cls, factor: Matrix, x: Array, cuts: Sequence[int], *, transpose: bool) -> "Substitution":
@@ -100,8 +106,7 @@ class Substitution:
 
     def summed_blocks(self, q: int) -> list[range]:
         """Blocks that each sum of block `q` covers."""
-        n = max(q - self.n_near, 0)
-        step = self.blocks_per_sum or max(n, 1)
+        n, step = max(q - self.n_near, 0), self.blocks_per_sum
         return [range(s, min(s + step, n)) for s in range(0, n, step)]
 
     def between(self, q: int, s: int) -> list[tuple[int, int]]:
@@ -140,6 +145,17 @@ class Substitution:
                     meter.bytes_written += vectors.write((number * self.factor.grid.n_tiles + i, 0), x[i])
 
 
+def tiles_per_sum(grid: TileGrid) -> int:
+    """Tile rows that one sum of a resumable substitution covers."""
+    return max(MIN_TILES_PER_SUM, -(-grid.n_tiles // MAX_SUMS))
+
+
+def sums_grid(grid: TileGrid) -> TileGrid:
+    """Rows of the sums of a resumable substitution: the whole tiles of all rows for the first, the next, and so on."""
+    most = max(1, -(-(grid.n_tiles - 1 - NEAR_TILES) // tiles_per_sum(grid)))
+    return TileGrid(most * grid.n_tiles * grid.tile, grid.tile, grid.panel)
+
+
 def _tile_panels(grid: TileGrid, i: int, j: int) -> list[tuple[int, int]]:
     return [(i, p) for p in grid.panels(j)]
 
@@ -167,7 +183,7 @@ def substitution_tasks(job: Substitution, name: str, after: tuple[str, ...] = ()
 
     def add(kind: str, function: Any, place: tuple[int, ...], depends: list[str], n_panels: int) -> str:
         key = "-".join([name, kind, *map(str, place)])
-        tasks.append(Task(key, function, (job, *place), tuple(depends), flops_per_panel * n_panels, place))
+        tasks.append(Task(key, function, (job, *place), tuple(depends) or after, flops_per_panel * n_panels, place))
         return key
 
     def waits_for(blocks: range) -> list[str]:
@@ -184,7 +200,7 @@ def substitution_tasks(job: Substitution, name: str, after: tuple[str, ...] = ()
                 sums.append(add("sum", sum_blocks, (q, k), waits_for(blocks) + before, n_panels))
         near = range(max(q - job.n_near, 0), q)
         n_panels = len(job.within(q)) + sum(len(job.between(q, s)) for s in near)
-        add("solve", solve_block, (q,), waits_for(near) + sums + (list(after) if q == 0 else []), n_panels)
+        add("solve", solve_block, (q,), waits_for(near) + sums, n_panels)
     return tasks
 
 
@@ -214,6 +230,7 @@ def solve_block(meter: Meter, job: Substitution, q: int) -> None:
         for k in range(len(job.summed_blocks(q))):
             for i, rows in job.read(job.sums, q, k).items():
                 x[i] -= rows
+            del rows  # a tile row of m columns is not small
     for s in reversed(range(max(q - job.n_near, 0), q)):
         x |= job.read(job.solution, s)
         wanted += job.between(q, s)
@@ -323,17 +340,27 @@ def subtract_product(c: Array, panel: NDArray[Any], x: Array, *, transpose: bool
             blas.gemm(c[rows], piece, x, alpha=-1.0, beta=1.0)
 
 
+def substitution_places(grid: TileGrid) -> int:
+    """Tasks of a resumable sweep that run at once, in the mean.
+
+    Solving a tile row takes NEAR_TILES + 1 of its tiles, one row after another; a row has n_tiles / 2 in the mean.
+    """
+    return 1 if grid.n_tiles <= NEAR_TILES + 1 else max(2, grid.n_tiles // (2 * (NEAR_TILES + 1)))
+
+
 def substitution_work(grid: TileGrid, n_right_sides: int, itemsize: int = 8) -> Work:
     """Work of one resumable sweep with a factor of `itemsize` bytes to an entry.
 
     The arithmetic is float64 in any case; entries of 4 bytes are widened first.
     """
+    # Of every tile row its solution and its sums.
+    n_tasks = sum(1 + -(-max(q - NEAR_TILES, 0) // tiles_per_sum(grid)) for q in range(grid.n_tiles))
     return Work(
         gemm_flops=2.0 * grid.n**2 * n_right_sides,
         element_seconds=0.0 if itemsize == 8 else WIDEN_SECONDS * grid.n**2 / 2,
         read_bytes=factor_bytes(grid, itemsize),
-        written_bytes=16.0 * grid.n * n_right_sides,
-        n_tasks=2 * grid.n_tiles,
+        written_bytes=n_tasks * (8.0 * min(grid.tile, grid.n) * n_right_sides + OVERHEAD_BYTES),
+        n_tasks=n_tasks,
     )
 
 
@@ -409,7 +436,8 @@ class ScaledFactor:
 def both_sweeps(forward: Substitution, backward: Substitution) -> list[Task]:
     """Tasks of a forward sweep and of the backward sweep after it."""
     tasks = substitution_tasks(forward, "forward")
-    return tasks + substitution_tasks(backward, "backward", (tasks[-1].key,))
+    solving = tuple(task.key for task in tasks if task.function is solve_block)  # each after its sums
+    return tasks + substitution_tasks(backward, "backward", solving)
 
 
 @dataclass

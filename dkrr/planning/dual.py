@@ -275,7 +275,9 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
     def used(use: Use) -> Step:
         if not use.is_product:
             once = is_ridge and itemsize == 8
-            return cut.substituted(use.m, use.times) if once else cut.applied(use.stage, use.m, itemsize, use.times)
+            if once:
+                return cut.substituted(use.m, use.times, s.n_stored)
+            return cut.applied(use.stage, use.m, itemsize, use.times)
         if itemsize == 4 or not is_ridge:
             return Step(use.stage, replace(site.product(use.m), row_bytes=read_again), use.times)
         # The residual has a task for each row of tiles, and without symmetry reads the rows of every tile twice.
@@ -286,12 +288,11 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
         return Step(use.stage, work, use.times, seconds=seconds)
 
     form_seconds = site.rates.seconds(site.forming(float(grid.tile**2), "float32" if itemsize == 4 else "float64"))
-    m = s.n_right_sides + 1 if is_ridge and itemsize == 8 else 0
     n_stored = p.n_targets if p.is_coupled else s.n_stored
     once = p.stored_bytes * site.place.n_workers if keeps_rows else 0
     recipe = [
         *site.shared(),
-        cut.factored(form_seconds, m, n_stored, itemsize)._replace(times=s.n_factors),
+        cut.factored(form_seconds, n_stored, itemsize)._replace(times=s.n_factors),
         Step("factorisation", Work(row_bytes=x_read), s.n_factors),
         Step("factorisation", Work(row_bytes=once)),
         *map(used, uses(p, itemsize)),

@@ -136,7 +136,7 @@ def _in_tiles(cut: Cut) -> Strategy:
     rows, s, rates = _row_cut(site, grid), site.problem.systems, cut.site.rates
     m, summed = p.n_targets + 1, rows.n_segments * factor_bytes(grid)  # with the probe of the condition number
     sum_seconds = 8.0 * grid.tile**2 * rows.n_segments / rates.read_bytes
-    factor = cut.factored(sum_seconds, m, s.n_stored)
+    factor = cut.factored(sum_seconds, s.n_stored)
     copied = written(2 * p.y_bytes, p.y_bytes * (grid.n_tiles + 2))  # read by every diagonal tile and at the check
     recipe = [
         *site.shared(),
@@ -145,7 +145,7 @@ def _in_tiles(cut: Cut) -> Strategy:
         Step("normal matrix", replace(_normal(p, m, grid.n_tiles), written_bytes=summed, disk_bytes=summed + 8 * p.n)),
         factor._replace(times=s.n_factors),
         Step("factorisation", Work(read_bytes=summed), s.n_factors, seconds=0.0),
-        cut.substituted(m, s.n_factors),
+        cut.substituted(m, s.n_factors, s.n_stored),
         Step("diagonal"),
         *_passes(p),
     ]

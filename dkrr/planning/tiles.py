@@ -19,7 +19,7 @@ from dkrr.linalg.cholesky import (
     n_update_parts,
     task_columns,
 )
-from dkrr.linalg.substitution import apply_work, substitution_work
+from dkrr.linalg.substitution import apply_work, substitution_places, substitution_work
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Rates, Resources, cold_fraction
 from dkrr.planning.strategy import Tiling
@@ -235,22 +235,25 @@ class Cut(NamedTuple):
         """Cut of the matrix."""
         return Tiling(self.grid.tile, self.grid.panel, self.columns_per_task)
 
-    def factored(self, form_seconds: float, m: int, n_stored: int, itemsize: Itemsize = 8) -> Step:
-        """One factorisation, with the forward substitution of m columns; to form a tile takes so long.
+    def factored(self, form_seconds: float, n_stored: int, itemsize: Itemsize = 8) -> Step:
+        """One factorisation; to form a tile takes so long, and so many factors are in the store at once.
 
         A factor in float32 takes half the operations and half the bytes.
         """
         site, grid, columns = self.site, self.grid, self.columns_per_task
-        work = cholesky_work(grid, m, columns, itemsize, site.cache_bytes(self.peak), n_stored)
+        work = cholesky_work(grid, columns, itemsize, site.cache_bytes(self.peak), n_stored)
         rates = site.rates.of_itemsize(itemsize).reading(work.cold_bytes / max(work.read_bytes, 1.0))
         seconds = factorisation_seconds(grid, columns, site.place.slots, rates, form_seconds)
         return Step("factorisation", work, seconds=seconds)
 
-    def substituted(self, m: int, times: float) -> Step:
-        """Both substitutions, the first of which went along with the factorisation; two tasks at a time."""
-        site, rates = self.site, self.site.rates
-        work = self._cold(substitution_work(self.grid, m), 8)
-        seconds = rates.seconds(work) / min(2, site.place.slots) + self.grid.n_tiles * rates.chain_seconds
+    def substituted(self, m: int, times: float, n_stored: int) -> Step:
+        """Both substitutions, with vectors of the systems that are in the store at once."""
+        site, rates, n_tiles = self.site, self.site.rates, self.grid.n_tiles
+        work = self._cold(substitution_work(self.grid, m).times(2), 8)
+        places = min(site.place.slots, substitution_places(self.grid))
+        seconds = rates.seconds(work) / places + 2 * n_tiles * rates.chain_seconds
+        vectors = 8 * self.grid.n * (m + 2) + int(work.written_bytes)  # right-hand sides, shift and scaling
+        work = replace(work, disk_bytes=n_stored * vectors)
         return Step("substitution", work, times, seconds=seconds)
 
     def applied(self, stage: str, m: int, itemsize: Itemsize, times: float) -> Step:

@@ -22,63 +22,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster import Executor, Progress, RunRecord
+from dkrr.cluster import Progress
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, tile_steps
 from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import Operator, column_norms, column_sizes
 from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.sources import FLOAT64_ROUNDING
-from dkrr.linalg.substitution import Substitution, substitution_tasks
 from dkrr.solvers.conjugate_gradient import Iteration
 from dkrr.solvers.iteration_state import State
-from dkrr.store import ChunkedArray
 
 
 @dataclass(frozen=True)
 class Cholesky:
     """Settings of the direct solver (it has none): A + diag(s) = L Lᵀ, then two substitutions."""
-
-    def solve_tiled(
-        self,
-        system: TiledSystem,
-        vectors: Callable[[str], ChunkedArray],
-        executor: Executor,
-        progress: Progress,
-    ) -> tuple[ChunkedArray, RunRecord]:
-        """Solve out of core; tiles that are in the store already are kept.
-
-        Parameters
-        ----------
-        system : TiledSystem
-        vectors : callable
-            Gives the stored array (n, m) of a name, in chunks of tile rows.
-        executor : Executor
-        progress : Progress
-
-        Returns
-        -------
-        solution : ChunkedArray of shape (n, m)
-        record : RunRecord
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            If a pivot is not positive.
-        """
-        assert system.right_sides is not None and system.forward is not None
-        grid, record = system.grid, RunRecord()
-        tasks = cholesky_tasks(system)
-        total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, system.columns_per_task))
-        left = sum(t.flops for t in tasks)
-        with progress.stage("factorisation", total, total - left):
-            record.add(executor.run(tasks, progress))
-        solution = vectors("solution")
-        backward = Substitution.resumable(system.factor, system.forward, solution, vectors("partial"), transpose=True)
-        tasks = substitution_tasks(backward, "substitution")
-        with progress.stage("substitution", sum(t.flops for t in tasks)):
-            record.add(executor.run(tasks, progress))
-        return solution, record
 
 
 @contextmanager

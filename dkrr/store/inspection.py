@@ -371,7 +371,7 @@ def _is_triangle(name: str, pieces: Pieces) -> bool:
 def _is_working(name: str) -> bool:
     """Whether an array of a run holds sums that tasks pass on to each other, of which not all need ever be there."""
     last = name.rpartition("/")[2]
-    return last == "partial" or last.startswith("sum-") or last.endswith("-sums")
+    return last.startswith("sum-") or last.endswith("-sums")
 
 
 def _complete_arrays(run: RunStore) -> list[str]:

@@ -2,6 +2,7 @@
 
 import pickle
 import random as chance
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,13 +19,17 @@ from dkrr.linalg.cholesky import N_SLOTS, cholesky_tasks, factor_tile, prefetche
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
 from dkrr.linalg.sources import MatrixTiles
 from dkrr.linalg.substitution import (
+    MIN_TILES_PER_SUM,
     NEAR_TILES,
     LocalFactor,
     SharedFactor,
     Substitution,
     block_cuts,
+    both_sweeps,
     substituted,
     substitution_tasks,
+    sums_grid,
+    tiles_per_sum,
 )
 from dkrr.store import ChunkedArray, MemoryMatrix, RunStore, TileGrid
 from tests import systems
@@ -41,13 +46,12 @@ both_ways = pytest.mark.parametrize("transpose", [False, True])
 
 
 def files(system):
-    return files_of(system.factor.arrays[0]), None if system.forward is None else files_of(system.forward)
+    return files_of(system.factor.arrays[0])
 
 
-@given(grid=grids(), m=st.integers(0, 3), seed=st.integers(0, 3), columns_per_task=st.integers(0, 4), low=st.booleans())
-def test_factor_and_forward_solution_are_those_of_naive_loops(tmp_path_factory, grid, m, seed, columns_per_task, low):
-    m, dtype = (0, "float32") if low else (m, "float64")
-    case = make_case(tmp_path_factory.mktemp("c"), grid, m, seed=seed, columns_per_task=columns_per_task, dtype=dtype)
+@given(grid=grids(), seed=st.integers(0, 3), columns_per_task=st.integers(0, 4), dtype=dtypes)
+def test_a_factor_is_that_of_naive_loops(tmp_path_factory, grid, seed, columns_per_task, dtype):
+    case = make_case(tmp_path_factory.mktemp("c"), grid, seed=seed, columns_per_task=columns_per_task, dtype=dtype)
     L = np.linalg.cholesky(case.shifted)
     case.A[np.triu_indices(grid.n, 1)] = np.nan  # what is above the diagonal is not read
     run(cholesky_tasks(case.system))
@@ -58,12 +62,10 @@ def test_factor_and_forward_solution_are_those_of_naive_loops(tmp_path_factory, 
         tile = np.empty((grid.height(j),) * 2, dtype)
         case.system.factor.read_tile(j, j, tile)
         assert not np.triu(tile, 1).any()
-    if m:
-        assert_allclose(case.system.forward.load(), np.linalg.solve(L, case.B), **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("columns_per_task", [0, 1, 2, 3])
-def test_order_repetition_segments_and_right_hand_sides_do_not_change_the_bits(tmp_path, columns_per_task):
+def test_order_repetition_and_segments_do_not_change_the_bits(tmp_path, columns_per_task):
     expected = files(factored(tmp_path, MANY, seed=2).system)
     other = make_case(tmp_path, MANY, seed=2, columns_per_task=columns_per_task).system
     assert len(other.partial) == (-(-6 // columns_per_task) - 1 if columns_per_task else 0)
@@ -76,50 +78,45 @@ def test_order_repetition_segments_and_right_hand_sides_do_not_change_the_bits(t
     for step in chance.Random(0).sample(steps, len(steps)):  # again, after all is done
         factor_tile(Meter(), other, step)
     assert files(other) == expected
-    alone = factored(tmp_path, MANY, m=0, seed=2, columns_per_task=columns_per_task)
-    assert files(alone.system)[0] == expected[0]
 
 
 def test_what_float32_cannot_hold_is_an_error(tmp_path):
     beyond = np.diag(np.where(np.isin(np.arange(47), (30, 32)), 1e39, 1.0))
     with pytest.raises(NotPositiveDefiniteError, match="entry of row 30 leaves the range of float32"):
-        run(cholesky_tasks(make_case(tmp_path, RAGGED, m=0, A=beyond, dtype="float32").system))
+        run(cholesky_tasks(make_case(tmp_path, RAGGED, A=beyond, dtype="float32").system))
 
 
-def reads(step, with_forward=True):
-    """Tiles of L that a task reads; those on the diagonal with their rows of Z, if there are right-hand sides."""
+def reads(step):
+    """Tiles of L that a task reads."""
     tiles = {(r, k) for k in step.columns for r in (step.i, step.j)}
-    tiles |= {(step.j, step.j)} if step.is_last and step.i != step.j else set()
-    return tiles | ({(k, k) for k in step.columns} if with_forward and step.i == step.j else set())
+    return tiles | ({(step.j, step.j)} if step.is_last and step.i != step.j else set())
 
 
 @given(st.data(), st.sampled_from([(RAGGED, 0), (RAGGED, 1), (MANY, 0), (MANY, 2), (MANY, 3)]), dtypes)
 def test_a_run_resumes_from_whatever_exists(tmp_path_factory, data, cut, dtype):
-    """Without chunks of the factor, rows of the forward solution and tiles of the sums between."""
-    (grid, columns_per_task), m = cut, 2 if dtype == "float64" else 0
+    """Without chunks of the factor and tiles of the sums between."""
+    grid, columns_per_task = cut
     steps = {s.key: s for s in tile_steps(grid.n_tiles, columns_per_task)}
     existing = [(i, p) for i, j in grid.lower() for p in grid.panels(j)]
     chunks = data.draw(st.just(set(existing)) | st.sets(st.sampled_from(existing)))
-    rows = data.draw(st.sets(st.integers(0, grid.n_tiles - 1), max_size=2)) if m else ()
     between = [(s.part, s.i, s.j) for s in steps.values() if not s.is_last]
     sums = data.draw(st.sets(st.sampled_from(between), max_size=4)) if between else ()
     folder = tmp_path_factory.mktemp("c")
-    system = factored(folder, grid, m=m, columns_per_task=columns_per_task, dtype=dtype).system
+    system = factored(folder, grid, columns_per_task=columns_per_task, dtype=dtype).system
     before = files(system)
     remove_chunks(system.factor.arrays[0], chunks)
-    remove_chunks(system.forward, [(k, 0) for k in rows])
     for part, i, j in sums:
-        remove_chunks(system.partial[part].matrix.arrays[0], [(i, grid.panels(j)[0])])
-    missing = {(i, grid.tile_of(p)) for i, p in chunks} | {(k, k) for k in rows}
+        remove_chunks(system.partial[part].arrays[0], [(i, grid.panels(j)[0])])
+    missing = {(i, grid.tile_of(p)) for i, p in chunks}
 
     def is_needed(step):
         tile, parts_left = (step.i, step.j), system.partial[step.part :]
-        return tile in missing and (step.is_last or all(tile not in p.matrix.complete_tiles() for p in parts_left))
+        return tile in missing and (step.is_last or all(tile not in sums.complete_tiles() for sums in parts_left))
 
     tasks = cholesky_tasks(system)
     assert {t.key for t in tasks} == {key for key, s in steps.items() if is_needed(s)}, "others are not recomputed"
     for key, earlier in systems.waits_for(tasks).items():
-        needed = {f"L-{a}-{b}" for a, b in reads(steps[key], m > 0) & missing}
+        needed = {f"L-{a}-{b}" for a, b in reads(steps[key]) & missing}
         assert needed <= earlier, f"{key} may start before what it reads exists"
     run(tasks)
     assert files(system) == before
@@ -139,7 +136,7 @@ def make_job(folder, grid, m=2, *, transpose, dtype="float64"):
     """A factor, right-hand sides, and the sweep that is still to do."""
     L, factor = stored_factor(folder, grid, dtype)
     B = systems.random(grid.n, m, seed=1)
-    solution, sums = (systems.empty_vectors(folder, grid, m) for _ in range(2))
+    solution, sums = (systems.empty_vectors(folder, one, m) for one in (grid, sums_grid(grid)))
     given_ = systems.vectors(folder, grid, B)
     return L, B, Substitution.resumable(factor, given_, solution, sums, transpose=transpose)
 
@@ -165,29 +162,39 @@ def test_sweeps_in_tasks_and_in_memory_are_those_of_naive_loops(
     assert_allclose(X, expected, **TOLERANCE["float64"])
 
 
+def sums_of(q):
+    """Numbers of the sums of a tile row, with the rows that each covers."""
+    near, step = max(q - NEAR_TILES, 0), MIN_TILES_PER_SUM
+    return {k: range(k * step, min((k + 1) * step, near)) for k in range(-(-near // step))}
+
+
 def read_by(key):
     """Tasks of all blocks whose results a task reads."""
-    _, kind, q, *_ = key.split("-")
-    near = max(int(q) - NEAR_TILES, 0)
+    _, kind, *numbers = key.split("-")
+    q, *k = map(int, numbers)
     if kind == "sum":
-        return {f"x-solve-{s}" for s in range(near)}
-    return {f"x-solve-{s}" for s in range(near, int(q))} | ({f"x-sum-{q}-0"} if near else set())
+        return {f"x-solve-{s}" for s in sums_of(q)[k[0]]}
+    return {f"x-solve-{s}" for s in range(max(q - NEAR_TILES, 0), q)} | {f"x-sum-{q}-{k}" for k in sums_of(q)}
 
 
 @both_ways
 def test_a_sweep_resumes_from_whatever_exists_in_any_order(tmp_path, transpose):
-    _, _, job = make_job(tmp_path, MANY, transpose=transpose)
+    _, _, job = make_job(tmp_path, NINE, transpose=transpose)
     run(tasks_of(job))
     before, complete_sums = files_of(job.solution), files_of(job.sums)
+    every = [(q, k) for q in range(9) for k in sums_of(q)]
+    assert (8, 1) in every, "a tile row with two sums"
 
-    @given(blocks=st.sets(st.integers(0, 6)), sums=st.sets(st.integers(NEAR_TILES + 1, 6)), seed=st.integers(0, 9))
+    @given(blocks=st.sets(st.integers(0, 8)), sums=st.sets(st.sampled_from(every)), seed=st.integers(0, 9))
     def check(blocks, sums, seed):
         systems.restore_chunks(job.solution, before)
         systems.restore_chunks(job.sums, complete_sums)
         remove_chunks(job.solution, [(job.tiles(q)[0], 0) for q in blocks])
-        remove_chunks(job.sums, [(job.tiles(q)[0], 0) for q in sums])
+        remove_chunks(job.sums, [(k * NINE.n_tiles + job.tiles(q)[0], 0) for q, k in sums])
         tasks = tasks_of(job)
-        assert {t.key for t in tasks} == {f"x-solve-{q}" for q in blocks} | {f"x-sum-{q}-0" for q in blocks & sums}
+        assert {t.key for t in tasks} == {f"x-solve-{q}" for q in blocks} | {
+            f"x-sum-{q}-{k}" for q, k in sums if q in blocks
+        }
         for key, earlier in systems.waits_for(tasks).items():
             assert read_by(key) & {t.key for t in tasks} <= earlier, f"{key} may start too early"
         systems.run_in_any_order(tasks, chance.Random(seed))
@@ -195,6 +202,33 @@ def test_a_sweep_resumes_from_whatever_exists_in_any_order(tmp_path, transpose):
         assert tasks_of(job) == []
 
     check()
+
+
+@given(st.data(), st.integers(0, 9))
+def test_both_sweeps_resume_from_whatever_exists_in_any_order(tmp_path_factory, data, seed):
+    folder, m = tmp_path_factory.mktemp("b"), 2
+    L, B, forward = make_job(folder, NINE, m, transpose=False)
+    solution, sums = (systems.empty_vectors(folder, one, m) for one in (NINE, sums_grid(NINE)))
+    backward = Substitution.resumable(forward.factor, forward.solution, solution, sums, transpose=True)
+    run(both_sweeps(forward, backward))
+    for array in (forward.solution, forward.sums, solution, sums):
+        there = sorted(array.present())
+        remove_chunks(array, data.draw(st.sets(st.sampled_from(there)) | st.just(set(there))))
+    tasks = both_sweeps(forward, backward)
+    of_forward = {t.key for t in tasks if t.key.startswith("forward-solve")}
+    for key, earlier in systems.waits_for(tasks).items():
+        assert not key.startswith("backward") or of_forward <= earlier, f"{key} may read what is not there yet"
+    systems.run_in_any_order(tasks, chance.Random(seed))
+    assert_allclose(solution.load(), np.linalg.solve(L @ L.T, B), **TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize("n_tiles", [*range(1, 10), 48, 49, 61, 200])
+def test_all_sums_of_a_sweep_have_a_place(n_tiles):
+    grid = TileGrid(3 * n_tiles - 1, 3, 1)
+    job = Substitution.resumable(MemoryMatrix(TileGrid(1, 1, 1)), None, None, None, transpose=False)
+    job = replace(job, cuts=tuple(range(n_tiles + 1)), blocks_per_sum=tiles_per_sum(grid))
+    most = max(len(job.summed_blocks(q)) for q in range(n_tiles))
+    assert max(1, most) * n_tiles == sums_grid(grid).n_tiles
 
 
 def factor_in(way, factor, folder):
@@ -250,7 +284,7 @@ def test_a_sweep_in_blocks_does_not_depend_on_the_order(tmp_path, transpose):
     B, X = systems.vectors(tmp_path, NINE, systems.random(NINE.n, 2, seed=1)), systems.empty_vectors(tmp_path, NINE, 2)
     job = Substitution(factor, B, X, transpose=transpose, cuts=cuts, n_near=1, sums=sums)
     tasks = substitution_tasks(job, "x", ("before",))
-    assert tasks[0].depends == ("before",)
+    assert [t.key for t in tasks if t.depends == ("before",)] == ["x-solve-0"]
     before = systems.waits_for(tasks)
     assert before["x-sum-4-1"] == {"x-solve-0", "x-solve-1"}, "sums do not wait for the newest block"
     assert before["x-solve-4"] >= {f"x-solve-{s}" for s in range(4)} | {f"x-sum-4-{s}" for s in range(3)}

@@ -13,10 +13,17 @@ from dkrr.linalg.cholesky import tile_steps
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_system
 from dkrr.linalg.products import TileGroup, multiply_bytes, multiply_group
 from dkrr.linalg.sources import GramTiles, MatrixTiles
-from dkrr.linalg.substitution import apply_bytes, apply_work, substituted, substitution_tasks, substitution_work
+from dkrr.linalg.substitution import (
+    apply_bytes,
+    apply_work,
+    solve_block,
+    substituted,
+    substitution_tasks,
+    substitution_work,
+)
 from dkrr.store import MemoryMatrix, TileGrid
 from tests import systems
-from tests.algorithms.test_cholesky import factor_in, make_job
+from tests.algorithms.test_cholesky import NINE, factor_in, make_job
 from tests.systems import MANY, RAGGED, files_of, positive_definite, run, tiles_of
 
 one_blas_thread = systems.one_blas_thread
@@ -28,15 +35,15 @@ def n_bytes(*arrays):
     return sum(len(raw) for array in arrays for raw in files_of(array).values())
 
 
-def factorisation(columns_per_task, folder, grid, m, dtype):
+def factorisation(columns_per_task, folder, grid, _, dtype):
     """Record, cost, and bytes that are read beside it: those of tiles that are formed."""
-    system = systems.make_case(folder, grid, m=m, columns_per_task=columns_per_task, dtype=dtype).system
+    system = systems.make_case(folder, grid, columns_per_task=columns_per_task, dtype=dtype).system
     record, itemsize = run(cholesky.cholesky_tasks(system)), itemsizes[dtype]
     assert cholesky.factor_bytes(grid, itemsize) == n_bytes(system.factor.arrays[0])
-    sums = n_bytes(*(p.matrix.arrays[0] for p in system.partial))
-    assert m or cholesky.partial_bytes(grid, m, columns_per_task, itemsize) == sums
-    cost = cholesky.cholesky_work(grid, m, columns_per_task, itemsize)
-    assert cost.gemm_flops == pytest.approx((grid.n**3 / 3 + grid.n**2 * m) * itemsize / 8), "rates of float64"
+    sums = n_bytes(*(p.arrays[0] for p in system.partial))
+    assert cholesky.partial_bytes(grid, columns_per_task, itemsize) == sums
+    cost = cholesky.cholesky_work(grid, columns_per_task, itemsize)
+    assert cost.gemm_flops == pytest.approx(grid.n**3 / 3 * itemsize / 8), "rates of float64"
     return record, cost, 8 * sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
 
 
@@ -44,6 +51,7 @@ def substitution(folder, grid, m, dtype):
     _, _, job = make_job(folder, grid, m, transpose=False, dtype=dtype)
     tasks, cost = substitution_tasks(job, "x"), substitution_work(grid, m, itemsizes[dtype])
     assert sum(t.flops for t in tasks) == pytest.approx(cost.gemm_flops / 2, rel=0.35)
+    assert len(tasks) == cost.n_tasks
     return run(tasks), cost, 0
 
 
@@ -60,12 +68,12 @@ EXACT = (0.0, 0.0, 0.0)
 @pytest.mark.parametrize(
     ("measured", "grid", "m", "dtype", "within"),  # bytes read and written, number of tasks
     [
-        (partial(factorisation, 0), RAGGED, 3, "float64", (0.0, 0.15, 0.0)),
-        (partial(factorisation, 0), TileGrid(37, 20, 5), 3, "float64", (0.0, 0.15, 0.0)),
+        (partial(factorisation, 0), RAGGED, 0, "float64", EXACT),
+        (partial(factorisation, 0), TileGrid(37, 20, 5), 0, "float64", EXACT),
         (partial(factorisation, 0), MANY, 0, "float32", EXACT),
-        (partial(factorisation, 2), MANY, 3, "float64", (0.08, 0.08, 0.0)),
+        (partial(factorisation, 2), MANY, 0, "float64", EXACT),
         (partial(factorisation, 2), MANY, 0, "float32", EXACT),
-        *((substitution, RAGGED, 3, dtype, (0.0, 0.31, 0.5)) for dtype in itemsizes),
+        *((substitution, grid, 3, dtype, EXACT) for grid in (RAGGED, NINE) for dtype in itemsizes),
         *((partial(application, way), MANY, 3, dtype, EXACT) for way in (3, "tasks") for dtype in itemsizes),
     ],
 )
@@ -76,12 +84,21 @@ def test_bytes_and_tasks_are_those_of_the_formula(tmp_path, measured, grid, m, d
     assert len(record.tasks) == pytest.approx(cost.n_tasks, rel=within[2])
 
 
-def factor_task(key, m, dtype, folder):
+def factor_task(key, dtype, folder):
     grid = TileGrid(900, 300, 60)
-    system = systems.factored(folder, grid, m=m, columns_per_task=1, dtype=dtype).system
+    system = systems.factored(folder, grid, columns_per_task=1, dtype=dtype).system
     (step,) = (s for s in tile_steps(3, 1) if s.key == key)
-    bound = cholesky.cholesky_task_bytes(grid, m, 0, itemsizes[dtype])
+    bound = cholesky.cholesky_task_bytes(grid, 0, 0, itemsizes[dtype])
     return lambda: cholesky.factor_tile(Meter(), system, step), bound
+
+
+def sweep_task(folder):
+    """The last row of a sweep with far more right-hand sides than rows in a tile."""
+    grid, m = TileGrid(350, 50, 10), 2000
+    _, _, job = make_job(folder, grid, m, transpose=False)
+    run(substitution_tasks(job, "x"))
+    bound = cholesky.cholesky_task_bytes(grid, m, 0)
+    return lambda: solve_block(Meter(), job, grid.n_tiles - 1), bound
 
 
 def applied(n_threads, dtype, folder):
@@ -115,8 +132,9 @@ def multiplied(precision, folder):
 
 
 HELD = {
-    **{f"factor {key}, m = {m}": (partial(factor_task, key, m, dtype), 1.7, 50_000)
-       for m, dtype in ((3, "float64"), (0, "float32")) for key in ("L-0-0", "L-2-0", "S-2-2-0", "L-2-2")},
+    **{f"factor {key}, {dtype}": (partial(factor_task, key, dtype), 1.7, 50_000)
+       for dtype in itemsizes for key in ("L-0-0", "L-2-0", "S-2-2-0", "L-2-2")},
+    "a row of a sweep": (sweep_task, 1.7, 50_000),
     **{f"apply, {n} threads, {dtype}": (partial(applied, n, dtype), 2.5, 4_000_000)
        for n in (0, 1, 3) for dtype in itemsizes},
     **{f"in memory, tile = {tile}, keeps = {keeps}": (partial(in_memory, tile, keeps), 1.5, 500_000)

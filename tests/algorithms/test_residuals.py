@@ -13,7 +13,15 @@ from dkrr.kernels import RBF
 from dkrr.linalg import residual, sources
 from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import column_sizes
-from dkrr.linalg.residual import Moments, Solved, condition_number, relative, scaling_of, uses_symmetry, with_probe
+from dkrr.linalg.residual import (
+    Moments,
+    Solved,
+    condition_number,
+    relative,
+    scaling_of,
+    uses_symmetry,
+    with_probe,
+)
 from dkrr.solvers import Status
 from dkrr.solvers.direct import Refinement
 from dkrr.store import TileGrid
@@ -50,7 +58,7 @@ def test_residuals_condition_and_squares_by_tiles_are_those_of_the_whole_matrix(
     solution = vectors(folder, grid, np.column_stack([X, solved]))
     scaling = vectors(folder, grid, np.sqrt(d)[:, None]) if scaled else None
     system = case.system
-    solved = Solved(system.source, grid, system.shift, system.right_sides, solution, scaling)
+    solved = Solved(system.source, grid, system.shift, vectors(folder, grid, case.B), solution, scaling)
     found, record = residual.check_tiled(solved, constants, SerialExecutor(), Progress(), slots)
     assert_allclose(found.residual, expected.max(), rtol=1e-10)
     assert_allclose(found.squares, squares, rtol=1e-9, atol=1e-11)
