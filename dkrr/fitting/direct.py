@@ -22,7 +22,7 @@ from dkrr.linalg.cholesky import (
     tile_steps,
 )
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
-from dkrr.linalg.residual import Check, Solved, SolvedProbe, check_tiled, checked, scaling_of, with_probe
+from dkrr.linalg.residual import Check, SolvedProbe, TiledSolution, check_tiled, checked, scaling_of, with_probe
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import Substitution, both_sweeps, substituted, sums_grid
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
@@ -142,7 +142,7 @@ class MemorySystems(DirectSystems):
                 with self._progress.stage("true residual", 1.0):
                     check = checked(both, shift[:, None], x, source.multiply, constants, probe)
             else:
-                solved = Solved(source, self.grid, shift[:, None], both, x, scaling[:, None])
+                solved = TiledSolution(source, self.grid, shift[:, None], both, x, scaling[:, None])
                 check, _ = check_tiled(solved, constants, executor, self._progress, self._threads)
         return SystemSolution(found, probe, check)
 
@@ -219,7 +219,7 @@ class TiledSystems(DirectSystems):
             constants = settle(found)
             kept = partial(context.stored.vectors, group, grid=grid, width=1)
             kept_shift, kept_scaling = kept("shift", data=shift), kept("scaling", data=scaling)
-            solved = Solved(self.source, grid, kept_shift, sides, solution, kept_scaling)
+            solved = TiledSolution(self.source, grid, kept_shift, sides, solution, kept_scaling)
             check, record = check_tiled(solved, constants, context.executor, context.progress, context.slots)
             context.add(record)
         return SystemSolution(found, probe, check)

@@ -43,7 +43,7 @@ class FactorRows:
         """Numbers in the matrix of the rows of a strip."""
         return slice(self.start + strip.start, self.start + strip.stop)
 
-    def state(self) -> "State":
+    def state(self) -> "RowsState":
         """F as this process has it.
 
         Raises
@@ -51,22 +51,22 @@ class FactorRows:
         LostRowsError
             If it has none.
         """
-        state: State | None = resident.found(self.run, ("factor", self.number))
+        state: RowsState | None = resident.found(self.run, ("factor", self.number))
         if state is None:
             raise LostRowsError(self.number)
         return state
 
-    def new_state(self) -> "State":
+    def new_state(self) -> "RowsState":
         """Memory for F in this process."""
         return resident.kept(
             self.run,
             ("factor", self.number),
-            lambda: State(np.empty((self.stop - self.start, self.capacity), self.dtype)),
+            lambda: RowsState(np.empty((self.stop - self.start, self.capacity), self.dtype)),
         )
 
 
 @dataclass
-class State:
+class RowsState:
     """Rows of F in one process."""
 
     array: NDArray[Any]

@@ -282,7 +282,7 @@ def _part(
 
 
 @dataclass(frozen=True)
-class Solved:
+class TiledSolution:
     """(A + diag(s)) X = B in tiles and its solution, without the factor, which may be gone by now.
 
     Vectors are in chunks of tile rows if they are stored. The last column of B is the probe, that of X what it became.
@@ -302,7 +302,7 @@ class Solved:
 
 
 def check_tiled(
-    solved: Solved, constants: Array | None, executor: Executor, progress: Progress, slots: int
+    solved: TiledSolution, constants: Array | None, executor: Executor, progress: Progress, slots: int
 ) -> tuple[Check, RunRecord]:
     """Check a solution with the tiles of the matrix.
 
@@ -311,7 +311,7 @@ def check_tiled(
 
     Parameters
     ----------
-    solved : Solved
+    solved : TiledSolution
     constants : ndarray of shape (k, t), optional
         See `freed`.
     executor : Executor
@@ -344,7 +344,7 @@ def uses_symmetry(grid: TileGrid, m: int) -> bool:
     return grid.n * m <= grid.tile * grid.panel
 
 
-def residual_tasks(solved: Solved, constants: Array | None = None) -> list[Task]:
+def residual_tasks(solved: TiledSolution, constants: Array | None = None) -> list[Task]:
     """Tasks whose values are what a check takes from one tile row."""
     grid = solved.grid
     return [
@@ -358,7 +358,7 @@ def residual_tasks(solved: Solved, constants: Array | None = None) -> list[Task]
     ]
 
 
-def residual_rows(meter: Meter, solved: Solved, constants: Array | None, i: int) -> tuple[_Part, Moments]:
+def residual_rows(meter: Meter, solved: TiledSolution, constants: Array | None, i: int) -> tuple[_Part, Moments]:
     """Task: what tile row i contributes to a check, and the moments of the probe z and A⁻¹ z."""
     grid, right_sides, solution, scaling = solved.grid, solved.right_sides, solved.solution, solved.scaling
     rows = grid.rows(i)

@@ -63,7 +63,7 @@ class VarianceBounds:
 
 
 @dataclass(frozen=True)
-class Solved:
+class BoundedSolution:
     """Approximate solutions x of A x = k, with bounds of kᵀA⁻¹k and rᵀA⁻¹r."""
 
     right_sides: Array
@@ -78,10 +78,10 @@ class Solved:
     left: Array
     """Upper bound of rᵀA⁻¹r."""
 
-    def select(self, columns: NDArray[np.intp]) -> "Solved":
+    def select(self, columns: NDArray[np.intp]) -> "BoundedSolution":
         """The same for some of the columns."""
         arrays = (self.right_sides[:, columns], self.x[:, columns], self.residuals[:, columns])
-        return Solved(*arrays, self.low[columns], self.high[columns], self.left[columns])
+        return BoundedSolution(*arrays, self.low[columns], self.high[columns], self.left[columns])
 
 
 class ResidualBounds:
@@ -131,7 +131,7 @@ class ResidualBounds:
             )
         self._middle, self._middle_rank = np.empty((0, 0)), -1
 
-    def of(self, right_sides: Array, x: Array, residuals: Array) -> Solved:
+    def of(self, right_sides: Array, x: Array, residuals: Array) -> BoundedSolution:
         """Bounds for approximate solutions, all of shape (n, m)."""
         size_k, size_x, size_r = column_norms(right_sides), column_norms(x), column_norms(residuals)
         value = np.einsum("ij,ij->j", right_sides, x) + np.einsum("ij,ij->j", x, residuals)
@@ -139,7 +139,7 @@ class ResidualBounds:
         # The residual itself is rounded.
         error = self.rounding * size_x + 4 * EPS * (size_k + self._shift * size_x)
         left = self._left(residuals, size_r, error)
-        return Solved(right_sides, x, residuals, value - margin, value + margin + left, left)
+        return BoundedSolution(right_sides, x, residuals, value - margin, value + margin + left, left)
 
     def _left(self, residuals: Array, sizes: Array, error: Array) -> Array:
         """Upper bounds of rᵀA⁻¹r, of shape (m,)."""
@@ -181,16 +181,18 @@ class ResidualBounds:
         return factor.of_pivots(coef)
 
 
-def variance_bounds(prior: Array, solved: Solved, constant: Solved | None, rounding: float) -> VarianceBounds:
+def variance_bounds(
+    prior: Array, solved: BoundedSolution, constant: BoundedSolution | None, rounding: float
+) -> VarianceBounds:
     """Bounds of k(x, x) − kᵀA⁻¹k, and with a free constant of (1 − cᵀA⁻¹k)² / cᵀA⁻¹c more.
 
     Parameters
     ----------
     prior : ndarray of shape (m,)
         k(x, x).
-    solved : Solved
+    solved : BoundedSolution
         Systems of the rows' k.
-    constant : Solved, optional
+    constant : BoundedSolution, optional
         The system of c, with a free constant.
     rounding : float
         η, as in `ResidualBounds`.

@@ -41,7 +41,7 @@ from dkrr.planning.resources import (
     LOCAL_FRACTION,
     WORKER_BASELINE_BYTES,
     RatesFrom,
-    Share,
+    WorkerShare,
 )
 from dkrr.store.places import free_bytes
 from dkrr.text import format_bytes
@@ -137,7 +137,7 @@ def _confined(confined: Confinement, common: dict[str, Any]) -> Resources:
     threads = _share(confined, common["local_threads"])
     share = None
     if confined.memory_limit is not None:
-        of_worker = Share(shared, CLUSTER_FRACTION)
+        of_worker = WorkerShare(shared, CLUSTER_FRACTION)
         allowed = of_worker.of(confined.memory_limit, held)
         share = of_worker if allowed <= limit else None  # the user's limit, or the machine's memory, may be less
         limit = min(limit, allowed)

@@ -28,7 +28,7 @@ from dkrr.planning.resources import (
     CALLER_MARGIN_BYTES,
     PROCESS_MARGIN_BYTES,
     RESIDENT_ROWS_FRACTION,
-    Place,
+    Processes,
     Resources,
 )
 from dkrr.planning.strategy import Direct, Float32Factor, Strategy, Tiling
@@ -137,7 +137,7 @@ def own_steps(site: Site) -> list[Step]:
     ]
 
 
-def step_seconds(place: Place) -> float:
+def step_seconds(place: Processes) -> float:
     """Time of every step of Newton's method, however small."""
     return SECONDS_PER_STEP_IN_MEMORY if place.is_memory else SECONDS_PER_STEP
 

@@ -205,7 +205,7 @@ def cold_fraction(n_bytes: float, cache_bytes: float) -> float:
 
 
 @dataclass(frozen=True)
-class Place:
+class Processes:
     """Where one candidate's tasks run."""
 
     execution: Execution
@@ -228,7 +228,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerShare:
     """Fraction of a worker's memory limit for each of the fits that run in its tasks."""
 
     n_sharing: int
@@ -273,7 +273,7 @@ class Resources:
     """False for a plan without data: it is priced even where the disk is too small, and the plan reports that."""
     confined: str = ""
     """Why all the work must be done in the calling process; empty: it may be done on workers."""
-    share: Share | None = None
+    share: WorkerShare | None = None
     """How the limit of the calling process follows from that of the Dask worker that it is; None: from another."""
     memory_bytes: int | None = None
     """Memory of one machine that the processes of a fit and the system's cache of files share; None: not known, and
@@ -316,13 +316,13 @@ class Resources:
             return needed, "memory_limit"
         return self.share.limit_for(needed, self.local_baseline_bytes), "memory limit of the worker"
 
-    def on_workers(self, n_workers: int | None = None) -> Place:
+    def on_workers(self, n_workers: int | None = None) -> Processes:
         """All workers, or fewer with more memory each."""
         n = self.n_workers if n_workers is None else n_workers
         limit = self.worker_limit_bytes * self.n_workers // n
         if self.process_limit_bytes is not None:
             limit = min(limit, self.process_limit_bytes)
-        return Place(
+        return Processes(
             execution="dask",
             n_workers=n,
             slots=n * self.worker_threads,
@@ -333,7 +333,7 @@ class Resources:
             start_seconds=0.0 if self.cluster_is_running else self.rates.cluster_start_seconds,
         )
 
-    def caller_and_workers(self, *, wants_tiles: bool) -> list[Place]:
+    def caller_and_workers(self, *, wants_tiles: bool) -> list[Processes]:
         """Places of work that threads of the calling process do as well as workers."""
         if self.cluster_is_running:
             return [self.on_workers()]
@@ -350,9 +350,9 @@ class Resources:
         here = self.local_baseline_bytes if on_workers and not self.cluster_is_running else 0
         return max(0.0, self.memory_bytes - here - ceil(n_workers / self.n_hosts) * peak_bytes)
 
-    def in_caller(self, execution: Execution, threads: int, blas_threads: int = 0) -> Place:
+    def in_caller(self, execution: Execution, threads: int, blas_threads: int = 0) -> Processes:
         """The calling process, with this many tasks at once, and the buffers of BLAS's threads."""
-        return Place(
+        return Processes(
             execution=execution,
             n_workers=1,
             slots=threads,

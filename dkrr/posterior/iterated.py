@@ -26,7 +26,7 @@ from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
 from dkrr.linalg.products import Operator, column_sizes
-from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, ResidualBounds, Solved, VarianceBounds, variance_bounds
+from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
 from dkrr.machine import detect
 from dkrr.planning import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
@@ -117,12 +117,12 @@ class IteratedPosterior(Posterior):
         return Estimate(found.value - self._log_weights() - zero + constant, found.error)
 
     @cached_property
-    def _known(self) -> tuple[Array, Solved | None]:
+    def _known(self) -> tuple[Array, BoundedSolution | None]:
         """yᵀA⁻¹y of every target less its free constant, and the system of the constant."""
         with self._opened(0) as run:
             return self._solved_targets(run)
 
-    def _constant_of(self, run: "_Run") -> Solved | None:
+    def _constant_of(self, run: "_Run") -> BoundedSolution | None:
         """System of the free constant; None without one."""
         if not self.data.fit_intercept:
             return None
@@ -130,7 +130,7 @@ class IteratedPosterior(Posterior):
             self._known = self._solved_targets(run)
         return self._known[1]  # its bounds are certified
 
-    def _solved_targets(self, run: "_Run") -> tuple[Array, Solved | None]:
+    def _solved_targets(self, run: "_Run") -> tuple[Array, BoundedSolution | None]:
         data, tol = self.data, min(self._tol, KNOWN_TOL)
         means, found, constant = data.target_means(), np.empty(data.targets.shape[1]), None
         for start in range(0, len(found), run.width):
@@ -159,7 +159,7 @@ class IteratedPosterior(Posterior):
                 f"a smaller tol, a larger alpha, or solver='cholesky'"
             )
 
-    def _solved(self, run: "_Run", right_sides: Array, tol: float) -> Solved:
+    def _solved(self, run: "_Run", right_sides: Array, tol: float) -> BoundedSolution:
         solved, doubt = run.solved(right_sides, tol)
         self._doubts += [doubt] if doubt else []
         return solved
@@ -237,7 +237,7 @@ class _Run:
         iteration.estimates_condition = False
         return iteration
 
-    def solved(self, right_sides: Array, tol: float) -> tuple[Solved, str]:
+    def solved(self, right_sides: Array, tol: float) -> tuple[BoundedSolution, str]:
         """Systems solved to a relative residual, and words for a residual that is larger; empty without one."""
         iteration, doubt = self.iteration(right_sides), ""
         iteration.tol = tol
@@ -249,7 +249,7 @@ class _Run:
             )
         return self._certified(iteration), doubt
 
-    def variances(self, cross: Array, prior: Array, constant: Solved | None) -> VarianceBounds:
+    def variances(self, cross: Array, prior: Array, constant: BoundedSolution | None) -> VarianceBounds:
         """Variances of the rows of C K(X, x), of shape (n, m), with bounds as near as rounding allows.
 
         Parameters
@@ -257,7 +257,7 @@ class _Run:
         cross : ndarray of shape (n, m)
         prior : ndarray of shape (m,)
             k(x, x).
-        constant : Solved, optional
+        constant : BoundedSolution, optional
             System of the free constant.
         """
         iteration = self.iteration(cross)
@@ -317,7 +317,7 @@ class _Run:
             )
         return trace.values(column_sizes(probes))
 
-    def _certified(self, iteration: Iteration) -> Solved:
+    def _certified(self, iteration: Iteration) -> BoundedSolution:
         """Bounds from the true residuals at the end of a run."""
         state = iteration.last
         assert state is not None
@@ -356,7 +356,7 @@ class _Ending:
         tol[columns[ended]] = np.inf
         self._iteration.tol = tol
 
-    def continue_with(self, open_: NDArray[np.bool_], found: VarianceBounds, solved: Solved) -> None:
+    def continue_with(self, open_: NDArray[np.bool_], found: VarianceBounds, solved: BoundedSolution) -> None:
         """Continue with columns whose certified bounds are wider than the iteration showed."""
         shown = np.where(self._shown > 0, self._shown, np.inf)
         wider = np.maximum(solved.left / shown, TIGHTENING * self.factor * found.relative_width / RELATIVE_WIDTH)

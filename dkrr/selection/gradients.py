@@ -127,7 +127,7 @@ class HeldOutError:
         """
         matrix = self._gram(kernel)
         factor = self._factor(matrix, alpha)
-        systems = FoldSystems(matrix, factor, self._scales, alpha, self._plan, self._context, self._tol)
+        systems = GradientSystems(matrix, factor, self._scales, alpha, self._plan, self._context, self._tol)
         slopes = None
         if of_lengths:
             assert isinstance(kernel, WithLengths)
@@ -164,7 +164,7 @@ class HeldOutError:
         is_enough = pivot_rule(self._plan, alpha, self._tol)
         return matrix.partial_factor(self._data.weights, pivots_of(self._plan), is_enough)
 
-    def _part(self, systems: "FoldSystems", targets: slice, slopes: tuple[Kernel, Array] | None) -> Evaluation:
+    def _part(self, systems: "GradientSystems", targets: slice, slopes: tuple[Kernel, Array] | None) -> Evaluation:
         """The part of some targets."""
         y, n_folds = self._data.targets[:, targets] - self._means[targets], len(self._folds)
         t, is_free = y.shape[1], self._data.fit_intercept
@@ -227,7 +227,7 @@ def _without_constant(columns: Array, constants: Array) -> Array:
     return np.asarray(each[:, :, :t] - each[:, :, t:] * constants).reshape(-1, n_folds * t)
 
 
-class FoldSystems:
+class GradientSystems:
     """The systems C_f K C_f + λ I of all folds, for one right-hand side after another.
 
     Parameters

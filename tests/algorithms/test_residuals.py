@@ -15,7 +15,7 @@ from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import column_sizes
 from dkrr.linalg.residual import (
     Moments,
-    Solved,
+    TiledSolution,
     condition_number,
     relative,
     scaling_of,
@@ -58,7 +58,7 @@ def test_residuals_condition_and_squares_by_tiles_are_those_of_the_whole_matrix(
     solution = vectors(folder, grid, np.column_stack([X, solved]))
     scaling = vectors(folder, grid, np.sqrt(d)[:, None]) if scaled else None
     system = case.system
-    solved = Solved(system.source, grid, system.shift, vectors(folder, grid, case.B), solution, scaling)
+    solved = TiledSolution(system.source, grid, system.shift, vectors(folder, grid, case.B), solution, scaling)
     found, record = residual.check_tiled(solved, constants, SerialExecutor(), Progress(), slots)
     assert_allclose(found.residual, expected.max(), rtol=1e-10)
     assert_allclose(found.squares, squares, rtol=1e-9, atol=1e-11)

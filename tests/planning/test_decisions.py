@@ -10,7 +10,7 @@ from dkrr.features import feature_map
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
 from dkrr.planning import Float32Factor, Layout, Rates, make_plan
 from dkrr.planning.problem import Spectrum
-from dkrr.planning.resources import Share
+from dkrr.planning.resources import WorkerShare
 from dkrr.planning.selection import FoldSizes, plan_selection, with_parts
 from dkrr.planning.strategy import codes_of
 from dkrr.planning.uncertainty import plan_uncertainty
@@ -34,7 +34,9 @@ def decisions():
     full = {"disk_free_bytes": GIB}
     elsewhere = {**full, "enforce_disk": False}
     little = machine(64 * GIB, memory_bytes=20 * GIB, **elsewhere)
-    share = machine(2 * GIB, share=Share(2, 0.7), local_baseline_bytes=100 * MIB, confined="here, since it is a test")
+    share = machine(
+        2 * GIB, share=WorkerShare(2, 0.7), local_baseline_bytes=100 * MIB, confined="here, since it is a test"
+    )
     columns = {"solver": ConjugateGradient(RPCholesky()), "form": "primal"}
     begun_by_cg = {"keeps_store": True, "layout": Layout("dual", 701, 701, 0, 1, "cg")}
     logistic = {"loss": "logistic", "fit_intercept": True, "tol": 1e-6}

@@ -18,7 +18,7 @@ from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE
 from dkrr.planning import Layout, Rates, make_plan
 from dkrr.planning.explain import SURELY_FASTER, solver_facts
 from dkrr.planning.planner import EQUAL_TIME
-from dkrr.planning.resources import Share
+from dkrr.planning.resources import WorkerShare
 from dkrr.planning.strategy import codes_of
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import format_seconds
@@ -194,7 +194,7 @@ def test_the_named_limit_of_each_worker_works_and_less_does_not(what, n, workers
 
 @given(problems(), ROWS, st.integers(1, 4), st.sampled_from([210, 280]))
 def test_the_named_limit_of_a_worker_that_several_fits_share_works_and_less_does_not(what, n, sharing, limit):
-    share, held, what = Share(sharing, 0.7), 100 * MIB, replace(what, n=n)
+    share, held, what = WorkerShare(sharing, 0.7), 100 * MIB, replace(what, n=n)
 
     def of_worker(worker_limit):
         here = machine(share.of(worker_limit, held), confined="in the calling process, as the test says")
