@@ -44,6 +44,8 @@ MAX_BYTES = 16 * 2**10
 """Longest document that is read: what dkrr writes has some hundred bytes."""
 _STARTED_WITHIN = 5.0
 """Seconds by which the start of one process may differ: the clock by which it is told may be set."""
+FIRST_NAMESPACE = 0xEFFFFFFC
+"""Number by which Linux knows the processes of a machine outside of containers."""
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 logger = logging.getLogger(__name__)
@@ -82,8 +84,8 @@ class Owner:
         return None
 
     def is_here(self) -> bool:
-        """Whether it is a process of this machine, whose life the system tells; filelock adds a container's number."""
-        return self.host.partition("?")[0] == platform.node()
+        """Whether it is a process of this machine, and of the same container, whose life the system tells."""
+        return self.host == _this_host()
 
     def is_running(self) -> bool:
         """Whether its process exists, suspended or not; only where `is_here`."""
@@ -104,7 +106,16 @@ class Owner:
 
 def this_owner() -> Owner:
     """A new ownership of the calling process."""
-    return Owner(platform.node(), os.getpid(), _name_of(os.getuid()), float(psutil.Process().create_time()))
+    return Owner(_this_host(), os.getpid(), _name_of(os.getuid()), float(psutil.Process().create_time()))
+
+
+def _this_host() -> str:
+    """Name of this machine; with filelock's mark in a container, which may have the same name and numbers of its own."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 (at every question)
+    except OSError:  # not Linux
+        namespace = FIRST_NAMESPACE
+    return platform.node() + ("" if namespace == FIRST_NAMESPACE else f"?pidns-{namespace:x}")
 
 
 def _name_of(uid: int) -> str:
