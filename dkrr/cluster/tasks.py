@@ -282,16 +282,23 @@ class SerialExecutor:
     def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
         """See `Executor.map`."""
         start = time.perf_counter()
-        records = [execute(task, shared) for task in tasks]
+        records = list(self._records(tasks, shared))
         return RunRecord(time.perf_counter() - start, records)
 
     def total(self, tasks: Sequence[Task], shared: Any) -> tuple[Any, RunRecord]:
         """See `Executor.total`."""
-        record = self.map(tasks, shared)
-        total = record.tasks[0].value
-        for task in record.tasks[1:]:
-            total += task.value
-        return total, RunRecord(record.seconds, [replace(t, value=None) for t in record.tasks])
+        start, total, records = time.perf_counter(), None, list[TaskRecord]()
+        for record in self._records(tasks, shared):
+            if total is None:
+                total = record.value
+            else:
+                total += record.value
+            records.append(replace(record, value=None))
+        return total, RunRecord(time.perf_counter() - start, records)
+
+    def _records(self, tasks: Sequence[Task], shared: Any) -> Iterator[TaskRecord]:
+        """Records in the order of the tasks, each as soon as it is there."""
+        return (execute(task, shared) for task in tasks)
 
     def forget(self, run: str) -> None:
         """See `Executor.forget`."""
@@ -338,9 +345,6 @@ class ThreadExecutor(SerialExecutor):
                 future = None  # an error refers to this frame: a cycle would keep what its tasks hold
         return RunRecord(time.perf_counter() - start, [done[task.key] for task in tasks])
 
-    def map(self, tasks: Sequence[Task], shared: Any) -> RunRecord:
-        """See `Executor.map`."""
-        start = time.perf_counter()
+    def _records(self, tasks: Sequence[Task], shared: Any) -> Iterator[TaskRecord]:
         with blas.one_thread():
-            records = list(self._pool.map(partial(execute, shared=shared), tasks))
-        return RunRecord(time.perf_counter() - start, records)
+            yield from self._pool.map(partial(execute, shared=shared), tasks)

@@ -403,7 +403,7 @@ def errors_of(url: str, what: str = "read") -> Iterator[None]:
 
 
 _UNREACHED, _CHECK = (
-    "the server {server} cannot be reached:",
+    "the server {server}cannot be reached:",
     "check the address (for S3 AWS_ENDPOINT_URL) and the network",
 )
 _CAUSES = {
@@ -434,7 +434,7 @@ def _unreachable(what: str, url: str, error: Exception) -> UnreachableStoreError
     text = str(error)
     causes = (cause for cause, signs in _CAUSES.items() if any(sign in text for sign in signs))
     address, tries = _ADDRESS.search(text), _TRIES.search(text)
-    cause = next(causes, _first_line(error)).replace("{server}", address[0] if address else "")
+    cause = next(causes, _first_line(error)).replace("{server}", f"{address[0]} " if address else "")
     return UnreachableStoreError(
         f"cannot {what} in the store {url}: {cause}{f' ({tries[0]})' if tries and tries[0] not in cause else ''}. What "
         f"is finished is kept: when the store can be reached and written to, run again with the same store"

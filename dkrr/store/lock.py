@@ -110,7 +110,7 @@ def this_owner() -> Owner:
 
 
 def _this_host() -> str:
-    """Name of this machine; with filelock's mark in a container, which may have the same name and numbers of its own."""
+    """Name of this machine; with filelock's mark in a container, which may have the same name and own numbers."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 (at every question)
     except OSError:  # not Linux
