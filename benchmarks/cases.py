@@ -36,8 +36,7 @@ from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.fitting import run
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
-from dkrr.machine import detection
-from dkrr.planning import Plan, Strategy
+from dkrr.planning import Plan, Strategy, detection
 from dkrr.planning.selection import SelectionPlan
 from dkrr.selection import scoring
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky

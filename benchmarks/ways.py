@@ -18,8 +18,7 @@ import dkrr
 from benchmarks.candidates import admissible, best_of_kinds, is_same, kind, kind_of_plan, matches
 from benchmarks.cases import Case, command, memory_of_first_plan, surroundings
 from dkrr.linalg.preconditioners import estimated_spectrum
-from dkrr.machine import detection
-from dkrr.planning import Iterative, Plan, Rates, Strategy
+from dkrr.planning import Iterative, Plan, Rates, Strategy, detection
 from dkrr.planning.selection import SelectionPlan
 
 NEAR = 5.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dkrr.estimators.predict_to import predict_to
     from dkrr.estimators.saving import load, save
     from dkrr.fitting.plans import plan
-    from dkrr.machine import calibrate
+    from dkrr.planning.calibration import calibrate
     from dkrr.store.inspection import status, verify
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ _MODULES = {
     "dkrr.estimators": ("KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"),
     "dkrr.estimators.gram": ("gram",),
     "dkrr.store.inspection": ("status", "verify"),
-    "dkrr.machine": ("calibrate",),
+    "dkrr.planning.calibration": ("calibrate",),
     "dkrr.estimators.saving": ("load", "save"),
     "dkrr.fitting.plans": ("plan",),
     "dkrr.estimators.predict_to": ("predict_to",),

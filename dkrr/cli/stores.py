@@ -19,7 +19,7 @@ def _place(given: dict[str, Any], name: str, what: str) -> str:
 def info(**given: Any) -> None:
     """Describe a saved model; without MODEL, this machine (or a cluster) and the rates that plans use."""
     from dkrr.cli.show import machine_text, model_text
-    from dkrr.machine import describe
+    from dkrr.planning.detection import describe
     from dkrr.store.description import describe_model
 
     if given["path"] is None:
@@ -93,7 +93,7 @@ def calibrate(**given: Any) -> None:
 
     import dkrr as library
     from dkrr.cli.show import machine_text
-    from dkrr.machine import describe
+    from dkrr.planning.detection import describe
 
     workers = given["workers"]
     with dask.config.set({} if workers is None else {"dkrr.local.workers": workers}):

@@ -36,8 +36,9 @@ from dkrr.fitting.requests import (
 )
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
-from dkrr.machine import detect, measured_plan
 from dkrr.planning import Plan, Problem
+from dkrr.planning.calibration import measured_plan
+from dkrr.planning.detection import detect
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
 
 MAX_CANDIDATES = 10**6

@@ -24,7 +24,7 @@ from dkrr.data.transformers import PartitionRows, TransformedRows, transformed_b
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.results import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
-from dkrr.machine.detection import usable_threads
+from dkrr.planning.detection import usable_threads
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""

@@ -1,4 +1,4 @@
-"""The planner: which form, which executor, which tiles, and why. Integers and floats only."""
+"""The planner: which form, which executor, which tiles, and why; what this machine has, and how fast it is."""
 
 import dkrr.planning.saved  # noqa: F401  # gives plans the size of the model
 from dkrr.planning.plan import Plan

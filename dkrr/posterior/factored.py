@@ -35,8 +35,8 @@ from dkrr.linalg.held_out import LeftOut
 from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
-from dkrr.machine.detection import usable_threads
 from dkrr.planning import Direct
+from dkrr.planning.detection import usable_threads
 from dkrr.posterior.base import (
     Array,
     Estimate,

@@ -27,8 +27,8 @@ from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
 from dkrr.linalg.products import Operator, column_sizes
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
-from dkrr.machine import detect
 from dkrr.planning import Iterative
+from dkrr.planning.detection import detect
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 from dkrr.posterior.base import Array, Estimate, Numbers, Posterior, blocks, cross_of, diagonal_of, warn_of_width
 from dkrr.solvers import Status

@@ -20,7 +20,7 @@ from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.linalg.variance_bounds import VarianceBounds
-from dkrr.machine import detect
+from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
 from dkrr.posterior.base import Array, FactoredProcess, Kept, Numbers, Posterior

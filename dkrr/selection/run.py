@@ -14,7 +14,7 @@ from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.requests import DualStart, FitRequest, Targets
 from dkrr.fitting.run import QUIET_SECONDS
-from dkrr.machine import detect
+from dkrr.planning.detection import detect
 from dkrr.planning.selection import refuse_gradient
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.scores import negative_squared_error

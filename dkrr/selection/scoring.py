@@ -27,8 +27,8 @@ from dkrr.fitting.results import scale_of
 from dkrr.fitting.sampled import about_the_rows, is_drawn
 from dkrr.fitting.storage import with_repairs
 from dkrr.linalg.held_out import LeftOut
-from dkrr.machine import detect
 from dkrr.planning import Direct, Iterative, Problem, Resources
+from dkrr.planning.detection import detect
 from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.selection.curve import LearningCurve

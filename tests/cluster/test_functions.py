@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 from dkrr import KernelRidge, plan
 from dkrr.errors import KernelFunctionError
 from dkrr.kernels import RBF, CallableKernel, Columns
-from dkrr.machine.functions import MAX_ROWS, MIN_ROWS, measure
+from dkrr.planning.kernel_functions import MAX_ROWS, MIN_ROWS, measure
 
 N, D = 1500, 12
 

@@ -15,14 +15,13 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.errors import InputError
-from dkrr.machine import Profile, calibrate, describe, detect, quick, record_baseline
-from dkrr.machine import profile as profiles
-from dkrr.machine.detection import known_rates
-from dkrr.machine.measures import FEATURES, KERNELS, best_seconds, measure_store
-from dkrr.machine.profile import load_profile, machine_fingerprint, save_profile
-from dkrr.machine.quick import measured_plan
-from dkrr.planning import KernelRate, Rates
+from dkrr.planning import KernelRate, Rates, calibration
+from dkrr.planning import profile as profiles
+from dkrr.planning.calibration import calibrate, measured_plan
+from dkrr.planning.detection import describe, detect, known_rates
+from dkrr.planning.measures import FEATURES, KERNELS, best_seconds, measure_store
 from dkrr.planning.plan import RATES
+from dkrr.planning.profile import Profile, load_profile, machine_fingerprint, record_baseline, save_profile
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES, WORKER_BASELINE_BYTES
 from dkrr.store.zarr_arrays import create_array
 from tests.cluster.clients import all_released
@@ -52,9 +51,9 @@ def measured(monkeypatch):
         made["store"] += 1
         return {"write_bytes": 1e6 * made["store"], "read_bytes": 4e6, "cold_read_bytes": 2e6}
 
-    monkeypatch.setattr(quick, "_busy_seconds", lambda: 0.0)
-    monkeypatch.setattr(quick, "measure_cores", measure_cores)
-    monkeypatch.setattr(quick, "measure_store", measure_store)
+    monkeypatch.setattr(calibration, "_busy_seconds", lambda: 0.0)
+    monkeypatch.setattr(calibration, "measure_cores", measure_cores)
+    monkeypatch.setattr(calibration, "measure_store", measure_store)
     return made
 
 
@@ -86,9 +85,9 @@ def test_the_store_is_measured_for_a_plan_that_uses_it(measured):
 @pytest.mark.parametrize("why", ["other programs", "full disk"])
 def test_a_store_that_cannot_be_measured_has_the_defaults(measured, monkeypatch, why):
     if why == "other programs":
-        monkeypatch.setattr(quick, "_busy_seconds", partial(next, iter(range(0, 10**6, 1000))))
+        monkeypatch.setattr(calibration, "_busy_seconds", partial(next, iter(range(0, 10**6, 1000))))
     else:
-        monkeypatch.setattr(quick, "measure_store", Mock(side_effect=OSError("no space left")))
+        monkeypatch.setattr(calibration, "measure_store", Mock(side_effect=OSError("no space left")))
     plan = measured_plan(replace(LONG, tile=2048), machine(4 * GIB))
     assert plan.resources.rates.write_bytes == Rates().write_bytes and plan.resources.rates.gemm_flops == 70e9
     assert (load_profile(machine_fingerprint()).other_cores_busy > 1) == (why == "other programs")
@@ -131,9 +130,9 @@ def test_a_calibration_replaces_it(measured, folder):
 
 def test_workers_of_a_client_elsewhere(measured, monkeypatch):
     elsewhere, on_every_worker = {"where": "cluster", "hosts": 3}, "dkrr.cluster.dask_client.on_every_worker"
-    monkeypatch.setattr(quick, "ambient_client", lambda: "client")
-    monkeypatch.setattr(quick, "reports_of", lambda client: [client])
-    monkeypatch.setattr(quick, "fingerprint_of", lambda workers: elsewhere if workers == ["client"] else None)
+    monkeypatch.setattr(calibration, "ambient_client", lambda: "client")
+    monkeypatch.setattr(calibration, "reports_of", lambda client: [client])
+    monkeypatch.setattr(calibration, "fingerprint_of", lambda workers: elsewhere if workers == ["client"] else None)
     monkeypatch.setattr(on_every_worker, lambda client, function: [function() for _ in range(3)])
     plan = measured_plan(direct(100_000, 9), cluster())
     assert plan.resources.rates.gemm_flops == 70e9 and measured == {"processor": 3, "store": 0}
@@ -142,7 +141,7 @@ def test_workers_of_a_client_elsewhere(measured, monkeypatch):
 
 def test_what_is_really_measured(tmp_path, folder, monkeypatch):
     """Every rate of the processor is plausible, also on a busy machine."""
-    monkeypatch.setattr(quick, "MAX_BUSY_CORES", 1e9)
+    monkeypatch.setattr(calibration, "MAX_BUSY_CORES", 1e9)
     with dask.config.set({"dkrr.temporary-directory": str(tmp_path)}):
         plan = measured_plan(replace(LONG, tile=2048), machine(4 * GIB))
     rates, profile = plan.resources.rates, load_profile(machine_fingerprint())
@@ -159,7 +158,7 @@ def test_what_is_really_measured(tmp_path, folder, monkeypatch):
 
 def test_a_fit_uses_it(measured, monkeypatch, small_process):
     """The plan of a fit, as `dkrr.plan`, is made from measured rates."""
-    monkeypatch.setattr(quick, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "LONG_SECONDS", 0.0)
     X = np.random.default_rng(0).standard_normal((50, 3))
     model = dkrr.KernelRidge(kernel="rbf", solver="cholesky", memory_limit="1GiB").fit(X, X[:, 0])
     assert model.plan_.resources.rates_from == "quick" and measured["processor"] > 0
@@ -204,7 +203,7 @@ def test_what_cannot_be_kept_is_refused_before_the_work(tmp_path):
 def test_a_read_that_another_cache_served_is_not_the_disks(tmp_path, monkeypatch, cold, is_measured):
     """The host of a virtual machine has in memory what was just written, and the disk's own rate cannot be measured."""
     times = iter([0.1, 0.1, cold])
-    monkeypatch.setattr("dkrr.machine.measures._timed", lambda function: next(times))
+    monkeypatch.setattr("dkrr.planning.measures._timed", lambda function: next(times))
     found = measure_store(str(tmp_path))
     assert ("cold_read_bytes" in found) == is_measured
     assert found.get("cold_read_bytes", 0.0) <= found["read_bytes"] / 2
@@ -213,7 +212,7 @@ def test_a_read_that_another_cache_served_is_not_the_disks(tmp_path, monkeypatch
 @pytest.mark.parametrize(("each", "calls"), [(0.3, 4), (0.9, 3), (1.4, 3), (2.9, 2), (3.1, 1)])
 def test_calls_are_repeated_within_three_times_the_time_and_slow_ones_do_not_count(monkeypatch, each, calls):
     timed = Mock(side_effect=[each] * 9)
-    monkeypatch.setattr("dkrr.machine.measures._timed", timed)
+    monkeypatch.setattr("dkrr.planning.measures._timed", timed)
     assert best_seconds(int, 1.0) == each and timed.call_count == calls
     timed.side_effect = [1.0, 1.0, 50.0, 1.0, 60.0, 1.0, 1.0, 70.0]
     assert best_seconds(int, 180.0) == 1.0

@@ -18,9 +18,8 @@ from click.shell_completion import BashComplete
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV, load
 from dkrr.cli import dkrr
 from dkrr.errors import ConvergenceWarning
-from dkrr.machine import Profile
-from dkrr.machine.profile import machine_fingerprint, save_profile
 from dkrr.planning import Rates
+from dkrr.planning.profile import Profile, machine_fingerprint, save_profile
 from tests.interface.conftest import run
 from tests.pairs import every_pair
 

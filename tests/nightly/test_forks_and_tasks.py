@@ -20,7 +20,7 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cluster.process import CHILD, TASK, confinement, may_use
 from dkrr.kernels import RBF
-from dkrr.machine import detect
+from dkrr.planning.detection import detect
 
 SLOW = {"dkrr.rates.gemm-gflops": 1e-4}
 """So slow a machine that the work is not small: it would go to workers."""

@@ -16,7 +16,7 @@ from dkrr import blas
 from dkrr.kernels import RBF, Kernel, Laplacian, Linear, Matern, Polynomial
 from dkrr.linalg.products import Precision
 from dkrr.linalg.sources import KERNEL_BLOCK, cut_tile
-from dkrr.planning import KernelRate
+from dkrr.planning.resources import KernelRate
 from dkrr.store import ChunkedArray
 
 SIDE, PANEL = 1024, 512

@@ -24,7 +24,7 @@ from dkrr.cluster.process import (
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import check_settings, setting, temporary_directory
 from dkrr.errors import InputError, StoreError
-from dkrr.machine.profile import (
+from dkrr.planning.profile import (
     Fingerprint,
     cluster_fingerprint,
     is_saved,
@@ -34,13 +34,14 @@ from dkrr.machine.profile import (
     rates_of_stores,
     recorded_baseline,
 )
-from dkrr.planning import Rates, Resources
 from dkrr.planning.resources import (
     AVAILABLE_FRACTION,
     CLUSTER_FRACTION,
     LOCAL_FRACTION,
     WORKER_BASELINE_BYTES,
+    Rates,
     RatesFrom,
+    Resources,
     WorkerShare,
 )
 from dkrr.store.places import free_bytes

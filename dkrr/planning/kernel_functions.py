@@ -19,8 +19,8 @@ from dkrr.errors import DkrrError
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
-from dkrr.machine.detection import resident_bytes
-from dkrr.planning import Problem
+from dkrr.planning.detection import resident_bytes
+from dkrr.planning.problem import Problem
 
 MIN_ROWS = 256
 """Training rows below which a fit calls a function on blocks that are hardly larger than those of a measurement."""

@@ -24,9 +24,12 @@ from dkrr.cluster.folders import private_folder
 from dkrr.cluster.process import ambient_client
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
-from dkrr.machine.detection import fingerprint_of, local_workers, rates_at, reports_of, resident_bytes
-from dkrr.machine.measures import CORE_BYTES, N_CHUNKS, QUICK_CHUNKS, Measured, measure_cores, measure_store
-from dkrr.machine.profile import (
+from dkrr.planning.detection import fingerprint_of, local_workers, rates_at, reports_of, resident_bytes
+from dkrr.planning.measures import CORE_BYTES, N_CHUNKS, QUICK_CHUNKS, Measured, measure_cores, measure_store
+from dkrr.planning.plan import Plan
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Problem
+from dkrr.planning.profile import (
     Fingerprint,
     Profile,
     cluster_fingerprint,
@@ -37,7 +40,7 @@ from dkrr.machine.profile import (
     median_rates,
     save_profile,
 )
-from dkrr.planning import KernelRate, Plan, Problem, Rates, Resources, make_plan
+from dkrr.planning.resources import KernelRate, Rates, Resources
 
 LONG_SECONDS = 4.0
 """Projected time of a fit above which the measurement is worth its half a second."""

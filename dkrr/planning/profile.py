@@ -31,8 +31,7 @@ from dkrr.cluster.process import read_system_file, usable_cores
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.planning import KernelRate, Rates
-from dkrr.planning.resources import STORAGE_CHUNK_BYTES
+from dkrr.planning.resources import STORAGE_CHUNK_BYTES, KernelRate, Rates
 from dkrr.store.paths import local_path
 from dkrr.store.places import place_at
 
