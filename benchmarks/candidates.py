@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from dkrr.linalg.result import SolveResult
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
 from dkrr.planning.resources import Resources
 from dkrr.planning.selection import SelectionPlan
 from dkrr.planning.strategy import RowPasses, TileProducts
-from dkrr.solvers.result import SolveResult
 
 
 def tier(c: Strategy) -> str:

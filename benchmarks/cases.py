@@ -36,11 +36,11 @@ from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.fitting import run
 from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
+from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan, Strategy, detection
 from dkrr.planning.selection import SelectionPlan
 from dkrr.selection import scoring
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
-from dkrr.solvers.result import SolveResult
 from dkrr.store.zarr_arrays import create_array
 
 FIGURES = ("seconds", "read_bytes", "written_bytes", "peak_bytes")

@@ -38,7 +38,7 @@ from dkrr.checks import parse_bytes
 from dkrr.cluster.tasks import peak_resident_bytes
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
-from dkrr.solvers.result import NewtonStep
+from dkrr.linalg.result import NewtonStep
 from dkrr.text import format_bytes, format_seconds
 
 Floats = NDArray[np.float64]

@@ -42,7 +42,7 @@ def fit(**given: Any) -> None:
     """
     import dkrr as library
     from dkrr.cli.show import fit_text
-    from dkrr.solvers import Status
+    from dkrr.linalg.result import Status
 
     _check_places(given)
     _check_store(given["store"])
@@ -177,7 +177,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of an estimator or of `dkrr.plan` from the options of a model."""
     alpha, found = candidates(given["alpha"], "--alpha"), {name: given[name] for name in SETTINGS}
     if given["solver_max_iter"] is not None:
-        from dkrr.solvers import ConjugateGradient
+        from dkrr.linalg.solver_settings import ConjugateGradient
 
         if given["solver"] != "cg":
             raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")

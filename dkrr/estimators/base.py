@@ -47,8 +47,8 @@ from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
+from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan
-from dkrr.solvers import SolveResult
 from dkrr.sparse import check_structure
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.zarr_arrays import is_dask_array

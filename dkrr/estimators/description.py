@@ -22,7 +22,7 @@ from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.linalg.products import root_mean_squares
-from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
+from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.description import FORMAT_VERSION, FOUND, parts_in
 from dkrr.text import one_line
 

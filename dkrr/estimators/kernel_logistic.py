@@ -25,8 +25,8 @@ from dkrr.fitting.requests import FitRequest, Labels, Settings, WarmStart, check
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
-from dkrr.solvers import SolveResult
-from dkrr.solvers.newton import Point
+from dkrr.linalg.newton import Point
+from dkrr.linalg.result import SolveResult
 from dkrr.store.zarr_arrays import is_dask_array
 
 Array = NDArray[np.float64]

@@ -31,8 +31,8 @@ from dkrr.estimators.search import (
 from dkrr.fitting.requests import checked_weights
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels.columns import encodes
+from dkrr.linalg.result import Status
 from dkrr.selection import Folds, no_choice, without_score
-from dkrr.solvers import Status
 
 Array = NDArray[np.float64]
 

@@ -24,10 +24,10 @@ from dkrr.fitting.prediction import at_once, by_blocks
 from dkrr.fitting.requests import FitRequest, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
+from dkrr.linalg.result import SolveResult
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.posterior import CrossValidationIntervals, Learned, Processes, Variances
 from dkrr.selection import Folds
-from dkrr.solvers import SolveResult
 
 Array = NDArray[np.float64]
 

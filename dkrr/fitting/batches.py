@@ -21,10 +21,10 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.results import Solution
 from dkrr.fitting.ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.storage import UNLIKE_OURS
+from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.residual import worst
+from dkrr.linalg.result import Status
 from dkrr.planning import Plan
-from dkrr.solvers import Status
-from dkrr.solvers.iteration_state import CGOutcome
 from dkrr.store import TileGrid
 from dkrr.store.run import BATCHES, N_BATCHES
 

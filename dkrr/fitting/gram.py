@@ -24,6 +24,7 @@ from dkrr.linalg.cholesky import cholesky_tasks
 from dkrr.linalg.memory import KeptTiles, memory_system
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.products import Operator, Precision, ResidentRows, TiledOperator, column_norms
+from dkrr.linalg.solver_settings import RPCholesky
 from dkrr.linalg.sources import (
     MAX_ROUNDING_RATIO,
     ColumnSource,
@@ -42,7 +43,6 @@ from dkrr.linalg.sources import (
 )
 from dkrr.linalg.substitution import LocalFactor, ScaledFactor, SharedFactor
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
-from dkrr.solvers import RPCholesky
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]

@@ -7,15 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
+from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky, pivot_stopping_rule
 from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import Operator
+from dkrr.linalg.solver_settings import ConjugateGradient, RPCholesky
 from dkrr.planning import Plan
 from dkrr.planning.multiplied import growth_seconds
-from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.iteration_state import CGOutcome, State
-from dkrr.solvers.settings import RPCholesky
 
 Array = NDArray[np.float64]
 

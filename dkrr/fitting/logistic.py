@@ -25,15 +25,9 @@ from dkrr.fitting.requests import FitRequest, WarmStart
 from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.fitting.storage import Checkpoints
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
+from dkrr.linalg.dual_objective import DualObjective
 from dkrr.linalg.likelihood import LabelTerms
-from dkrr.linalg.passes import Passes
-from dkrr.linalg.products import Operator
-from dkrr.planning import Direct, Float32Factor, Iterative, Plan
-from dkrr.planning.problem import Form
-from dkrr.planning.strategy import How
-from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.dual_objective import DualObjective
-from dkrr.solvers.newton import (
+from dkrr.linalg.newton import (
     CURVATURE_SHIFT,
     INNER_TOL,
     PROBABILITY_POWER,
@@ -43,8 +37,13 @@ from dkrr.solvers.newton import (
     Objective,
     Point,
 )
-from dkrr.solvers.primal_objective import PrimalObjective
-from dkrr.solvers.result import Residuals
+from dkrr.linalg.passes import Passes
+from dkrr.linalg.primal_objective import PrimalObjective
+from dkrr.linalg.products import Operator
+from dkrr.linalg.result import Residuals, SolveResult, Status
+from dkrr.planning import Direct, Float32Factor, Iterative, Plan
+from dkrr.planning.problem import Form
+from dkrr.planning.strategy import How
 
 Array = NDArray[np.float64]
 

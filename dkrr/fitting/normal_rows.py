@@ -38,9 +38,9 @@ from dkrr.linalg.normal import (
     weighted_sums,
 )
 from dkrr.linalg.passes import Segment, strip_rows
+from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
 from dkrr.planning import Direct, Iterative
-from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.store import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]

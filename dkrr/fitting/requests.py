@@ -26,7 +26,11 @@ from dkrr.features import FeatureMap
 from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
+from dkrr.linalg.newton import Point
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
+from dkrr.linalg.refinement import Cholesky
+from dkrr.linalg.result import Status
+from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
@@ -34,8 +38,6 @@ from dkrr.planning.explain import SMALL_SECONDS
 from dkrr.planning.kernel_functions import with_measured_functions
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
-from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, Status
-from dkrr.solvers.newton import Point
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
 

@@ -27,14 +27,13 @@ from dkrr.fitting.data import FitData, TrainingData
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import KernelTo
 from dkrr.kernels.centring import Centring
+from dkrr.linalg.iteration_state import CGOutcome
+from dkrr.linalg.newton import Point
 from dkrr.linalg.products import column_norms
+from dkrr.linalg.result import SolveResult, caution, direct_status
 from dkrr.linalg.sources import located
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form
-from dkrr.solvers import SolveResult
-from dkrr.solvers.iteration_state import CGOutcome
-from dkrr.solvers.newton import Point
-from dkrr.solvers.result import caution, direct_status
 from dkrr.store.run import WORK
 
 KEPT_BYTES = 16 * 2**20

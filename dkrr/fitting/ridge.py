@@ -26,16 +26,15 @@ from dkrr.fitting.gram import (
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
 from dkrr.fitting.results import Solution
+from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Deferred, Diagonal, Identity, LowRank, Preconditioner
 from dkrr.linalg.products import LastProduct, column_norms, column_sizes
+from dkrr.linalg.refinement import Refinement
 from dkrr.linalg.residual import Check, SolvedProbe, energies, freed, relative_by_columns, worst
+from dkrr.linalg.result import Status, direct_status
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
-from dkrr.solvers import Status
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.direct import Refinement
-from dkrr.solvers.iteration_state import CGOutcome, State
-from dkrr.solvers.result import direct_status
 
 Array = NDArray[np.float64]
 Group = tuple[NDArray[np.intp], int]

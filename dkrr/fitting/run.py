@@ -26,13 +26,14 @@ from dkrr.fitting.results import Solution, Solved, scale_of, solved
 from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.fitting.storage import with_repairs
+from dkrr.linalg.iteration_state import CGOutcome
+from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.residual import worst
+from dkrr.linalg.result import SolveResult, Status
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 from dkrr.planning.problem import Form, Loss
 from dkrr.planning.strategy import How
-from dkrr.solvers import Cholesky, ConjugateGradient, SolveResult, Status
-from dkrr.solvers.direct import in_terms_of_alpha
-from dkrr.solvers.iteration_state import CGOutcome
 
 
 def solve_directly(

@@ -19,8 +19,8 @@ from dkrr.cluster.process import ended_in_order
 from dkrr.config import setting
 from dkrr.data.rows import digest_of
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
+from dkrr.linalg.iteration_state import State
 from dkrr.linalg.sources import Vectors
-from dkrr.solvers.iteration_state import State
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import check_owned, owned
 from dkrr.store.paths import resolved_place

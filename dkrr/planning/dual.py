@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.linalg.cholesky import cholesky_task_bytes
+from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.memory import (
     ONE_TILE,
@@ -19,8 +20,10 @@ from dkrr.linalg.memory import (
     memory_grid,
     solving_work,
 )
+from dkrr.linalg.newton import LEAST_SHIFT, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
 from dkrr.linalg.products import MAX_TILE, calls_work
 from dkrr.linalg.residual import uses_symmetry
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.substitution import apply_bytes
 from dkrr.planning.problem import Problem, Spectrum
@@ -34,9 +37,6 @@ from dkrr.planning.resources import (
 from dkrr.planning.strategy import Direct, Float32Factor, Strategy, Tiling
 from dkrr.planning.tiles import Cut, Itemsize, cuts
 from dkrr.planning.work import Recipe, Site, Step
-from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.dual_objective import VECTORS_HELD
-from dkrr.solvers.newton import LEAST_SHIFT, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
 from dkrr.store import TileGrid
 
 KEPT_TIME_FRACTION = 0.95

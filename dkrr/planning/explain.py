@@ -6,6 +6,7 @@ from typing import Any
 
 from dkrr.linalg.cholesky import n_tasks
 from dkrr.linalg.memory import ONE_TILE
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import against_float32
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.problem import Form, Problem, Spectrum
@@ -20,7 +21,6 @@ from dkrr.planning.strategy import (
     TileProducts,
     codes_of,
 )
-from dkrr.solvers import ConjugateGradient
 from dkrr.text import Explained, format_bytes, format_count, format_seconds, plural
 
 SMALL_SECONDS = 3.0

@@ -11,6 +11,11 @@ from math import ceil, log, log2, sqrt
 
 from dkrr.cluster.tasks import FAN_IN
 from dkrr.cost import Work
+from dkrr.linalg.conjugate_gradient import (
+    MIXED_ITERATION_FACTOR,
+    ROUND_TRIPS_PER_ITERATION,
+    cycles_in_low_precision,
+)
 from dkrr.linalg.fold_preconditioner import middles_work
 from dkrr.linalg.pivoted_cholesky import (
     PRICED_RANKS,
@@ -30,18 +35,13 @@ from dkrr.linalg.products import (
     Precision,
     calls_work,
 )
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import KERNEL_BLOCK
 from dkrr.planning.dual import own_steps
 from dkrr.planning.problem import Problem, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
 from dkrr.planning.strategy import Iterative, Strategy, TileProducts
 from dkrr.planning.work import Site, Step
-from dkrr.solvers import ConjugateGradient
-from dkrr.solvers.conjugate_gradient import (
-    MIXED_ITERATION_FACTOR,
-    ROUND_TRIPS_PER_ITERATION,
-    cycles_in_low_precision,
-)
 
 MAX_ITERATIONS_PLANNED = 1_000_000
 PRECISIONS: dict[str, tuple[Precision, ...]] = {

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE, TILE_SIZES
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, why_form, why_solver
 from dkrr.planning.multiplied import settings_of
@@ -14,7 +15,6 @@ from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import Reason, Strategy
 from dkrr.planning.ways import ways
-from dkrr.solvers import ConjugateGradient
 from dkrr.text import format_bytes, format_count
 
 TINY_SECONDS = 0.1

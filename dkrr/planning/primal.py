@@ -9,9 +9,13 @@ from dkrr.cost import Work
 from dkrr.errors import PlanError
 from dkrr.features import IdentityMap
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
+from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.memory import copy_work, factor_work, memory_bytes, memory_grid, solving_work
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
+from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
+from dkrr.linalg.refinement import Cholesky
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import step_seconds
 from dkrr.planning.multiplied import iterations_expected
 from dkrr.planning.problem import TYPICAL_CONDITION, Loss, Problem
@@ -19,9 +23,6 @@ from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Direct, How, Iterative, RowPasses, Strategy, Tiling
 from dkrr.planning.tiles import Cut, cuts
 from dkrr.planning.work import Recipe, Site, Step, written
-from dkrr.solvers import Cholesky, ConjugateGradient
-from dkrr.solvers.dual_objective import VECTORS_HELD
-from dkrr.solvers.primal_objective import MAX_MATRIX_SIDE
 from dkrr.store import TileGrid
 
 PASSES = 4

@@ -9,11 +9,12 @@ from dkrr.data.rows import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
 from dkrr.features import FeatureMap, feature_map
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import EntryCost
+from dkrr.linalg.dual_objective import VECTORS_HELD
+from dkrr.linalg.newton import INNER_TOL, NewtonWork
 from dkrr.linalg.products import Precision
+from dkrr.linalg.refinement import Cholesky
+from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.resources import Rates
-from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
-from dkrr.solvers.dual_objective import VECTORS_HELD
-from dkrr.solvers.newton import INNER_TOL, NewtonWork
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]

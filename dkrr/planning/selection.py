@@ -12,13 +12,14 @@ from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import strip_rows
+from dkrr.linalg.refinement import Cholesky
+from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
 from dkrr.planning.strategy import Direct, Iterative, Reason
-from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.text import format_bytes, format_seconds, plural
 
 Method = Literal["sweep", "factors", "primal", "refits"]

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from dkrr.cost import Work
 from dkrr.errors import MemoryLimitError, PlanError
+from dkrr.linalg.refinement import Cholesky
+from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.explain import (
     CG_REQUESTED,
     DIRECT_IS_SOON_DONE,
@@ -19,7 +21,6 @@ from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import NO_REASON, Iterative, Reason
-from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.text import format_bytes, format_seconds, plural
 
 MAX_COLUMNS = 128

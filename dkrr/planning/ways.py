@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from dkrr.linalg.refinement import Cholesky
+from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.dual import factored_dual
 from dkrr.planning.multiplied import multiplied_dual
 from dkrr.planning.primal import curvature_in_memory, factored_primal, streamed_primal
 from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Solver, Strategy
-from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky
 
 Candidates = Callable[[Problem, Resources], Iterable[Strategy]]
 

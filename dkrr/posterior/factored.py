@@ -33,6 +33,7 @@ from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.held_out import LeftOut
 from dkrr.linalg.posterior import FactoredPosterior
+from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning import Direct
@@ -48,8 +49,6 @@ from dkrr.posterior.base import (
     diagonal_of,
     product_of,
 )
-from dkrr.solvers import Cholesky
-from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.store import TileGrid
 
 

@@ -2,7 +2,7 @@
 
 Rows whose variances are asked for are columns of one block run, k_x on the right. It ends column by column, as soon as
 the bounds of `linalg.variance_bounds` are near enough to each other. The logarithm of the determinant comes from a few
-random columns more (`solvers.quadrature`).
+random columns more (`linalg.quadrature`).
 """
 
 import warnings
@@ -24,18 +24,18 @@ from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
 from dkrr.fitting.sampled import about_the_rows
+from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
 from dkrr.linalg.products import Operator, column_sizes
+from dkrr.linalg.quadrature import LanczosTrace
+from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import Status
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
 from dkrr.planning import Iterative
 from dkrr.planning.detection import detect
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 from dkrr.posterior.base import Array, Estimate, Numbers, Posterior, blocks, cross_of, diagonal_of, warn_of_width
-from dkrr.solvers import Status
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.direct import in_terms_of_alpha
-from dkrr.solvers.iteration_state import State
-from dkrr.solvers.quadrature import LanczosTrace
 
 GOAL = 0.5
 """Fraction of the relative width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""

@@ -25,16 +25,16 @@ from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
+from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.length_sums import LengthTiles, length_sums_tasks
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import TrainingSetOperator, TrainingSets, column_sizes, root_mean_squares
+from dkrr.linalg.result import Status
 from dkrr.planning import Iterative, Plan
 from dkrr.selection.folds import Folds
 from dkrr.selection.sweep import LEAST_TOL, MAX_TIGHTENINGS, SLACK, target_batches
-from dkrr.solvers import Status
-from dkrr.solvers.conjugate_gradient import Iteration
 
 Array = NDArray[np.float64]
 

@@ -26,12 +26,12 @@ from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
+from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.planning.resources import Resources
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_gradient
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.selection.scores import times_square
-from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.store import RunStore
 from dkrr.text import Explained, plural
 

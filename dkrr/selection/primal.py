@@ -39,9 +39,9 @@ from dkrr.fitting.normal_rows import (
 from dkrr.fitting.results import scale_of
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
+from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import ScoreSheet
-from dkrr.solvers.direct import in_terms_of_alpha
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

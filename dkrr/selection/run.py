@@ -14,12 +14,12 @@ from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.requests import DualStart, FitRequest, Targets
 from dkrr.fitting.run import QUIET_SECONDS
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.detection import detect
 from dkrr.planning.selection import refuse_gradient
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.scores import negative_squared_error
 from dkrr.selection.scoring import Candidate, SelectionRequest, all_scored, within_store
-from dkrr.solvers import ConjugateGradient
 from dkrr.store.lock import owned
 from dkrr.store.paths import resolved_place
 

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData, sizes_out_of_range
 from dkrr.linalg.products import TrainingSets, column_norms, column_sizes, root_mean_squares
+from dkrr.linalg.result import INACCURATE_ABOVE, SolveResult, Status
 from dkrr.selection.folds import Folds
-from dkrr.solvers import SolveResult, Status
-from dkrr.solvers.result import INACCURATE_ABOVE
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

@@ -27,6 +27,7 @@ from dkrr.fitting.results import scale_of
 from dkrr.fitting.sampled import about_the_rows, is_drawn
 from dkrr.fitting.storage import with_repairs
 from dkrr.linalg.held_out import LeftOut
+from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.planning import Direct, Iterative, Problem, Resources
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Form
@@ -37,7 +38,6 @@ from dkrr.selection.optimum import Search
 from dkrr.selection.primal import PrimalFolds
 from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
 from dkrr.selection.sweep import LEAST_TOL, Refit, sweep
-from dkrr.solvers.direct import in_terms_of_alpha
 from dkrr.store.paths import resolved_place
 
 Array = NDArray[np.float64]

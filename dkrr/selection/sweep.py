@@ -18,15 +18,15 @@ from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
 from dkrr.fitting.requests import DualStart
+from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fold_preconditioner import FoldLowRank
+from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import TrainingSetOperator, column_norms, root_mean_squares
+from dkrr.linalg.result import Status
 from dkrr.planning import Iterative, Plan
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import FoldSystems, Report, ScoreSheet
-from dkrr.solvers import Status
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.iteration_state import CGOutcome, State
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from dkrr.fitting.storage import Checkpoints
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.result import Status
+from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.result import Status
 from dkrr.store import ChunkedArray, RunStore
 from dkrr.store.paths import local_path
 from tests.systems import MatrixOperator, flip_a_bit, positive_definite, random, remove_chunks

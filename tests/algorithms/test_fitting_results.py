@@ -18,12 +18,12 @@ from dkrr.fitting import run
 from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.results import function_norms
 from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
+from dkrr.linalg import refinement as refining
 from dkrr.linalg.likelihood import Bernoulli
 from dkrr.linalg.memory import ONE_TILE
 from dkrr.planning import Float32Factor
 from dkrr.planning.strategy import codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
-from dkrr.solvers import direct as refining
 from dkrr.store import MemoryMatrix
 from tests import precise
 from tests.nightly.accuracy import fits, trials

@@ -10,8 +10,8 @@ from scipy.optimize import brentq
 
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.solvers.newton import LOOSEST, MAX_USELESS, MIN_FORCING, Newton, Objective
-from dkrr.solvers.result import Status
+from dkrr.linalg.newton import LOOSEST, MAX_USELESS, MIN_FORCING, Newton, Objective
+from dkrr.linalg.result import Status
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dkrr.kernels import RBF
 from dkrr.linalg import residual, sources
 from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import column_sizes
+from dkrr.linalg.refinement import Refinement
 from dkrr.linalg.residual import (
     Moments,
     TiledSolution,
@@ -23,7 +24,6 @@ from dkrr.linalg.residual import (
     with_probe,
 )
 from dkrr.solvers import Status
-from dkrr.solvers.direct import Refinement
 from dkrr.store import TileGrid
 from tests import systems
 from tests.systems import MatrixOperator, grids, random, vectors

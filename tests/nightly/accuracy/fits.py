@@ -22,7 +22,7 @@ MAX_SLACK = 1e-6
 UNCERTAIN = 1e-2
 """Relative error of α beyond which a direct solver must have warned of it."""
 CAUTION = "may be off by as much as"
-"""Words that every message of `dkrr.solvers.result.caution` has."""
+"""Words that every message of `dkrr.linalg.result.caution` has."""
 
 
 def run(one: Trial) -> Outcome:

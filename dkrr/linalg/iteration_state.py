@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.linalg.products import Precision
-from dkrr.solvers.result import Residuals, Status
+from dkrr.linalg.result import Residuals, Status
 
 Array = NDArray[np.float64]
 

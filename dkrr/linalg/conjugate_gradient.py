@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
+from dkrr.linalg.iteration_state import CGOutcome, Cycle, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import Operator, Precision, column_norms, column_sizes
-from dkrr.solvers.iteration_state import CGOutcome, Cycle, State
-from dkrr.solvers.result import Residuals, Status
+from dkrr.linalg.result import Residuals, Status
 
 Array = NDArray[np.float64]
 

@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
+from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.memory import factor_in_memory, memory_system
+from dkrr.linalg.newton import Mask, Objective, Point
 from dkrr.linalg.passes import CurvatureProduct, Passes, Segment, likelihood_pass
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import SummedTiles
 from dkrr.linalg.substitution import substituted
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.newton import Mask, Objective, Point
 from dkrr.store import MemoryMatrix
 
 Array = NDArray[np.float64]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.curvature import (
     Curvature,
     CurvatureOperator,
@@ -18,9 +19,8 @@ from dkrr.linalg.curvature import (
     sensitivities,
 )
 from dkrr.linalg.likelihood import LabelTerms, Root
+from dkrr.linalg.newton import Mask, Objective, Point
 from dkrr.linalg.products import SAFE_SIZES, Operator, column_norms, column_sizes
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.newton import Mask, Objective, Point
 
 Array = NDArray[np.float64]
 

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import Operator, column_norms, column_sizes
 from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.sources import FLOAT64_ROUNDING
-from dkrr.solvers.conjugate_gradient import Iteration
-from dkrr.solvers.iteration_state import State
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.solvers.result import NewtonStep, Status
+from dkrr.linalg.result import NewtonStep, Status
 from dkrr.text import format_seconds
 
 Array = NDArray[np.float64]

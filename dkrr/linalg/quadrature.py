@@ -21,7 +21,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.solvers.iteration_state import State
+from dkrr.linalg.iteration_state import State
 
 Array = NDArray[np.float64]
 
