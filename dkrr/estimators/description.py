@@ -14,13 +14,15 @@ from dkrr.checks import is_object
 from dkrr.errors import InputError
 from dkrr.estimators.base import KernelEstimator
 from dkrr.estimators.search import parameter_columns
-from dkrr.features import CallableMap, FeatureMap, Nystroem
-from dkrr.features.descriptions import GIVEN_AGAIN, parts_of
 from dkrr.fitting.requests import Targets
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
+from dkrr.kernels.given_maps import CallableMap
+from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.map_descriptions import GIVEN_AGAIN, parts_of
+from dkrr.kernels.nystroem import Nystroem
 from dkrr.linalg.products import root_mean_squares
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.description import FORMAT_VERSION, FOUND, parts_in

@@ -30,14 +30,14 @@ from dkrr.estimators.search import (
     search_results,
     without_constant,
 )
-from dkrr.features import Nystroem
-from dkrr.features.descriptions import parts_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
+from dkrr.kernels.map_descriptions import parts_of
+from dkrr.kernels.nystroem import Nystroem
 from dkrr.selection import (
     Candidate,
     Folds,

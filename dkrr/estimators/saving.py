@@ -28,12 +28,12 @@ from dkrr.estimators.description import (
     solver_of,
     summary_of,
 )
-from dkrr.features import FeatureMap, arrays_of, feature_map_from_dict, kernel_from_dict
-from dkrr.features.descriptions import parts_of, try_given
 from dkrr.fitting.requests import FitRequest, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import BagOfWords, Kernel
+from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.map_descriptions import arrays_of, feature_map_from_dict, kernel_from_dict, parts_of, try_given
 from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.posterior import Kept, Learned, Processes
 from dkrr.selection import Folds

@@ -11,10 +11,10 @@ from dkrr.config import setting
 from dkrr.data import Rows
 from dkrr.data.arrays import is_mapped, mapped_array
 from dkrr.data.rows import digest_of
-from dkrr.features import FeatureMap
 from dkrr.fitting.requests import FitRequest, Labels, Targets
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
+from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.products import SAFE_SIZES, column_sizes
 from dkrr.planning import Problem

@@ -17,12 +17,12 @@ from dkrr.cluster import Task
 from dkrr.data import scan
 from dkrr.data.rows import check_finite
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.features import IdentityMap
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
 from dkrr.fitting.sampled import by_name
 from dkrr.kernels.blocks import mirror_lower
+from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.normal import (

@@ -22,8 +22,6 @@ from dkrr.checks import (
 from dkrr.data import as_rows, in_memory, with_columns
 from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError
-from dkrr.features import feature_map
-from dkrr.features.descriptions import refuse_more_components_than_rows
 from dkrr.fitting.requests import (
     Settings,
     checked_kernel,
@@ -36,6 +34,7 @@ from dkrr.fitting.requests import (
 )
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.map_descriptions import feature_map, refuse_more_components_than_rows
 from dkrr.planning import Plan, Problem
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect

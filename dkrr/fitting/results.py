@@ -20,13 +20,13 @@ from dkrr import blas
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import dense
 from dkrr.errors import NotFiniteError, StoreError
-from dkrr.features import FeatureMap
-from dkrr.features.maps import difference_at_zero
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import KernelTo
 from dkrr.kernels.centring import Centring
+from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.maps import difference_at_zero
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
 from dkrr.linalg.products import column_norms

@@ -9,14 +9,13 @@ import numpy as np
 
 from dkrr.data import MemoryRows, Rows, scan, write_rows
 from dkrr.data.rows import check_finite
-from dkrr.features import FeatureMap, MapKernel, Nystroem, NystroemMap, whitened
-from dkrr.features import feature_map as feature_map_of
-from dkrr.features.base import Array
-from dkrr.features.descriptions import parts_of
-from dkrr.features.nystroem import entry_seconds, held_bytes
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import ORIGINS, FitData
 from dkrr.kernels import Kernel, Linear, centring
+from dkrr.kernels.map_base import Array, FeatureMap, MapKernel
+from dkrr.kernels.map_descriptions import feature_map as feature_map_of
+from dkrr.kernels.map_descriptions import parts_of
+from dkrr.kernels.nystroem import Nystroem, NystroemMap, entry_seconds, held_bytes, whitened
 from dkrr.linalg.pivoted_cholesky import choose_pivots
 from dkrr.store import RunStore
 

@@ -19,8 +19,9 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.cost import Work
 from dkrr.data.rows import Block
-from dkrr.features import FeatureMap, IdentityMap
 from dkrr.kernels.blocks import mirror_lower
+from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg.passes import RowWriter, Segment
 from dkrr.linalg.products import Operator, Precision, thin
 from dkrr.linalg.sources import read_range

@@ -16,7 +16,8 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.data import Rows
 from dkrr.data.rows import BLOCK_ENTRIES, Block, check_finite, n_bytes
-from dkrr.features import FeatureMap, IdentityMap
+from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.sources import read_range

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import PlanError
-from dkrr.features import IdentityMap
+from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 
 from dkrr.errors import PlanError
-from dkrr.features import arrays_of
+from dkrr.kernels.map_descriptions import arrays_of
 from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.plan import SIZES, Plan
 from dkrr.planning.uncertainty import plan_uncertainty

@@ -14,11 +14,11 @@ from dkrr.data import Rows
 from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import digest_of
 from dkrr.errors import InputError
-from dkrr.features.descriptions import parts_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
+from dkrr.kernels.map_descriptions import parts_of
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem

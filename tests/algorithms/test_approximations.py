@@ -14,10 +14,10 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.data import MemoryRows
 from dkrr.errors import InputError, MemoryLimitError
-from dkrr.features import ConcatenatedMap, IdentityMap, MapKernel, Nystroem, RandomFourier, ScaledMap, fourier
-from dkrr.features.descriptions import feature_map_from_dict
+from dkrr.features import ConcatenatedMap, IdentityMap, MapKernel, Nystroem, RandomFourier, ScaledMap
 from dkrr.fitting.sampled import by_name, drawn, nystroem_map
-from dkrr.kernels import RBF, Laplacian, Linear, Matern
+from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier
+from dkrr.kernels.map_descriptions import feature_map_from_dict
 from dkrr.store import RunStore
 from tests.systems import random, traced_peak
 

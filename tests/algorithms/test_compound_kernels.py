@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose
 
 from dkrr import features
 from dkrr.errors import InputError
-from dkrr.features.descriptions import _DESCRIBED as MAPS
 from dkrr.kernels import RBF, BagOfWords, Linear, Normalized, Precomputed, Sigmoid, kernel_from_dict
 from dkrr.kernels.descriptions import _DESCRIBED as KERNELS
+from dkrr.kernels.map_descriptions import _DESCRIBED as MAPS
 from tests.systems import random
 
 

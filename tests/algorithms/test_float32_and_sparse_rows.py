@@ -6,9 +6,9 @@ import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
 from dkrr.features import ColumnsMap, PolynomialMap, RandomFourier, whitened
-from dkrr.features.maps import CentredMap
 from dkrr.kernels import RBF, BagOfWords, Columns, Polynomial
 from dkrr.kernels.centring import CentredLinear
+from dkrr.kernels.maps import CentredMap
 from tests.contracts import kernels, maps
 from tests.systems import random
 

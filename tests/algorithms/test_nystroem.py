@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import features
 from dkrr.errors import InputError
-from dkrr.features import MapKernel, Nystroem, arrays_of, feature_map_from_dict, nystroem, whitened
-from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid
+from dkrr.features import MapKernel, Nystroem, arrays_of, feature_map_from_dict, whitened
+from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, nystroem
 from tests.systems import random
 
 KERNELS = [RBF(gamma=0.4), Laplacian(gamma=0.3), Matern(nu=2.5), 2 * RBF(gamma=1.0) + Linear(), Polynomial(degree=5)]

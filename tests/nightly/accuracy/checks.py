@@ -19,8 +19,7 @@ import numpy as np
 from flint import arb, arb_mat
 from numpy.typing import ArrayLike, NDArray
 
-from dkrr.features import multisets
-from dkrr.kernels import Cosine, Kernel, Linear, Polynomial
+from dkrr.kernels import Cosine, Kernel, Linear, Polynomial, multisets
 from tests.precise import gram, matrix, precision
 
 Array = NDArray[np.float64]

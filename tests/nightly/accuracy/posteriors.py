@@ -23,8 +23,8 @@ from flint import arb, arb_mat
 
 from dkrr import KernelRidge
 from dkrr.features import Nystroem, NystroemMap
-from dkrr.features.nystroem import Pivots
 from dkrr.kernels import RBF, BagOfWords, Cosine, Kernel, Laplacian, Linear, Polynomial
+from dkrr.kernels.nystroem import Pivots
 from tests.nightly.accuracy import trials
 from tests.nightly.accuracy.checks import Array, Exact, exact
 from tests.nightly.accuracy.models import Numbers, Problem, bordered, certain, moved

@@ -20,8 +20,8 @@ from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, TimeSeriesS
 from dkrr import KernelRidgeCV
 from dkrr.errors import DkrrError
 from dkrr.features import Nystroem
-from dkrr.features.nystroem import Pivots
 from dkrr.kernels import RBF, BagOfWords, Laplacian, Linear, Polynomial
+from dkrr.kernels.nystroem import Pivots
 from tests.nightly.accuracy.checks import Array, Exact, exact
 from tests.nightly.accuracy.models import ROUNDING, Numbers, Problem
 from tests.nightly.accuracy.trials import Outcome, Trial, ask, named, ordinary

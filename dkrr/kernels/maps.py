@@ -11,12 +11,14 @@ import numpy as np
 from dkrr import blas
 from dkrr.checks import finite, n_dimensions, positive, positive_or_none, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.features import multisets
-from dkrr.features.base import COPY_SECONDS, Array, FeatureMap, check_map, dense_rows
-from dkrr.kernels import Columns, Cosine, Kernel, Linear, Normalized, Polynomial
+from dkrr.kernels import multisets
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.centring import AboutOrigin, CentredLinear
-from dkrr.kernels.dot import unit_rows
+from dkrr.kernels.columns import Columns
+from dkrr.kernels.composite import Normalized
+from dkrr.kernels.dot import Cosine, Linear, Polynomial, unit_rows
+from dkrr.kernels.map_base import COPY_SECONDS, Array, FeatureMap, check_map, dense_rows
 
 
 class RowsMap(FeatureMap):

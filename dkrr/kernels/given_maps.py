@@ -11,10 +11,10 @@ import scipy.sparse as sp
 
 from dkrr.checks import shown, whole
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
-from dkrr.features.base import Array, FeatureMap
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.custom import checked_name, identity_of
 from dkrr.kernels.descriptions import Reader
+from dkrr.kernels.map_base import Array, FeatureMap
 
 FEATURE_SECONDS = 20e-9
 """Seconds of a feature: a guess, as a user's function is unknown before it has run."""

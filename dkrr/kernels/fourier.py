@@ -12,9 +12,11 @@ from scipy.special import ndtri
 from dkrr import blas
 from dkrr.checks import whole
 from dkrr.errors import InputError
-from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, as_base
-from dkrr.kernels import RBF, Kernel, Laplacian, Matern
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
+from dkrr.kernels.euclidean import RBF, Matern
+from dkrr.kernels.manhattan import Laplacian
+from dkrr.kernels.map_base import GEMM_FLOPS, Array, FeatureMap, as_base
 
 TRIGONOMETRIC_SECONDS = 10e-9
 """Seconds of a cosine or a sine (measured on strips in cache: 9 to 11 ns)."""

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from dkrr import blas
 from dkrr.checks import shown
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels import EntryCost, Kernel, as_kernel
-from dkrr.kernels.base import Parameters
+from dkrr.kernels.base import EntryCost, Kernel, Parameters
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows, is_sparse
 from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
+from dkrr.kernels.descriptions import as_kernel
 
 COPY_SECONDS = 1.6e-9
 """Seconds of an entry that is copied, and centred or weighted afterwards, measured in blocks of 64 MiB."""

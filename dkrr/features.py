@@ -1,17 +1,17 @@
 """Explicit feature maps: immutable values that turn blocks of rows into blocks of Φ."""
 
-from dkrr.features.base import FeatureMap, MapKernel
-from dkrr.features.custom import CallableMap
-from dkrr.features.descriptions import (
+from dkrr.kernels.fourier import RandomFourier
+from dkrr.kernels.given_maps import CallableMap
+from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.map_base import FeatureMap, MapKernel
+from dkrr.kernels.map_descriptions import (
     arrays_of,
     feature_map,
     feature_map_from_dict,
     kernel_from_dict,
     required_feature_map,
 )
-from dkrr.features.fourier import RandomFourier
-from dkrr.features.interactions import InteractionMap
-from dkrr.features.maps import (
+from dkrr.kernels.maps import (
     ColumnsMap,
     ConcatenatedMap,
     IdentityMap,
@@ -20,8 +20,8 @@ from dkrr.features.maps import (
     ScaledMap,
     UnitLengthMap,
 )
-from dkrr.features.nystroem import Nystroem, NystroemMap, whitened
-from dkrr.features.taylor import TaylorMap
+from dkrr.kernels.nystroem import Nystroem, NystroemMap, whitened
+from dkrr.kernels.taylor import TaylorMap
 
 __all__ = [
     "CallableMap",

@@ -6,11 +6,17 @@ from typing import Any
 
 from dkrr.checks import shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.features.base import OWN_CLASS, FeatureMap, MapKernel
-from dkrr.features.custom import CallableMap, given_map
-from dkrr.features.fourier import RandomFourier
-from dkrr.features.interactions import InteractionMap
-from dkrr.features.maps import (
+from dkrr.kernels.base import Kernel
+from dkrr.kernels.centring import CentredLinear
+from dkrr.kernels.columns import Columns
+from dkrr.kernels.composite import Normalized, Scaled, Sum
+from dkrr.kernels.descriptions import Reader, read_kernel
+from dkrr.kernels.dot import Cosine, Linear, Polynomial, TaylorRBF
+from dkrr.kernels.fourier import RandomFourier
+from dkrr.kernels.given_maps import CallableMap, given_map
+from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.map_base import OWN_CLASS, FeatureMap, MapKernel
+from dkrr.kernels.maps import (
     CentredMap,
     ColumnsMap,
     ConcatenatedMap,
@@ -20,22 +26,9 @@ from dkrr.features.maps import (
     ScaledMap,
     UnitLengthMap,
 )
-from dkrr.features.nystroem import Nystroem, NystroemMap
-from dkrr.features.taylor import TaylorMap
-from dkrr.kernels import (
-    BagOfWords,
-    Columns,
-    Cosine,
-    Kernel,
-    Linear,
-    Normalized,
-    Polynomial,
-    Scaled,
-    Sum,
-    TaylorRBF,
-)
-from dkrr.kernels.centring import CentredLinear
-from dkrr.kernels.descriptions import Reader, read_kernel
+from dkrr.kernels.nystroem import Nystroem, NystroemMap
+from dkrr.kernels.taylor import TaylorMap
+from dkrr.kernels.text import BagOfWords
 
 _DESCRIBED: dict[str, type[FeatureMap]] = {
     feature_map.tag: feature_map

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dkrr.errors import InputError
-from dkrr.features.base import Array, dense_rows
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, FloatArray, Scratch
+from dkrr.kernels.map_base import Array, dense_rows
 
 Indices = npt.NDArray[np.int64]
 

@@ -9,11 +9,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from dkrr import blas
-from dkrr.features import base
-from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
-from dkrr.features.maps import ConcatenatedMap, IdentityMap, PolynomialMap
-from dkrr.kernels import Kernel
+from dkrr.kernels import map_base
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, is_sparse
+from dkrr.kernels.map_base import COPY_SECONDS, Array, FeatureMap
+from dkrr.kernels.maps import ConcatenatedMap, IdentityMap, PolynomialMap
 
 _PARTS = ConcatenatedMap(IdentityMap(), PolynomialMap(degree=2, gamma=1.0, coef0=0.0))
 
@@ -89,7 +89,7 @@ class InteractionMap(FeatureMap):
 
 def _strips(X: Block) -> Iterator[tuple[slice, Array]]:
     """Yield dense rows in float64, so few at a time that a temporary of their size is small."""
-    height = max(1, base.PRODUCT_ENTRIES // X.shape[1])
+    height = max(1, map_base.PRODUCT_ENTRIES // X.shape[1])
     for top in range(0, X.shape[0], height):
         rows = slice(top, min(top + height, X.shape[0]))
         yield rows, np.ascontiguousarray(X[rows], np.float64)
@@ -109,7 +109,7 @@ def _strips_of_pairs(X: Any) -> Iterator[slice]:
     before = np.concatenate([[0], np.cumsum(stored * (stored + 1) // 2)])
     top = 0
     while top < len(stored):
-        stop = int(np.searchsorted(before, before[top] + base.PRODUCT_ENTRIES, side="right")) - 1
+        stop = int(np.searchsorted(before, before[top] + map_base.PRODUCT_ENTRIES, side="right")) - 1
         yield slice(top, max(top + 1, stop))
         top = max(top + 1, stop)
 

@@ -10,9 +10,9 @@ import numpy as np
 from dkrr import blas
 from dkrr.checks import choice, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.features.base import GEMM_FLOPS, Array, FeatureMap, as_base
-from dkrr.kernels import Kernel
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_COLUMNS, Block, FloatArray, as_rows, checksum
+from dkrr.kernels.map_base import GEMM_FLOPS, Array, FeatureMap, as_base
 
 STRIP_ENTRIES = 2**21
 """Entries of k(x, C) in memory at once (16 MiB)."""

@@ -11,11 +11,11 @@ from scipy.special import gammainc
 
 from dkrr.checks import finite, positive, whole
 from dkrr.errors import InputError
-from dkrr.features import multisets
-from dkrr.features.base import COPY_SECONDS, Array, FeatureMap
-from dkrr.kernels import Kernel, TaylorRBF
+from dkrr.kernels import multisets
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, squared_norms
-from dkrr.kernels.dot import MAX_DEGREE
+from dkrr.kernels.dot import MAX_DEGREE, TaylorRBF
+from dkrr.kernels.map_base import COPY_SECONDS, Array, FeatureMap
 
 MAX_FEATURES = 100_000
 """Most features of a map that `TaylorMap.for_error` returns, unless it is asked for more."""
