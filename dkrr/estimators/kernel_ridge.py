@@ -20,13 +20,14 @@ from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, na
 from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
+from dkrr.fitting.intervals import CrossValidationIntervals, Learned
 from dkrr.fitting.prediction import at_once, by_blocks
+from dkrr.fitting.processes import Processes, Variances
 from dkrr.fitting.requests import FitRequest, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.result import SolveResult
 from dkrr.planning.uncertainty import UncertaintyPlan
-from dkrr.posterior import CrossValidationIntervals, Learned, Processes, Variances
 from dkrr.selection import Folds
 
 Array = NDArray[np.float64]

@@ -28,6 +28,9 @@ from dkrr.estimators.description import (
     solver_of,
     summary_of,
 )
+from dkrr.fitting.gaussian_process import Kept
+from dkrr.fitting.intervals import Learned
+from dkrr.fitting.processes import Processes
 from dkrr.fitting.requests import FitRequest, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import is_drawn
@@ -35,7 +38,6 @@ from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.map_descriptions import arrays_of, feature_map_from_dict, kernel_from_dict, parts_of, try_given
 from dkrr.kernels.text import TOKEN_PATTERN
-from dkrr.posterior import Kept, Learned, Processes
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
 from dkrr.store import description as form

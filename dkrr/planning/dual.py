@@ -31,8 +31,8 @@ from dkrr.planning.resources import (
     CALLER_MARGIN_BYTES,
     PROCESS_MARGIN_BYTES,
     RESIDENT_ROWS_FRACTION,
-    Processes,
     Resources,
+    Workplace,
 )
 from dkrr.planning.strategy import Direct, Float32Factor, Strategy, Tiling
 from dkrr.planning.tiles import Cut, Itemsize, cuts
@@ -137,7 +137,7 @@ def own_steps(site: Site) -> list[Step]:
     ]
 
 
-def step_seconds(place: Processes) -> float:
+def step_seconds(place: Workplace) -> float:
     """Time of every step of Newton's method, however small."""
     return SECONDS_PER_STEP_IN_MEMORY if place.is_memory else SECONDS_PER_STEP
 

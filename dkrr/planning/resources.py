@@ -205,7 +205,7 @@ def cold_fraction(n_bytes: float, cache_bytes: float) -> float:
 
 
 @dataclass(frozen=True)
-class Processes:
+class Workplace:
     """Where one candidate's tasks run."""
 
     execution: Execution
@@ -316,13 +316,13 @@ class Resources:
             return needed, "memory_limit"
         return self.share.limit_for(needed, self.local_baseline_bytes), "memory limit of the worker"
 
-    def on_workers(self, n_workers: int | None = None) -> Processes:
+    def on_workers(self, n_workers: int | None = None) -> Workplace:
         """All workers, or fewer with more memory each."""
         n = self.n_workers if n_workers is None else n_workers
         limit = self.worker_limit_bytes * self.n_workers // n
         if self.process_limit_bytes is not None:
             limit = min(limit, self.process_limit_bytes)
-        return Processes(
+        return Workplace(
             execution="dask",
             n_workers=n,
             slots=n * self.worker_threads,
@@ -333,7 +333,7 @@ class Resources:
             start_seconds=0.0 if self.cluster_is_running else self.rates.cluster_start_seconds,
         )
 
-    def caller_and_workers(self, *, wants_tiles: bool) -> list[Processes]:
+    def caller_and_workers(self, *, wants_tiles: bool) -> list[Workplace]:
         """Places of work that threads of the calling process do as well as workers."""
         if self.cluster_is_running:
             return [self.on_workers()]
@@ -350,9 +350,9 @@ class Resources:
         here = self.local_baseline_bytes if on_workers and not self.cluster_is_running else 0
         return max(0.0, self.memory_bytes - here - ceil(n_workers / self.n_hosts) * peak_bytes)
 
-    def in_caller(self, execution: Execution, threads: int, blas_threads: int = 0) -> Processes:
+    def in_caller(self, execution: Execution, threads: int, blas_threads: int = 0) -> Workplace:
         """The calling process, with this many tasks at once, and the buffers of BLAS's threads."""
-        return Processes(
+        return Workplace(
             execution=execution,
             n_workers=1,
             slots=threads,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 from dkrr.cost import Stage
 from dkrr.linalg.products import Precision
 from dkrr.planning.problem import Form
-from dkrr.planning.resources import Execution, Processes
+from dkrr.planning.resources import Execution, Workplace
 
 Solver = Literal["cholesky", "float32", "cg"]
 """What solves linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
@@ -173,7 +173,7 @@ class Strategy:
     """One way to solve a problem, in one place, with its projected cost."""
 
     form: Form
-    place: Processes
+    place: Workplace
     how: How
     """What solves the linear systems, and how it cuts its matrix."""
     stages: tuple[Stage, ...]

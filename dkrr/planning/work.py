@@ -12,7 +12,7 @@ from dkrr.linalg.normal import TARGET_PASSES
 from dkrr.linalg.products import Precision, multiply_bytes, pass_work
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_work, gram_workspace_bytes
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Processes, Rates, Resources, cold_fraction
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Rates, Resources, Workplace, cold_fraction
 from dkrr.store import TileGrid
 
 BATCH_VECTORS = 14
@@ -46,7 +46,7 @@ class Site:
 
     problem: Problem
     resources: Resources
-    place: Processes
+    place: Workplace
 
     @property
     def rates(self) -> Rates:

@@ -64,7 +64,7 @@ def dense_posterior(kernel, X, y, w, alpha, X_new, fit_intercept):
 def test_deviations_and_likelihoods_are_those_of_dense_formulas(
     data, kernel, fit_intercept, weighted, settings, monkeypatch
 ):
-    monkeypatch.setattr("dkrr.posterior.base.CROSS_BYTES", 8 * 211 * 5)  # several blocks of new rows
+    monkeypatch.setattr("dkrr.fitting.gaussian_process.CROSS_BYTES", 8 * 211 * 5)  # several blocks of new rows
     w = data.weights if weighted else np.ones(211)
     model = KernelRidge(alpha=[ALPHA, ALPHA, 2.0], kernel=kernel, fit_intercept=fit_intercept, **settings)
     model.fit(data.X, data.y, sample_weight=data.weights if weighted else None)

@@ -16,7 +16,7 @@ from dkrr import features as f
 from dkrr import kernels as k
 from dkrr.data import MemoryRows
 from dkrr.errors import InputError
-from dkrr.kernels import RBF, base, blocks
+from dkrr.kernels import RBF, base, blocks, map_base
 from tests.contracts.kernels import CASES, DISTINCT
 from tests.contracts.maps import MAPS
 from tests.oracles import naive_gram
@@ -308,8 +308,8 @@ def test_features_of_csr_rows_are_those_of_dense_ones(phi):
 @pytest.mark.parametrize("kind", ["float32", "csr"])
 @pytest.mark.parametrize("phi", [*MAPS, *SAMPLED], ids=str)
 def test_products_with_features_are_those_of_the_matrix_in_small_strips(phi, kind, monkeypatch):
-    monkeypatch.setattr(f.base, "PRODUCT_ENTRIES", 50)
-    monkeypatch.setattr(f.base, "STRIP_COLUMNS", 7)
+    monkeypatch.setattr(map_base, "PRODUCT_ENTRIES", 50)
+    monkeypatch.setattr(map_base, "STRIP_COLUMNS", 7)
     X = np.where(random(31, 5) > 0.3, random(31, 5), 0.0).astype(np.float32)
     X = sp.csr_array(X.astype(float)) if kind == "csr" else np.asfortranarray(X)
     features, D = phi.transform(X), phi.dimension(5)

@@ -16,6 +16,17 @@ from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.gaussian_process import (
+    Array,
+    Estimate,
+    FactoredProcess,
+    FoldModels,
+    Kept,
+    Numbers,
+    cross_of,
+    diagonal_of,
+    product_of,
+)
 from dkrr.fitting.gram import direct_gram
 from dkrr.fitting.normal_rows import (
     LEAST_UNLEVERAGED,
@@ -38,17 +49,6 @@ from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning import Direct
 from dkrr.planning.detection import usable_threads
-from dkrr.posterior.base import (
-    Array,
-    Estimate,
-    FactoredProcess,
-    FoldModels,
-    Kept,
-    Numbers,
-    cross_of,
-    diagonal_of,
-    product_of,
-)
 from dkrr.store import TileGrid
 
 

@@ -20,6 +20,16 @@ from dkrr.data import Rows
 from dkrr.errors import ConvergenceWarning
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.gaussian_process import (
+    Array,
+    Estimate,
+    Numbers,
+    Posterior,
+    blocks,
+    cross_of,
+    diagonal_of,
+    warn_of_width,
+)
 from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
@@ -35,7 +45,6 @@ from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, Residua
 from dkrr.planning import Iterative
 from dkrr.planning.detection import detect
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
-from dkrr.posterior.base import Array, Estimate, Numbers, Posterior, blocks, cross_of, diagonal_of, warn_of_width
 
 GOAL = 0.5
 """Fraction of the relative width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""

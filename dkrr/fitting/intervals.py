@@ -16,10 +16,10 @@ import scipy.sparse as sp
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
+from dkrr.fitting.gaussian_process import Array, FoldModels, Numbers, blocks
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.kernels import Kernel
-from dkrr.posterior.base import Array, FoldModels, Numbers, blocks
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,10 @@
-"""The Gaussian processes of a fit, made when they are first asked for, and what a model says of its errors by them."""
+"""What a fitted regression says of its own errors: standard deviations, the likelihood, leave-one-out residuals.
+
+Kernel ridge regression is the mean of a Gaussian process with covariance s² k and noise of variance s² λ / wᵢ. All of
+this follows from the Cholesky factor of K + λW⁻¹ (in primal form of ΦᵀWΦ + λI), which is made once, when it is first
+asked for, and kept. Where a factor is not affordable, or conjugate gradient was requested, variances come with
+certified bounds and the likelihood with a standard error.
+"""
 
 import math
 import threading
@@ -15,6 +21,10 @@ from dkrr.data.arrays import is_mapped
 from dkrr.data.rows import digest_of
 from dkrr.errors import InputError
 from dkrr.fitting.data import sizes_out_of_range
+from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
+from dkrr.fitting.gaussian_process import Array, FactoredProcess, Kept, Numbers, Posterior
+from dkrr.fitting.intervals import CrossValidationIntervals, Learned, refitted
+from dkrr.fitting.iterated_process import IteratedPosterior
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
@@ -23,10 +33,6 @@ from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
-from dkrr.posterior.base import Array, FactoredProcess, Kept, Numbers, Posterior
-from dkrr.posterior.factored import DualPosterior, PrimalPosterior
-from dkrr.posterior.intervals import CrossValidationIntervals, Learned, refitted
-from dkrr.posterior.iterated import IteratedPosterior
 
 
 class Processes:
