@@ -98,6 +98,7 @@ class SelectionRequest:
             is_loo=self.folds.is_loo,
             train_on_the_rest=self.folds.train_on_the_rest,
             are_learned=is_drawn(settings.kernel),
+            races=self.race,
         )
 
 

@@ -25,14 +25,13 @@ from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import TrainingSetOperator, column_norms, root_mean_squares
 from dkrr.linalg.result import Status
 from dkrr.planning import Iterative, Plan
+from dkrr.planning.selection import RISES
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import FoldSystems, Report, ScoreSheet
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-RISES = 2
-"""Times in a row that scores must become worse, from one λ to the next smaller one, before the rest is given up."""
 MOST_RESIDUAL = 0.3
 """Relative residual from which on scores are computed; see EARLY_ERROR."""
 STOPPED_RESIDUAL = 1e-2

@@ -16,7 +16,7 @@ from tests.planning.problems import GIB, MIB, machine, problem
 CG = ConjugateGradient()
 WAYS = [
     ({"n": 100_000, "memory_limit": "64GiB"}, "sweep", 8.0),
-    ({"n": 20_000, "solver": "cg"}, "sweep", 16.0),
+    ({"n": 20_000, "solver": "cg"}, "sweep", 32.0),
     ({"n": 8000, "solver": "cholesky"}, "factors", 1.5),
     ({"n": 10**6, "d": 50, "kernel": "linear"}, "primal", 10.0),
 ]
