@@ -1,4 +1,4 @@
-"""Coarsest equitable partitions of graphs, by colour refinement: `graph_walks` says what they are for."""
+"""Coarsest equitable partitions of graphs, by colour refinement: `random_walk` says what they are for."""
 
 from __future__ import annotations
 

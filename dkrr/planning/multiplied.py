@@ -44,10 +44,8 @@ from dkrr.planning.strategy import Iterative, Strategy, TileProducts
 from dkrr.planning.work import Site, Step
 
 MAX_ITERATIONS_PLANNED = 1_000_000
-SMALLEST_FRACTION = 0.01
-"""Fraction of the smallest eigenvalue that a sample suggests, on which the number of iterations relies. With none of it
-plans of 5,000 to 8,000 rows and λ = 1e-3 had 1.3 to 4 times as many iterations as were needed, with this 0.8 to 2.7
-(normal rows with 5 to 30 columns, rows that repeat each other, and digits)."""
+RELIED_FRACTION = 0.01
+"""Fraction of the smallest eigenvalue that a sample suggests, on which the number of iterations relies."""
 PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "auto": ("float64", "float32"),
     "mixed": ("float32",),
@@ -91,9 +89,9 @@ def iterations_expected(eigenvalue: float, shift: float, tol: float) -> int:
     return int(min(ceil(found) + 1, MAX_ITERATIONS_PLANNED))
 
 
-def iterations_of(p: Problem, rank: int, shift: float) -> int:
+def dual_iterations(p: Problem, rank: int, shift: float) -> int:
     """Iterations for a system of K with a preconditioner of this rank."""
-    smallest = 0.0 if p.spectrum == Spectrum() else SMALLEST_FRACTION * p.n * p.spectrum.eigenvalue(p.n)
+    smallest = 0.0 if p.spectrum == Spectrum() else RELIED_FRACTION * p.n * p.spectrum.eigenvalue(p.n)
     return iterations_expected(p.n * p.spectrum.eigenvalue(rank), shift + smallest, p.systems.tol)
 
 
@@ -181,7 +179,7 @@ class Multiplied:
     def counts(self, precision: Precision) -> tuple[int, int]:
         """Expected iterations, and the products in float64 besides them."""
         s = self.systems
-        iterations = s.n_steps * (iterations_of(self.problem, self.rank, s.shift) + s.more_iterations)
+        iterations = s.n_steps * (dual_iterations(self.problem, self.rank, s.shift) + s.more_iterations)
         if s.n_products:
             return iterations, s.n_products
         if precision == "float64":

@@ -15,7 +15,7 @@ from dkrr.linalg.passes import strip_rows
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned
-from dkrr.planning.multiplied import iterations_of
+from dkrr.planning.multiplied import dual_iterations
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
@@ -321,7 +321,7 @@ def _share_of_a_race(plan: Plan) -> float:
     """Part of the iterations for the smallest λ that a search takes in the mean, if any λ may be the best one."""
     p, how = plan.problem, plan.chosen.how
     assert isinstance(how, Iterative)
-    counts = [iterations_of(p, how.rank, alpha) for alpha in sorted(p.alphas, reverse=True)]
+    counts = [dual_iterations(p, how.rank, alpha) for alpha in sorted(p.alphas, reverse=True)]
     return sum(counts[min(best + RISES, len(counts) - 1)] for best in range(len(counts))) / (len(counts) * counts[-1])
 
 
