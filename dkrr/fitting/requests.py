@@ -238,7 +238,9 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
     plan = make_plan(problem, resources) if problem.solver is None else None
     if plan is not None and plan.chosen.is_direct and plan.seconds <= SMALL_SECONDS:
         return plan
-    sampled = with_spectrum(problem, rows)
+    # Without a bound of its entries a kernel has iterations only at request (`explain.doubt`).
+    may_iterate = problem.solver is not None or problem.kernel.has_unit_diagonal
+    sampled = with_spectrum(problem, rows) if may_iterate else problem
     return measured_plan(sampled, resources, plan if sampled is problem else None)
 
 
@@ -249,7 +251,7 @@ def with_spectrum(problem: Problem, rows: Rows) -> Problem:
     """
     p = problem = with_measured_functions(problem, rows)
     is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
-    is_possible = p.solver is None and p.kernel.has_unit_diagonal and min(p.alphas) > 0
+    is_possible = p.solver is None and min(p.alphas) > 0
     is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed
     is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
     if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):

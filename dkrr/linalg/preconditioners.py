@@ -473,9 +473,12 @@ def mean_left(left: Array, rank: int) -> float:
 
 
 SAMPLE = 1024
-"""Rows: 0.1 s, and the 250 largest of their eigenvalues over n are within a factor of two of those of all rows."""
-MIN_SAMPLED_ROWS = 4 * SAMPLE
-"""Rows from which the spectrum is estimated on a sample: below, the whole solve is about as short."""
+"""Most rows of a sample: 0.1 s, and the 250 largest of their eigenvalues over n are within a factor of two of those of
+all rows."""
+SAMPLED_FRACTION = 1 / 3
+"""Part of the rows that is their sample where they are few."""
+MIN_SAMPLED_ROWS = 512
+"""Rows from which the spectrum is estimated on a sample: below, all of the work is about as short."""
 MAX_SAMPLE_BYTES = 64 * 2**20
 """Most memory that the rows of a sample may take: planning has no part of a memory limit."""
 _BLOCKS = 16
@@ -492,7 +495,7 @@ def estimated_spectrum(kernel: Kernel, rows: Rows, seed: int = 0) -> tuple[float
     ----------
     kernel : Kernel
     rows : Rows
-        Of shape (n, d), n at least SAMPLE.
+        Of shape (n, d), n at least MIN_SAMPLED_ROWS.
     seed : int
 
     Returns
@@ -501,10 +504,11 @@ def estimated_spectrum(kernel: Kernel, rows: Rows, seed: int = 0) -> tuple[float
         See `power_law`; None where the sample has NaN or infinity, which a check of all rows will name.
     """
     n, rng = rows.shape[0], np.random.default_rng(seed)
+    size = min(SAMPLE, int(SAMPLED_FRACTION * n))
     if isinstance(rows, MemoryRows):
-        block = rows.take(np.sort(rng.choice(n, SAMPLE, replace=False)))
+        block = rows.take(np.sort(rng.choice(n, size, replace=False)))
     else:
-        height = SAMPLE // _BLOCKS
+        height = size // _BLOCKS
         starts = np.sort(rng.choice(n // height, _BLOCKS, replace=False)) * height
         blocks = [rows.read(int(k), int(k) + height) for k in starts]
         block = sp.csr_array(sp.vstack(blocks, format="csr")) if rows.is_sparse else np.concatenate(blocks)
@@ -513,9 +517,9 @@ def estimated_spectrum(kernel: Kernel, rows: Rows, seed: int = 0) -> tuple[float
         return None
     whole, half = _eigenvalues(matrix), _eigenvalues(matrix[::2, ::2])
     largest, thousandth, decay = power_law(whole)
-    at = SAMPLE // 10
+    at = len(whole) // 10
     fall = float(np.clip(whole[at] / max(half[at], np.finfo(float).tiny), 0.5, 1.0))
-    return largest, float(thousandth * fall ** np.log2(n / SAMPLE)), decay
+    return largest, float(thousandth * fall ** np.log2(n / len(whole))), decay
 
 
 def _eigenvalues(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

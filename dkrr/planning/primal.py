@@ -88,6 +88,12 @@ def _normal(p: Problem, m: int, n_tiles: int) -> Work:
     return replace(work, read_bytes=0.0, row_bytes=work.read_bytes)
 
 
+def formed_in_caller(p: Problem) -> Work:
+    """Forming the whole normal matrix in the calling process, by one pass over the rows."""
+    formed = _normal(p, p.n_targets, 1)
+    return replace(formed, n_tasks=0, row_bytes=0.0 if p.x_in_memory else formed.row_bytes)
+
+
 def _passes(p: Problem) -> list[Step]:
     """Passes over the rows that take next to no time beside those which form the normal matrix."""
     return [*([Step("feature means")] if p.fit_intercept else []), Step("training errors")]
@@ -98,12 +104,10 @@ def _in_memory(site: Site) -> Strategy:
     p, grid, n_alphas = site.problem, memory_grid(site.problem.side("primal")), len(site.problem.alphas)
     block, parts = _rows_at_once(p, grid.n), parts_for_folds(p.n, grid.n, 0, site.place.threads)
     peak = _whole_bytes(site, grid, RowCut(parts, block))
-    formed = _normal(p, p.n_targets, 1)
-    formed = replace(formed, n_tasks=0, row_bytes=0.0 if p.x_in_memory else formed.row_bytes)
     solved = solving_work(grid.n, p.n_targets + 1)
     recipe = [
         # Segments share all of the work, BLAS's threads the products only.
-        Step("normal matrix", formed, 1, "tasks" if parts > 1 else "blas"),
+        Step("normal matrix", formed_in_caller(p), 1, "tasks" if parts > 1 else "blas"),
         site.targets(peak),
         Step("targets", Work(fresh_bytes=0.0 if p.y_is_mapped else float(p.y_bytes)), 1, "caller"),
         Step("factorisation", factor_work(grid), n_alphas, "blas"),

@@ -18,9 +18,11 @@ from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned
 from dkrr.planning.multiplied import dual_iterations
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
+from dkrr.planning.primal import formed_in_caller
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources, interpolate
 from dkrr.planning.strategy import Direct, Iterative, Reason
+from dkrr.planning.work import Site, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
 Method = Literal["sweep", "factors", "primal", "refits"]
@@ -29,8 +31,8 @@ MAX_COLUMNS = 1024
 """Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""
 RISES = 2
 """λ below the best one that are solved for: with so many worse scores in a row a race gives up all smaller ones."""
-INVERSE_RATE = 0.6
-"""Rate of the strips of an inverse over that of a factorisation (measured with 5,000 rows; with 2,000: 0.3)."""
+INVERSE_RATES = {2000: 0.35, 5000: 0.6}
+"""Rate of the strips of an inverse over that of a factorisation, by the number of rows (measured)."""
 ERROR_PASSES = 30
 """Passes over arrays of the targets' size from the solution for one λ to its scores."""
 NOT_THE_REST = Reason(
@@ -93,14 +95,14 @@ class SelectionPlan(Reasoned):
         how = {
             "sweep": f"all {folds} × {alphas} in one run",
             "factors": f"{folds} from one factor for each of {alphas}",
-            "primal": f"{folds} × {alphas} from one pass over the rows",
+            "primal": f"{folds} × {alphas} from one pass over the rows, primal, in this process",
             "refits": f"a fit of all {alphas} for each of {folds}",
         }[self.method]
         parts = f", and a fit for each of {plural(len(self.curve), 'part')}" if self.curve else ""
-        return f"{how}{parts}; {self.plan.chosen.summary()}"
+        return f"{how}{parts}" if self.method == "primal" else f"{how}{parts}; {self.plan.chosen.summary()}"
 
     def _memory(self) -> str:
-        if self.plan.execution != "dask" or self.peak_bytes == self.plan.peak_bytes:
+        if self.method == "primal" or self.plan.execution != "dask" or self.peak_bytes == self.plan.peak_bytes:
             return format_bytes(self.peak_bytes)
         return f"{format_bytes(self.peak_bytes)} in the calling process, {format_bytes(self.plan.peak_bytes)}"
 
@@ -108,10 +110,11 @@ class SelectionPlan(Reasoned):
         return f"dkrr selection: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns"
 
     def facts(self) -> list[tuple[str, str]]:
-        limit = format_bytes(self.plan.chosen.limit_bytes)
+        is_here, plan = self.method == "primal", self.plan
+        limit = plan.resources.local_limit_bytes if is_here else plan.chosen.limit_bytes
         return [
             ("time", f"about {format_seconds(self.seconds)}, and the fit with the chosen λ"),
-            ("memory", f"at most {self._memory()} per process (limit {limit})"),
+            ("memory", f"at most {self._memory()} per process (limit {format_bytes(limit)})"),
         ]
 
     def own(self) -> dict[str, Any]:
@@ -237,25 +240,28 @@ def _middle(alphas: tuple[float, ...]) -> float:
 
 
 def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
-    """Sums over the rows of every fold from one pass, and a second one where predictions are needed."""
-    p, threads, n_alphas = problem, one.resources.local_threads, len(problem.alphas)
-    side, t = p.side("primal") + (1 if p.fit_intercept else 0), p.n_targets
-    n_sets = 1 if sizes.is_loo else sizes.n_folds
-    solving = Work(gemm_flops=n_sets * n_alphas * side**2 * (side / 3 + 4.0 * t))
-    seconds = one.seconds + one.resources.rates.seconds(solving, threads)
-    predicts = sizes.predicts or sizes.is_loo or not sizes.train_on_the_rest
-    if predicts:
-        flops = p.n * side * (2.0 * t + (side if sizes.is_loo else 0.0)) * n_alphas
-        passing = next(stage.seconds for stage in one.chosen.stages if stage.name == "normal matrix")
-        seconds += passing + one.resources.rates.seconds(Work(gemm_flops=flops), threads)
-    peak = max(_primal_bytes(p, sizes, one.resources, side), one.peak_bytes)
-    place = one.chosen.place
-    limit = place.usable_bytes if place.is_memory else resources.local_limit_bytes
+    """Sums over the rows of every fold from one pass in this process, and a second one where rows are predicted."""
+    p, n_alphas, limit = problem, len(problem.alphas), resources.local_limit_bytes
+    side, t, n_sets = (
+        p.side("primal") + (1 if p.fit_intercept else 0),
+        p.n_targets,
+        1 if sizes.is_loo else sizes.n_folds,
+    )
+    peak = max(_primal_bytes(p, sizes, resources, side), one.peak_bytes if one.chosen.place.is_memory else 0)
     if peak > limit:
         what = f"the sums of all folds need {format_bytes(peak)} in the calling process, of the {format_bytes(limit)} "
         if sizes.is_loo:
             raise MemoryLimitError(f"{what}that are allowed: increase memory_limit")
         return _refits(problem, sizes, resources, Reason(NOT_ENOUGH_MEMORY.code, f"{what}that are allowed"))
+    formed, threads = formed_in_caller(p), resources.local_threads
+    predicts = sizes.predicts or sizes.is_loo or not sizes.train_on_the_rest
+    predicting = n_alphas * p.n * side * (2.0 * t + (side if sizes.is_loo else 0.0))
+    recipe = [
+        Step("normal matrix", formed, 1, "tasks" if parts_for_folds(p.n, side, n_sets, threads) > 1 else "blas"),
+        Step("factorisation", Work(gemm_flops=n_sets * n_alphas * side**2 * (side / 3 + 4.0 * t)), 1, "blas"),
+        Step("held-out errors", replace(formed, gemm_flops=predicting), 1 if predicts else 0, "blas"),
+    ]
+    seconds = Site(p, resources, resources.in_caller("memory", threads)).seconds(recipe, peak)
     text = "the features are no more than the rows: a training set has the sums of the other folds"
     reason = Reason("sums-of-folds", text)
     return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
@@ -353,7 +359,8 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     one = make_plan(replace(problem, solver=Cholesky(), alphas=(_middle(problem.alphas),)), resources)
     n, threads = problem.n, resources.local_threads
     flops = n**3 / 3 if sizes.is_loo else folds_flops(n, sizes.n_folds)
-    inverse = resources.rates.seconds(Work(dense_flops=flops / INVERSE_RATE, dense_side=n), threads)
+    rate = interpolate(n, list(INVERSE_RATES), list(INVERSE_RATES.values()))
+    inverse = resources.rates.seconds(Work(dense_flops=flops / rate, dense_side=n), threads)
     width = 0 if sizes.is_loo else columns_at_once(n, sizes.n_folds)
     blocks = 8 * width * (n + width)
     peak = max(one.peak_bytes, resources.local_baseline_bytes) + blocks + threads * 8 * n * 512

@@ -109,6 +109,10 @@ class Site:
             Stage(name, seconds, read, written, disk, peak) for name, (seconds, read, written, disk) in sums.items()
         )
 
+    def seconds(self, recipe: Recipe, peak: int) -> float:
+        """Time of all steps."""
+        return sum(stage.seconds for stage in self.price(recipe, peak))
+
     # Primitives of a Gram matrix
 
     def forming(self, n_entries: float, precision: Precision = "float64") -> Work:
