@@ -65,7 +65,7 @@ def errors(n: int) -> Figure:  # noqa: ARG001
     left, right = figure.subplots(1, 2)
     folds = 10
     search = KernelRidgeCV(
-        np.geomspace(0.03, 300, 13), gamma=[0.003, 0.02, 0.2], cv=folds, fit_intercept=True, race=False
+        np.geomspace(0.03, 300, 13), gamma=[0.003, 0.02, 0.2], cv=folds, fit_intercept=True, early_stopping=False
     )
     search.fit(whole, y)
     results = search.cv_results_

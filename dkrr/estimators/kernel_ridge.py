@@ -371,7 +371,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self._known_processes = Processes(request, solved.model.kernel, learned=self.__dict__.pop("_learned", None))
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
-        self.norm_ = float(solved.norms[0]) if is_vector else solved.norms
+        self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
         self.solve_result_: SolveResult = solved.result
         self._finish(fitted, request.rows, X)
 
@@ -448,11 +448,11 @@ class KernelRidge(RidgeRegressor):
         does `dual_coef_`.
     intercept_ : float or ndarray of shape (n_targets,)
         Constant that is added to predictions; 0 without `fit_intercept`.
-    norm_ : float or ndarray of shape (n_targets,)
+    rkhs_norm_ : float or ndarray of shape (n_targets,)
         ‖f‖ in the kernel's space, without the intercept: ‖w‖ = √(αᵀKα). Rounding in K hides values of αᵀKα below about
         ε √n Σ Kᵢᵢ αᵢ²; such a norm is given as 0, and a message of `solve_result_` says how large it may be.
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `norm_`,
+        Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `rkhs_norm_`,
         `plan_` and `solve_result_`.
     n_features_in_ : int
         Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes

@@ -60,12 +60,12 @@ RANGE = (1e-5, 1e2)
 """Smallest and largest λ of the default, over the mean of k(x, x)."""
 SAMPLE_ROWS = 1024
 """Rows of which that mean is taken."""
-FLAGS = ("alpha_per_target", "refit", "race", "store_cv_predictions")
+FLAGS = ("alpha_per_target", "refit", "early_stopping", "store_cv_predictions")
 FITTED = (
     "dual_coef_",
     "coef_",
     "intercept_",
-    "norm_",
+    "rkhs_norm_",
     "X_fit_",
     "n_features_in_",
     "feature_names_in_",
@@ -111,7 +111,7 @@ class KernelRidgeCV(RidgeRegressor):
         Whether every target has a λ of its own, chosen by its own scores. The kernel is the same for all.
     refit : bool, default=True
         Whether to fit all rows with the best candidate; without it there is nothing to predict with.
-    race : bool, default=True
+    early_stopping : bool, default=True
         Whether conjugate gradient gives up the λ below one at which the scores have become worse for the second time
         in a row, going from large to small; `cv_results_["stopped"]` has them. A better score at far smaller λ is then
         missed, which scores with two minima have.
@@ -120,7 +120,7 @@ class KernelRidgeCV(RidgeRegressor):
         of rows that are left out are less than a tenth of the targets, and a thousandth of it for the normal equations
         of the primal form, whose condition number is squared. A λ that does not reach it has no score: NaN in
         `cv_results_`, with a ConvergenceWarning that names it, as has one whose factor is inaccurate (a true residual
-        above 1e-6). λ that were given up (`race`) are not warned of.
+        above 1e-6). λ that were given up (`early_stopping`) are not warned of.
     store_cv_predictions : bool, default=False
         Whether to keep the predictions of the best candidate for the rows that were left out.
     train_sizes : array-like, optional
@@ -192,8 +192,10 @@ class KernelRidgeCV(RidgeRegressor):
     selection_plan_ : SelectionPlan or None
         How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
         (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.
-    dual_coef_, coef_, intercept_, norm_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_, solve_result_
+    dual_coef_, coef_, intercept_, rkhs_norm_, X_fit_, n_features_in_, feature_names_in_, transformer_
         As in KernelRidge, of the fit to all rows.
+    plan_, solve_result_
+        Likewise.
 
     References
     ----------
@@ -223,7 +225,7 @@ class KernelRidgeCV(RidgeRegressor):
     scoring: Any = None
     alpha_per_target: bool = False
     refit: bool = True
-    race: bool = True
+    early_stopping: bool = True
     cv_tol: float = 1e-3
     store_cv_predictions: bool = False
     train_sizes: Any = None
@@ -288,7 +290,7 @@ class KernelRidgeCV(RidgeRegressor):
             tol=cv_tol,
             is_vector=y.ndim == 1,
             per_target=bool(self.alpha_per_target) and y.ndim == 2,
-            race=bool(self.race),
+            race=bool(self.early_stopping),
             keeps_predictions=bool(self.store_cv_predictions),
             curve=curve,
             refit=bool(self.refit),

@@ -133,7 +133,7 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
         bounds = np.sqrt(errors[lost])
     which = "" if len(norms) == 1 else f" of target {lost[0]}" + (f" and {len(lost) - 1} more" if len(lost) > 1 else "")
     return norms, (
-        f"norm_{which} is given as 0: rounding in K hides what is below {bounds.max():.1e}, since coefficients cancel",
+        f"rkhs_norm_{which} is given as 0: rounding in K hides all below {bounds.max():.1e}, since coefficients cancel",
     )
 
 

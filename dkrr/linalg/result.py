@@ -120,7 +120,7 @@ class SolveResult(Explained):
     """Residuals of an iterative solver, iteration by iteration."""
     messages: tuple[str, ...] = ()
     """What an iterative solver did on its way (growth of the preconditioner, changes of precision), and what rounding
-    leaves uncertain: coefficients, `norm_`."""
+    leaves uncertain: coefficients, `rkhs_norm_`."""
     steps: tuple[NewtonStep, ...] = field(default=(), repr=False)
     """Steps of Newton's method, for kernel logistic regression."""
     inner_iterations: int = 0

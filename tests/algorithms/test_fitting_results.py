@@ -50,7 +50,7 @@ def test_norms_are_right_for_any_alpha(place, fit_intercept, weighted, alpha, n_
     columns = Y if n_targets == 1 else np.column_stack([Y] * n_targets)  # the check of tiles has a way for many
     model = KernelRidge(alpha, kernel="rbf", gamma=0.5, fit_intercept=fit_intercept, **PLACES[place])
     model.fit(X, columns, sample_weight=weights)
-    assert_allclose(model.norm_, exact.norm[0], rtol=1e-11)
+    assert_allclose(model.rkhs_norm_, exact.norm[0], rtol=1e-11)
     assert model.solve_result_.messages == () or place == "cg"
 
 
@@ -59,8 +59,8 @@ def test_norms_are_right_for_any_alpha(place, fit_intercept, weighted, alpha, n_
 @pytest.mark.filterwarnings("ignore::dkrr.errors.ConvergenceWarning")
 def test_opposite_targets_of_equal_rows_leave_a_norm_of_nothing(place, alpha):
     model = KernelRidge(alpha, kernel="rbf", **PLACES[place]).fit(np.vstack([X, X]), np.concatenate([Y, -Y]))
-    assert model.norm_ == 0.0
-    (message,) = (m for m in model.solve_result_.messages if "norm_" in m)
+    assert model.rkhs_norm_ == 0.0
+    (message,) = (m for m in model.solve_result_.messages if "rkhs_norm_" in m)
     bound = float(message.split("below ")[1].split(",")[0])
     assert 0.0 < bound < 1e-5 * np.abs(model.dual_coef_).max()
 
@@ -234,7 +234,7 @@ def check_against_float64(model, X, y, weights=None):
     assert any("factored in float32" in m for m in found.messages)
     assert not any("float32" in m for m in expected.messages)
     assert_allclose(model.predict(X[:50]), other.predict(X[:50]), atol=1e-8)
-    assert_allclose(model.norm_, other.norm_, rtol=1e-9)
+    assert_allclose(model.rkhs_norm_, other.rkhs_norm_, rtol=1e-9)
 
 
 @pytest.mark.parametrize("tile", [None, 700])

@@ -14,7 +14,7 @@ from tests.naive_folds import naive_class_scores, naive_scores
 from tests.pairs import every_pair
 
 ALPHAS = [10.0, 1e-3, 0.3]
-TIGHT = {"cv_tol": 1e-11, "race": False}
+TIGHT = {"cv_tol": 1e-11, "early_stopping": False}
 WAYS = {
     "sweep": {"kernel": "rbf", "solver": "cg"},
     "factors": {"kernel": "rbf", "solver": "cholesky"},

@@ -113,7 +113,7 @@ def assert_right(model, alpha=0.5, weighted=False):
     assert model.plan_.problem.batch == WIDTH and is_mapped(model.dual_coef_)
     assert_close(model.dual_coef_, coef)
     assert_close(model.intercept_, intercept)
-    assert_close(model.norm_, np.sqrt(np.einsum("it,ij,jt->t", coef, K, coef)))
+    assert_close(model.rkhs_norm_, np.sqrt(np.einsum("it,ij,jt->t", coef, K, coef)))
     assert_close(model.predict(X), K @ coef + intercept)
     assert model.solve_result_.residual <= 1e-11
 

@@ -46,7 +46,7 @@ def test_targets_of_any_size_have_all_their_digits(place, form):
     for found, expected in (
         (model.dual_coef_, exact.dual_coef),
         (model.predict(X), exact.fitted),
-        (model.norm_, exact.norm),
+        (model.rkhs_norm_, exact.norm),
     ):
         errors = np.abs(np.ldexp(found, -powers) - expected)
         assert (errors <= tolerance * max(np.abs(exact.fitted).max(), 1.0)).all()

@@ -19,7 +19,7 @@ from tests.pairs import every_pair
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 ALPHAS = [10.0, 1e-3, 0.3]
-TIGHT, SQUARES = {"cv_tol": 1e-11, "race": False}, "neg_mean_squared_error"
+TIGHT, SQUARES = {"cv_tol": 1e-11, "early_stopping": False}, "neg_mean_squared_error"
 WAYS = {
     "sweep": {"kernel": "rbf", "solver": "cg"},
     "sweep without preconditioner": {"kernel": "rbf", "solver": ConjugateGradient(preconditioner=None)},
@@ -152,7 +152,7 @@ def test_targets_in_several_runs_have_the_same_scores_and_do_not_race_for_all(mo
     X = rng.uniform(0, 6, (200, 1))
     Y = np.hstack([rng.normal(size=(200, 4)), 3 * np.sin(3 * X) + 0.01 * rng.normal(size=(200, 4))])
     settings = {"alphas": np.geomspace(1e-5, 1e2, 10), "gamma": 2.0, "solver": "cg", "refit": False}
-    whole = KernelRidgeCV(race=False, **settings).fit(X, Y)
+    whole = KernelRidgeCV(early_stopping=False, **settings).fit(X, Y)
     monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", 200)
     search = KernelRidgeCV(**settings).fit(X, Y)
     assert search.selection_plan_.plan.problem.n_targets == 4 < whole.selection_plan_.plan.problem.n_targets
@@ -164,7 +164,7 @@ def test_targets_in_several_runs_have_the_same_scores_and_do_not_race_for_all(mo
 def test_lambda_that_have_lost_are_stopped(data, y, cv_tol):
     noisy, alphas = y + 0.5 * np.random.default_rng(1).standard_normal(len(y)), np.geomspace(1e-9, 100, 12)
     settings = {"solver": "cg", "cv_tol": cv_tol, "train_sizes": (0.25, 0.5)}
-    every, raced = (KernelRidgeCV(alphas, race=race, **settings).fit(data.X, noisy) for race in (False, True))
+    every, raced = (KernelRidgeCV(alphas, early_stopping=race, **settings).fit(data.X, noisy) for race in (False, True))
     assert raced.alpha_ == every.alpha_ and raced.best_score_ == pytest.approx(every.best_score_, rel=1e-3)
     results, stopped = raced.cv_results_, raced.cv_results_["stopped"]
     assert 0 < stopped.sum() <= 9 and alphas[stopped].max() < alphas[~stopped].min()
@@ -181,7 +181,9 @@ def test_errors_far_smaller_than_the_targets_are_not_hidden_by_residuals(race, o
     rng, alphas = np.random.default_rng(0), np.geomspace(1e-6, 1e3, 10)
     X = rng.uniform(0, 10, (200, 1))
     y = offset + np.sin(X[:, 0]) + noise * rng.standard_normal(200)
-    exact, search = (KernelRidgeCV(alphas, gamma=1.0, solver=s, race=race).fit(X, y) for s in ("cholesky", "cg"))
+    exact, search = (
+        KernelRidgeCV(alphas, gamma=1.0, solver=s, early_stopping=race).fit(X, y) for s in ("cholesky", "cg")
+    )
     assert search.alpha_ == exact.alpha_
     assert search.best_score_ == pytest.approx(exact.best_score_, rel=0.02)
 
@@ -263,7 +265,7 @@ def test_the_search_says_where_the_best_is_at_an_end(data, y):
 @pytest.mark.nightly
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
 def test_a_search_on_workers_has_the_same_scores(data, y, ambient_workers, solver):
-    X, y, settings = data.X[:100], y[:100], {"cv": 2, "solver": solver, "race": False, "cv_tol": 1e-7}
+    X, y, settings = data.X[:100], y[:100], {"cv": 2, "solver": solver, "early_stopping": False, "cv_tol": 1e-7}
     search = KernelRidgeCV([10.0, 0.3], train_sizes=(0.25,), tile=50, **settings).fit(X, y)  # round trips take time
     assert search.selection_plan_.plan.execution == "dask"
     expected = naive_scores(X, y, list(KFold(2).split(X)), [10.0, 0.3], kernel="rbf")

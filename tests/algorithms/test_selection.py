@@ -201,7 +201,7 @@ WAYS = {
     "factors": {"solver": "cholesky", "fit_intercept": True},
     "loo": {"cv": "loo"},
     "sweep": {"solver": "cg"},
-    "no race": {"solver": "cg", "race": False, "alpha_per_target": True},
+    "no race": {"solver": "cg", "early_stopping": False, "alpha_per_target": True},
     "gradients": {"optimize": "length", "max_evaluations": 3},
     "kernels": {"gamma": [0.1, 1.0], "train_sizes": [0.5]},
     "other scores": {"scoring": "neg_mean_absolute_error"},

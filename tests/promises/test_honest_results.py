@@ -203,7 +203,7 @@ def test_a_free_constant_is_solved_as_well_as_the_scores_need():
     X = rng.normal(size=(46, 2))
     y, settings = 5 + X[:, 0] + 0.3 * rng.normal(size=46), {"kernel": RBF(0.01), "fit_intercept": True, "cv": 4}
     found, expected = (
-        KernelRidgeCV([1e-3, 3e-7], solver=solver, refit=False, race=False, **settings).fit(X, y).cv_results_
+        KernelRidgeCV([1e-3, 3e-7], solver=solver, refit=False, early_stopping=False, **settings).fit(X, y).cv_results_
         for solver in ("cg", "cholesky")
     )
     assert_allclose(found["mean_test_score"], expected["mean_test_score"], rtol=2e-3)

@@ -51,7 +51,7 @@ def ridge(store, *, lazy=False, weighted=False, alpha=0.1, **more):
     X, Y, _, weights = sample()
     rows = da.from_array(X, chunks=(50, D)) if lazy else X  # lazy rows are copied into the store
     model = KernelRidge(alpha, **more, store=store).fit(rows, Y, sample_weight=weights if weighted else None)
-    return [model.predict(X), model.norm_, model.intercept_]
+    return [model.predict(X), model.rkhs_norm_, model.intercept_]
 
 
 def logistic(store, **more):
@@ -68,7 +68,7 @@ def path(store, kernel=RBF_KERNEL, **more):
 
 def search(store, **more):
     X, Y, _, _ = sample()
-    found = KernelRidgeCV(**{"alphas": (1e-2, 1.0), "cv": 3, "race": False} | more, store=store).fit(X, Y)
+    found = KernelRidgeCV(**{"alphas": (1e-2, 1.0), "cv": 3, "early_stopping": False} | more, store=store).fit(X, Y)
     return [found.predict(X), found.best_score_, *(found.cv_results_[f"{name}_test_score"] for name in ("mean", "std"))]
 
 
@@ -173,7 +173,7 @@ def test_conjugate_gradient_that_was_stopped_in_this_process_is_resumed_by_worke
     assert model.plan_.execution == "dask"
     done_here = sum(task.key == "multiply-0" for task in model.solve_result_.record.tasks)
     assert done_here < model.solve_result_.iterations, "the iterations before the stop are not done again"
-    check(way, [model.predict(X), model.norm_, model.intercept_])
+    check(way, [model.predict(X), model.rkhs_norm_, model.intercept_])
 
 
 # What is missing or damaged

@@ -47,9 +47,9 @@ def test_residuals_and_the_norm_are_those_of_the_space_of_the_kernel(subject):
     assert_allclose(WEIGHTS[:, None] * (Y - model.predict(X)), LAMBDA * model.dual_coef_, rtol=1e-7, atol=1e-7)
     assert_allclose(model.dual_coef_.sum(axis=0), 0, atol=1e-7)
     squares = np.einsum("it,ij,jt->t", model.dual_coef_, K, model.dual_coef_)
-    assert_allclose(model.norm_**2, squares, rtol=1e-7, atol=1e-10)
+    assert_allclose(model.rkhs_norm_**2, squares, rtol=1e-7, atol=1e-10)
     # |f(x)| = |⟨f, k(·, x)⟩| ≤ ‖f‖ √k(x, x)
-    bound = np.outer(np.sqrt(gram(subject, X_NEW).diagonal()), model.norm_)
+    bound = np.outer(np.sqrt(gram(subject, X_NEW).diagonal()), model.rkhs_norm_)
     assert (np.abs(model.predict(X_NEW) - model.intercept_) <= bound * (1 + 1e-12) + 1e-12).all()
 
 
@@ -59,7 +59,7 @@ def test_primal_and_dual_are_one_model_as_the_representer_theorem_says(phi):
     assert (primal.plan_.form, dual.plan_.form) == ("primal", "dual")
     features, v, w, b = phi.transform(X), WEIGHTS, primal.coef_, primal.intercept_
     assert_allclose(primal.predict(X_NEW), dual.predict(X_NEW), rtol=1e-8, atol=1e-8)
-    assert_allclose(primal.norm_, np.linalg.norm(w, axis=0), rtol=1e-7)
+    assert_allclose(primal.rkhs_norm_, np.linalg.norm(w, axis=0), rtol=1e-7)
     assert_allclose(w, features.T @ dual.dual_coef_, rtol=1e-6, atol=1e-7)
     assert_allclose(primal.dual_coef_, dual.dual_coef_, rtol=1e-6, atol=1e-7)
     # The gradient is zero, and any other coefficients have a larger J, as it is strictly convex.

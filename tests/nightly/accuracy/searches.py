@@ -47,7 +47,7 @@ class Search:
     cv: Any
     groups: Array | None
     settings: dict[str, Any] = field(default_factory=dict)
-    """form, solver, alpha_per_target, scoring, race."""
+    """form, solver, alpha_per_target, scoring, early_stopping."""
 
     @property
     def problem(self) -> Problem:
@@ -77,7 +77,7 @@ def _search(one: Trial, rng: np.random.Generator) -> Search:
         "solver": ["auto", "cholesky", "cg"][int(rng.choice(3, p=[0.4, 0.35, 0.25]))],
         "alpha_per_target": bool(rng.random() < 0.3),
         "scoring": "neg_mean_squared_error" if rng.random() < 0.25 else None,
-        "race": bool(rng.random() < 0.3),
+        "early_stopping": bool(rng.random() < 0.3),
     }
     weights = None if one.sample_weight is None else one.sample_weight[:n]
     kernel = one.kernel if not isinstance(one.kernel, RBF) or rng.random() < 0.5 else Linear()

@@ -58,7 +58,7 @@ def test_trials_of_every_class_are_the_same_each_time_and_honest(option, of_clas
         assert outcome.dishonest == () and str(outcome) == str(again)
 
 
-SETTINGS = {"form": "dual", "solver": "cholesky", "alpha_per_target": False, "scoring": None, "race": False}
+SETTINGS = {"form": "dual", "solver": "cholesky", "alpha_per_target": False, "scoring": None, "early_stopping": False}
 
 
 def as_floats(values):
