@@ -210,6 +210,7 @@ def _surroundings(fit: Fit) -> Iterator[None]:
             stack.enter_context(client.as_current())
         if fit.force_workers:
             stack.enter_context(mock.patch("dkrr.planning.planner.SMALL_SECONDS", 0.0))
+            stack.enter_context(mock.patch("dkrr.planning.planner.is_soon_done", return_value=False))
             stack.enter_context(mock.patch("dkrr.planning.planner.TINY_SECONDS", 0.0))
             stack.enter_context(choosing(lambda ways: [c for c in ways if c.execution == "dask"]))
         yield

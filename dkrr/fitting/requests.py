@@ -34,7 +34,7 @@ from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
-from dkrr.planning.explain import SMALL_SECONDS
+from dkrr.planning.explain import is_soon_done
 from dkrr.planning.kernel_functions import with_measured_functions
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
@@ -236,7 +236,7 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
     """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit."""
     problem = with_measured_functions(problem, rows)
     plan = make_plan(problem, resources) if problem.solver is None else None
-    if plan is not None and plan.chosen.is_direct and plan.seconds <= SMALL_SECONDS:
+    if plan is not None and plan.chosen.is_direct and is_soon_done(problem, plan.seconds):
         return plan
     # Without a bound of its entries a kernel has iterations only at request (`explain.doubt`).
     may_iterate = problem.solver is not None or problem.kernel.has_unit_diagonal

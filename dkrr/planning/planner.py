@@ -8,7 +8,7 @@ from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError,
 from dkrr.linalg.cholesky import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
-from dkrr.planning.explain import NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, why_form, why_solver
+from dkrr.planning.explain import NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, is_soon_done, why_form, why_solver
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
@@ -111,7 +111,7 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
             if c.is_whole and not found[-1].refused:
                 if c.seconds < TINY_SECONDS:
                     return found
-                soon_done |= problem.solver is None and c.seconds <= SMALL_SECONDS
+                soon_done |= problem.solver is None and is_soon_done(problem, c.seconds)
                 if c.seconds < SHORT_SECONDS:
                     break
     return found
