@@ -476,7 +476,7 @@ SAMPLE = 1024
 """Most rows of a sample: 0.1 s, and the 250 largest of their eigenvalues over n are within a factor of two of those of
 all rows."""
 SAMPLED_FRACTION = 1 / 3
-"""Part of the rows that is their sample where they are few."""
+"""Part of the rows that is their sample where they are few: a ninth of the work of forming K."""
 MIN_SAMPLED_ROWS = 512
 """Rows from which the spectrum is estimated on a sample: below, all of the work is about as short."""
 MAX_SAMPLE_BYTES = 64 * 2**20

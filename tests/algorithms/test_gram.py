@@ -131,10 +131,10 @@ def test_wrong_arguments_of_gram_are_named(data):
             dkrr.gram(given, **settings).compute()
 
 
-@pytest.mark.parametrize(("kernel", "d", "accuracy"), [(RBF(gamma=1 / 12), 12, 2.3), (Linear(), 1100, 1.3)], ids=str)
-def test_the_spectrum_of_a_sample_is_that_of_all_rows(kernel, d, accuracy):
+@pytest.mark.parametrize(("n", "d", "accuracy"), [(3 * SAMPLE, 12, 2.0), (1700, 12, 2.3), (4 * SAMPLE, 1100, 1.3)])
+def test_the_spectrum_of_a_sample_is_that_of_all_rows(n, d, accuracy):
     """Of more columns than the sample has rows, directions look larger in it by 40 to 70 % without a correction."""
-    n = 1700 if d < SAMPLE else 4096
+    kernel = RBF(gamma=1 / 12) if d < SAMPLE else Linear()
     X = random(n, d) / ((1 + np.arange(d)) ** 0.5 if d < SAMPLE else 1.0)
     K = kernel(X) if d < SAMPLE else (X - X.mean(axis=0)).T @ (X - X.mean(axis=0))
     K -= K.mean(axis=0)
@@ -163,13 +163,19 @@ def test_the_spectrum_of_rows_in_a_store_is_near_and_sparse_ones_stay_sparse(tmp
         assert found[0] == pytest.approx(estimated_spectrum(RBF(0.5), MemoryRows(X)), rel=0.5)
 
 
-@pytest.mark.parametrize(("n_columns", "is_sampled"), [(50, True), (9000, False)])
-def test_rows_too_wide_to_be_sampled_are_not(monkeypatch, tmp_path, n_columns, is_sampled):
-    """Planning must not take memory that no plan counts."""
-    create_array(str(tmp_path / "X.zarr"), (4100, n_columns), np.float64)
+BY_CG, SEARCH = {"kernel": "rbf", "solver": "cg"}, {"kernel": "polynomial", "cv": 5}
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "is_sampled"),
+    [((4100, 50), BY_CG, True), ((4100, 9000), BY_CG, False), ((512, 400), SEARCH, True), ((511, 400), SEARCH, False)],
+)
+def test_rows_are_sampled_where_iterations_may_be_chosen(monkeypatch, tmp_path, shape, settings, is_sampled):
+    """Of rows that are too wide a sample would take memory that no plan counts; few are sampled for searches."""
+    create_array(str(tmp_path / "X.zarr"), shape, np.float64)
     sampled = []
     monkeypatch.setattr(requests, "estimated_spectrum", lambda kernel, rows: sampled.append(rows))
-    dkrr.plan(str(tmp_path / "X.zarr"), kernel="rbf", solver="cg", memory_limit="4GiB")
+    dkrr.plan(str(tmp_path / "X.zarr"), memory_limit="4GiB", **settings)
     assert bool(sampled) == is_sampled
 
 
