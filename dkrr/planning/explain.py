@@ -350,7 +350,7 @@ def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
     """
     if not isinstance(c.how, Iterative):
         return NO_REASON
-    if not c.n_steps and direct_seconds <= SMALL_SECONDS:
+    if not c.n_steps and is_soon_done(p, direct_seconds):
         return DIRECT_IS_SOON_DONE
     if c.form == "primal":
         worst = c.seconds * max(1.0, MANY_ITERATIONS * max(c.n_steps, 1) / max(c.how.iterations, 1))

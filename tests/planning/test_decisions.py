@@ -113,6 +113,7 @@ def decisions():
         "logistic, RBF": (problem(20_011, 13, n_targets=5, is_coupled=True, **logistic), laptop),
         "logistic, Cholesky in tiles": (direct(20_011, 13, n_targets=3, is_coupled=True, **logistic), machine(GIB)),
         "logistic, cg": (problem(50_021, 13, solver=CG, **logistic), machine(2 * GIB)),
+        "logistic, seconds of factors": (problem(4001, 13, **logistic), laptop),
         "logistic, few columns": (problem(1000, 20, "linear", loss="logistic"), desk),
         "logistic, few rows": (problem(100, 5000, "linear", loss="logistic"), desk),
         "logistic, rows larger than memory": (problem(20_011, 10_007, **read), machine(memory_bytes=GIB)),
