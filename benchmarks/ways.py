@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-import dask
 
 import dkrr
 from benchmarks.candidates import admissible, best_of_kinds, is_same, kind, kind_of_plan, matches
 from benchmarks.cases import Case, command, memory_of_first_plan, surroundings
 from dkrr.linalg.preconditioners import estimated_spectrum
-from dkrr.planning import Iterative, Plan, Rates, Strategy, detection
+from dkrr.linalg.products import Precision
+from dkrr.planning import Iterative, Plan, Problem, Rates, Strategy, calibration, detection
 from dkrr.planning.selection import SelectionPlan
 
 NEAR = 5.0
@@ -27,6 +27,8 @@ MAX_WAYS = 5
 """Ways that are tried."""
 FACTORS = (0.5, 2.0)
 """By which every rate is multiplied, one at a time."""
+KERNELS = "kernels"
+"""Rate of the entries of kernels, among those of a machine."""
 
 
 @dataclass(frozen=True)
@@ -149,27 +151,28 @@ def rates_of(plan: Plan | SelectionPlan) -> Rates:
 
 
 def names_of_rates(rates: Rates) -> list[str]:
-    """Rates that are not zero; all measured kernels are one."""
-    return [f.name for f in fields(rates) if getattr(rates, f.name)]
+    """Rates that are not zero, and that of kernels."""
+    return [*(f.name for f in fields(rates) if getattr(rates, f.name)), KERNELS]
 
 
 @contextmanager
 def rate_times(name: str, factor: float) -> Iterator[None]:
-    """Plans are made as if one rate had been measured so many times as large; nothing is measured."""
-    original = detection.known_rates
+    """Plans are made as if one rate had been measured so many times as large; no other rate is measured."""
+    known, entry_time = detection.known_rates, Problem.entry_time
 
     def known_rates(fingerprint: Any) -> Any:
-        rates, rates_from = original(fingerprint)
-        value = getattr(rates, name)
-        if name == "kernels":
-            changed: Any = tuple(replace(k, entry_seconds=factor * k.entry_seconds) for k in value)
-        else:
-            changed = factor * value
-        return replace(rates, **{name: changed}), rates_from
+        rates, rates_from = known(fingerprint)
+        return replace(rates, **{name: factor * getattr(rates, name)}), rates_from
+
+    def slower(problem: Problem, precision: Precision = "float64") -> float:
+        return entry_time(problem, precision) / factor
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(detection, "known_rates", known_rates))
-        stack.enter_context(dask.config.set({"dkrr.quick-measurement": False}))
+        if name == KERNELS:
+            stack.enter_context(mock.patch.object(Problem, "entry_time", slower))
+        else:
+            stack.enter_context(mock.patch.object(detection, "known_rates", known_rates))
+        stack.enter_context(mock.patch.object(calibration, "LONG_SECONDS", inf))
         yield
 
 

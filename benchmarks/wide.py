@@ -30,7 +30,7 @@ from dkrr.cluster import TaskRecord
 from dkrr.errors import DkrrError
 from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes, tile_steps
-from dkrr.linalg.sources import gram_work, gram_workspace_bytes
+from dkrr.linalg.sources import gram_workspace_bytes
 from dkrr.linalg.substitution import substitution_places
 from dkrr.planning import Rates
 from dkrr.planning.planner import EQUAL_TIME
@@ -450,9 +450,7 @@ def load_costs(path: Path | None) -> TaskCosts:
     """Costs that `reproduce` saved, or those of the planner's default rates."""
     if path is not None:
         return TaskCosts(**json.loads(path.read_text())["costs"])
-    rates = Rates()
-    entry_seconds = rates.seconds(gram_work(rates.entry(RBF(1 / D), D), 1.0))
-    return TaskCosts.of_rates(rates, entry_seconds)
+    return TaskCosts.of_rates(Rates(), RBF(1 / D).nominal_seconds(D))
 
 
 @main.command()

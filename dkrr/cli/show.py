@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -77,20 +76,7 @@ def machine_text(description: dict[str, Any]) -> str:
     for name, unit, scale in (("flops", "GFLOP/s", 1e9), ("bytes", "GB/s", 1e9), ("seconds", "ms", 1e-3)):
         found = {key.removesuffix(f"_{name}"): v for key, v in rates.items() if v and key.endswith(f"_{name}")}
         lines.append(f"  {unit:<9} " + ", ".join(f"{k.replace('_', ' ')} {v / scale:.3g}" for k, v in found.items()))
-    return "\n".join([*lines, *_kernel_lines(rates["kernels"])])
-
-
-def _kernel_lines(kernels: list[dict[str, Any]]) -> Iterator[str]:
-    """Measured time of an entry of each kernel; nothing where none was measured."""
-    if not kernels:
-        return
-    features = sorted({k["n_features"] for k in kernels})
-    seconds = {(k["kernel"], k["n_features"], k["precision"]): k["entry_seconds"] for k in kernels}
-    yield "  ns per kernel entry, float64 / float32, by number of columns"
-    yield "    " + " " * 12 + "".join(f"{d:>16}" for d in features)
-    for name in dict.fromkeys(k["kernel"] for k in kernels):
-        pairs = [[seconds[name, d, p] * 1e9 for p in ("float64", "float32")] for d in features]
-        yield f"    {name:<12}" + "".join(f"{f'{a:.2g} / {b:.2g}':>16}" for a, b in pairs)
+    return "\n".join(lines)
 
 
 def search_values(search: Any, path: str | None) -> dict[str, Any]:

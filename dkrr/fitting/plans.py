@@ -38,6 +38,7 @@ from dkrr.kernels.map_descriptions import feature_map, refuse_more_components_th
 from dkrr.planning import Plan, Problem
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
+from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
 
 MAX_CANDIDATES = 10**6
@@ -243,6 +244,7 @@ def plan(  # type: ignore[misc]
     else:
         known = value.resolved(d)
         problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
+        problem = with_measured_kernel(problem, None)
         if sizes is None:
             return measured_plan(problem, resources)
     found = plan_selection(problem, sizes, resources)

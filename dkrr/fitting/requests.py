@@ -35,7 +35,7 @@ from dkrr.planning import Layout, Plan, Problem, make_plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
-from dkrr.planning.kernel_functions import with_measured_functions
+from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.store import RunStore, TileGrid
@@ -234,7 +234,7 @@ def plan_of(request: FitRequest) -> Plan:
 
 def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
     """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit."""
-    problem = with_measured_functions(problem, rows)
+    problem = with_measured_kernel(problem, rows)
     plan = make_plan(problem, resources) if problem.solver is None else None
     if plan is not None and plan.chosen.is_direct and is_soon_done(problem, plan.seconds):
         return plan
@@ -245,11 +245,11 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
 
 
 def with_spectrum(problem: Problem, rows: Rows) -> Problem:
-    """The problem with its kernel functions measured, and its spectrum estimated.
+    """The problem with its kernel measured, and its spectrum estimated.
 
     The latter only if conjugate gradient may be chosen and a sample costs little.
     """
-    p = problem = with_measured_functions(problem, rows)
+    p = problem = with_measured_kernel(problem, rows)
     is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
     is_possible = p.solver is None and min(p.alphas) > 0
     is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed

@@ -1,6 +1,6 @@
 """Kernels: immutable values that turn blocks of rows into blocks of the Gram matrix."""
 
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.categories import Categories
 from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Normalized, Product, Scaled, Sum, weighted_sums, weights_of
@@ -23,7 +23,6 @@ __all__ = [
     "Chi2",
     "Columns",
     "Cosine",
-    "EntryCost",
     "Graph",
     "Kernel",
     "Laplacian",

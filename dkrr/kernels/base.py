@@ -1,7 +1,7 @@
 """The kernel as a value: k(x, z) for blocks of rows, its cost, and its description.
 
-The seconds of elementwise work per entry were measured on 128 x 1024 strips of float64 with numpy 2.4 and scipy 1.17 on
-one core of an AMD EPYC. They need to be right within a factor of about two.
+The nominal seconds of an entry are those of one core of an AMD EPYC with numpy 2.4 and scipy 1.17, right within a
+factor of about two where rows are dense. A plan measures a kernel where they could decide.
 
 Parameters of immutable values by scikit-learn's names for nested ones: ``left__gamma`` is the gamma of ``left``.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -39,19 +39,6 @@ from dkrr.kernels.blocks import (
     pieces_of,
     strips,
 )
-
-WRITE_SECONDS = 0.5e-9  # per entry of a product of narrow blocks, besides its flops
-PASS_SECONDS = 0.2e-9  # one addition, product or clamp of a strip that is in cache
-EXP_SECONDS = 0.85e-9
-SQRT_SECONDS = 1.4e-9
-TANH_SECONDS = 0.8e-9
-POWER_SECONDS = 1.5e-9  # np.power with a fractional exponent
-CITYBLOCK_SECONDS = 0.3e-9  # per feature, scipy.spatial.distance.cdist
-HAMMING_SECONDS = 0.3e-9  # per feature, cdist
-TABLE_SECONDS = 1.9e-9  # a count as a whole number, and what a table has for it
-CHI2_SECONDS = 1.6e-9  # per feature, four passes and a division
-CALLABLE_SECONDS = 100e-9  # a guess: nothing is known of a user's function before it has run
-
 
 SEPARATOR = "__"
 
@@ -155,31 +142,20 @@ FIXED_WORKSPACE_BYTES = 512 * 1024
 CSR_COPIES = 2
 
 
-@dataclass(frozen=True)
-class EntryCost:
-    """What one entry k(x, z) costs, in the two units that a planner can price."""
-
-    gemm_flops: float
-    """Floating-point operations that run at the speed of a matrix product."""
-
-    element_seconds: float
-    """Seconds of elementwise work (exp, powers, absolute differences) on one core."""
-
-    def __add__(self, other: EntryCost) -> EntryCost:
-        """Cost of computing both."""
-        return EntryCost(self.gemm_flops + other.gemm_flops, self.element_seconds + other.element_seconds)
-
-
 class Kernel(Parameters, ABC):
     """A symmetric kernel k(x, z), as an immutable value that is called on blocks of rows.
 
-    Subclasses are frozen dataclasses. They give `_filler`, `diagonal` and `entry_cost`; strips, symmetry,
+    Subclasses are frozen dataclasses. They give `_filler` and `diagonal`; strips, symmetry,
     checks, memory and descriptions are common. Kernels add, multiply and scale: ``0.5 * RBF() + Linear()``.
     """
 
     tag: ClassVar[str]
     """Name in a description (`to_dict`)."""
 
+    entry_seconds: ClassVar[float] = 1.5e-9
+    """Nominal time of an entry besides that of its columns."""
+    column_seconds: ClassVar[float] = 4e-11
+    """Nominal time of a column of an entry: two operations of a matrix product."""
     _has_unit_diagonal: ClassVar[bool] = False
     _row_copies: ClassVar[int] = 1
     """Copies of dense rows that one call makes."""
@@ -323,9 +299,9 @@ class Kernel(Parameters, ABC):
             return replace(self, gamma=1.0 / n_features)  # type: ignore[type-var]
         return self
 
-    @abstractmethod
-    def entry_cost(self, n_features: int) -> EntryCost:
-        """Cost of one entry for dense rows of `n_features` columns."""
+    def nominal_seconds(self, n_features: int) -> float:
+        """Time of one entry for dense rows of `n_features` columns, on one core."""
+        return self.entry_seconds + self.column_seconds * n_features
 
     @property
     def sparse_parts(self) -> int:
@@ -334,10 +310,6 @@ class Kernel(Parameters, ABC):
         Cost and memory then follow the stored entries, not the number of columns.
         """
         return int(self._takes_csr)
-
-    def sparse_width(self, n_features: int, stored: int) -> int:
-        """Number of columns for which `entry_cost` is that of an entry of CSR rows with so many stored entries."""
-        return min(n_features, stored) if self._takes_csr else n_features
 
     def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
         """Upper bound of the temporary memory of one call, besides X, Y and out.

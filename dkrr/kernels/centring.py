@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dkrr.checks import numbers, shown
 from dkrr.errors import InputError
-from dkrr.kernels.base import EntryCost, Kernel
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, checksum, dot_products, is_sparse, squared_norms
 from dkrr.kernels.columns import Columns, leaves
 from dkrr.kernels.composite import Scaled, Sum
@@ -82,9 +82,6 @@ class CentredLinear(AboutOrigin, Kernel):
         if n_features != len(self.origin):
             raise InputError(f"X has {n_features} columns; expected {len(self.origin)}, as many as the origin")
         return self
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return Linear().entry_cost(n_features)
 
     def to_dict(self) -> dict[str, Any]:
         return {"kernel": self.tag, "origin": {"array": self._digest}}

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from dkrr.checks import MAX_WHOLE, is_real, n_dimensions, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import PASS_SECONDS, EntryCost, Kernel
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
 from dkrr.kernels.custom import CallableKernel, is_objects
 
@@ -25,8 +25,6 @@ class Compound(Kernel):
 
     _part_names: ClassVar[tuple[str, ...]] = ("base",)
     """Fields that hold the parts."""
-    _passes: ClassVar[int] = 0
-    """Passes over a strip besides the work of the parts."""
 
     def __post_init__(self) -> None:
         for name in self._part_names:
@@ -74,18 +72,14 @@ class Compound(Kernel):
         width = self.width(n_features)
         return self.with_parts([part.resolved(width) for part in self.parts])
 
-    def entry_cost(self, n_features: int) -> EntryCost:
+    def nominal_seconds(self, n_features: int) -> float:
         width = self.width(n_features)
-        parts = sum((part.entry_cost(width) for part in self.parts), EntryCost(0.0, 0.0))
-        return parts + EntryCost(0.0, self._passes * PASS_SECONDS)
+        return sum(part.nominal_seconds(width) for part in self.parts)
 
     @property
     def sparse_parts(self) -> int:
         each = [part.sparse_parts for part in self.parts]
         return sum(each) if all(each) else 0
-
-    def sparse_width(self, n_features: int, stored: int) -> int:
-        return max(part.sparse_width(n_features, stored) for part in self.parts)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         width = self.width(n_features)
@@ -212,9 +206,6 @@ class Columns(Compound):
     def sparse_parts(self) -> int:
         """0: columns cut out of CSR rows may be made dense."""
         return 0
-
-    def sparse_width(self, n_features: int, stored: int) -> int:  # noqa: ARG002
-        return n_features
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         cut = 8 * (n_rows + n_columns) * min(self.width(n_features), 10_000)

@@ -22,7 +22,6 @@ class _Pair(Compound):
     """Two kernels and the ufunc that combines their values."""
 
     _part_names: ClassVar[tuple[str, ...]] = ("left", "right")
-    _passes: ClassVar[int] = 1
     _strip_buffers: ClassVar[int] = 1
     _combine: ClassVar[np.ufunc]
 
@@ -100,7 +99,6 @@ class Scaled(Compound):
     """
 
     tag: ClassVar[str] = "scaled"
-    _passes: ClassVar[int] = 1
 
     base: Kernel
     scale: float
@@ -151,7 +149,6 @@ class Normalized(Compound):
 
     tag: ClassVar[str] = "normalized"
     _has_unit_diagonal: ClassVar[bool] = True
-    _passes: ClassVar[int] = 2
 
     base: Kernel
 

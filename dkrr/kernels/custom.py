@@ -23,7 +23,7 @@ import scipy.sparse as sp
 
 from dkrr.checks import flag, shown
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
-from dkrr.kernels.base import CALLABLE_SECONDS, EntryCost, Kernel
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
     Block,
     Fill,
@@ -157,6 +157,7 @@ class CallableKernel(Kernel):
     """
 
     tag: ClassVar[str] = "callable"
+    entry_seconds: ClassVar[float] = 100e-9  # a guess: nothing is known of a user's function before it has run
 
     function: Callable[..., Any]
     name: str | None = None
@@ -180,6 +181,10 @@ class CallableKernel(Kernel):
         """SHA-256 of the function's source and of what it has bound."""
         return identity_of(self.function)
 
+    def nominal_seconds(self, n_features: int) -> float:
+        """See base class: what was measured, if anything was."""
+        return super().nominal_seconds(n_features) if self.cost is None else self.cost.seconds
+
     def fitted(self, X: Any) -> Kernel:
         return replace(self, takes_objects=True) if is_objects(X) else self
 
@@ -187,11 +192,6 @@ class CallableKernel(Kernel):
         if self.takes_objects:  # also those that look like numbers
             return encode_objects(X) if is_container(X) else X
         return encode_objects(X) if is_objects(X) else X
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        if self.cost is not None:
-            return EntryCost(0.0, self.cost.seconds)
-        return EntryCost(0.0 if self.takes_objects else 2.0 * n_features, CALLABLE_SECONDS)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         width = OBJECT_BYTES if self.takes_objects else n_features
@@ -297,6 +297,8 @@ class Precomputed(Kernel):
     """
 
     tag: ClassVar[str] = "precomputed"
+    entry_seconds: ClassVar[float] = 0.0
+    column_seconds: ClassVar[float] = 0.0
 
     def __call__(self, X: Block, Y: Block | None = None, *, out: FloatArray | None = None) -> FloatArray:
         block = as_rows(X)
@@ -317,9 +319,6 @@ class Precomputed(Kernel):
     @property
     def is_precomputed(self) -> bool:
         return True
-
-    def entry_cost(self, n_features: int) -> EntryCost:  # noqa: ARG002
-        return EntryCost(0.0, 0.0)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         raise AssertionError("a precomputed kernel is never part of another")

@@ -15,7 +15,7 @@ from scipy.special import gammaincc
 
 from dkrr.checks import finite, positive_or_none
 from dkrr.errors import InputError
-from dkrr.kernels.base import PASS_SECONDS, POWER_SECONDS, TANH_SECONDS, WRITE_SECONDS, EntryCost, Kernel
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
     Block,
     Fill,
@@ -42,14 +42,12 @@ class Linear(Kernel):
     """
 
     tag: ClassVar[str] = "linear"
+    entry_seconds: ClassVar[float] = 0.5e-9
     _takes_csr: ClassVar[bool] = True
 
     @property
     def row_degree(self) -> float | None:
         return 1
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(2.0 * n_features, WRITE_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return dot_products(X, Y, dtype)
@@ -122,12 +120,6 @@ class Polynomial(_FunctionOfDotProduct):
     def row_degree(self) -> float | None:
         return self.degree if self.coef0 == 0 else None
 
-    def entry_cost(self, n_features: int) -> EntryCost:
-        if isinstance(self.degree, int):
-            passes = 2 + self.degree.bit_length() + self.degree.bit_count()
-            return EntryCost(2.0 * n_features, WRITE_SECONDS + passes * PASS_SECONDS)
-        return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + POWER_SECONDS)
-
     def _apply(self, dots: FloatArray, scratch: Scratch) -> None:
         dots *= _known(self.gamma)
         dots += self.coef0
@@ -163,9 +155,6 @@ class Sigmoid(_FunctionOfDotProduct):
         object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
         object.__setattr__(self, "coef0", finite(self.coef0, "coef0"))
 
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(2.0 * n_features, WRITE_SECONDS + 2 * PASS_SECONDS + TANH_SECONDS)
-
     def _apply(self, dots: FloatArray, scratch: Scratch) -> None:  # noqa: ARG002
         dots *= _known(self.gamma)
         dots += self.coef0
@@ -193,9 +182,6 @@ class Cosine(Kernel):
     @property
     def row_degree(self) -> float | None:
         return 0
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(2.0 * n_features, WRITE_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = unit_rows(X)
@@ -282,6 +268,7 @@ class TaylorRBF(Kernel):
     """
 
     tag: ClassVar[str] = "taylor_rbf"
+    entry_seconds: ClassVar[float] = 3e-9
     _takes_csr: ClassVar[bool] = True
     # Dot products, and the sum where `out` is float32.
     _strip_buffers: ClassVar[int] = 2
@@ -298,9 +285,6 @@ class TaylorRBF(Kernel):
             )
         object.__setattr__(self, "degree", int(degree))
         object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(2.0 * n_features, WRITE_SECONDS + (2 * self.degree + 4) * PASS_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         assert self.gamma is not None, "the kernel must be resolved first"

@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 from dkrr import blas
 from dkrr.checks import finite
 from dkrr.errors import InputError
-from dkrr.kernels.base import EXP_SECONDS, PASS_SECONDS, SQRT_SECONDS, WRITE_SECONDS, EntryCost, Kernel
+from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
     STRIP_ENTRIES,
     Block,
@@ -93,9 +93,6 @@ class RBF(WithLengths):
     def _scales(self, n_features: int) -> Array:
         return np.asarray(1.0 / n_features if self.gamma is None else self.gamma)
 
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(2.0 * (n_features + 2), WRITE_SECONDS + PASS_SECONDS + EXP_SECONDS)
-
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._fillers(Y, dtype)(X)
 
@@ -149,6 +146,7 @@ class Matern(WithLengths):
     """
 
     tag: ClassVar[str] = "matern"
+    entry_seconds: ClassVar[float] = 4e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
@@ -181,11 +179,6 @@ class Matern(WithLengths):
         nu, factor = self.nu - 1.0, {1.5: 3.0, 2.5: 5.0 / 3.0}[self.nu]
         lengths = np.asarray(self.length_scale) * sqrt(nu / self.nu)
         return Matern(nu, lengths.tolist()), factor / self.lengths(n_features) ** 2
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        passes = {0.5: 3, 1.5: 5, 2.5: 8}[self.nu]
-        elements = WRITE_SECONDS + passes * PASS_SECONDS + SQRT_SECONDS + EXP_SECONDS
-        return EntryCost(2.0 * (n_features + 2), elements)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._fillers(Y, dtype)(X)

@@ -9,8 +9,8 @@ from scipy.spatial.distance import cdist
 
 from dkrr.checks import positive
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import CHI2_SECONDS, CITYBLOCK_SECONDS, EXP_SECONDS, PASS_SECONDS, EntryCost, Kernel
-from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, Scratch, is_sparse
+from dkrr.kernels.base import Kernel
+from dkrr.kernels.blocks import Block, Fill, FloatArray, Scratch, is_sparse
 from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_of, times_ratios
 
 # CSR columns made dense at a time: with strips of 128 and 1024 rows, at most 4.5 MiB.
@@ -35,6 +35,7 @@ class Laplacian(WithLengths):
     """
 
     tag: ClassVar[str] = "laplacian"
+    column_seconds: ClassVar[float] = 0.3e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
     # Columns made dense take 4.5 of them.
@@ -55,13 +56,6 @@ class Laplacian(WithLengths):
     def with_lengths(self, lengths: Array) -> Self:
         gamma = (1.0 / lengths).tolist()
         return replace(self, gamma=gamma if len(gamma) > 1 else gamma[0])
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(0.0, n_features * CITYBLOCK_SECONDS + PASS_SECONDS + EXP_SECONDS)
-
-    def sparse_width(self, n_features: int, stored: int) -> int:
-        """At most the columns in which a strip has entries."""
-        return min(n_features, STRIP_ROWS * stored)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         assert self.gamma is not None, "the kernel must be resolved first"
@@ -136,11 +130,9 @@ class AdditiveChi2(Kernel):
     """
 
     tag: ClassVar[str] = "additive_chi2"
+    column_seconds: ClassVar[float] = 1.6e-9
     _row_copies: ClassVar[int] = 1
     _strip_buffers: ClassVar[int] = 4
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(0.0, n_features * CHI2_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = _non_negative(X, dtype)
@@ -182,6 +174,7 @@ class Chi2(Kernel):
     """
 
     tag: ClassVar[str] = "chi2"
+    column_seconds: ClassVar[float] = 1.6e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 1
     _strip_buffers: ClassVar[int] = 4
@@ -190,9 +183,6 @@ class Chi2(Kernel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(0.0, n_features * CHI2_SECONDS + PASS_SECONDS + EXP_SECONDS)
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         additive = AdditiveChi2()._filler(X, Y, dtype)

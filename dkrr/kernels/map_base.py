@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dkrr import blas
 from dkrr.checks import shown
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import EntryCost, Kernel, Parameters
+from dkrr.kernels.base import Kernel, Parameters
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows, is_sparse
 from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
 from dkrr.kernels.descriptions import as_kernel
@@ -242,11 +242,10 @@ class MapKernel(Kernel):
         known = self.base.resolved(n_features)
         return self if known is self.base else MapKernel(known)
 
-    def entry_cost(self, n_features: int) -> EntryCost:
-        """See base class; an entry costs a product, and its share of the features of two blocks of rows."""
-        dimension = self.base.dimension(n_features)
-        features = 2.0 * dimension / BLOCK_ROWS * self.base.entry_seconds(n_features)
-        return EntryCost(2.0 * dimension, features)
+    def nominal_seconds(self, n_features: int) -> float:
+        """See base class: an entry costs a product, and its share of the features of two blocks of rows."""
+        features = 2.0 / BLOCK_ROWS * self.base.entry_seconds(n_features)
+        return self.entry_seconds + self.base.dimension(n_features) * (self.column_seconds + features)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         features = 8 * (n_rows + n_columns) * self.base.dimension(n_features)

@@ -187,8 +187,7 @@ def strip_rows(n_centres: int) -> int:
 
 def entry_seconds(base: Kernel, n_centres: int, n_features: int) -> float:
     """Seconds of one feature: an entry of the kernel, and a column of the triangular W."""
-    cost = base.entry_cost(n_features)
-    return cost.element_seconds + (cost.gemm_flops + n_centres) / GEMM_FLOPS
+    return base.nominal_seconds(n_features) + n_centres / GEMM_FLOPS
 
 
 def held_bytes(base: Kernel, n_centres: int, n_features: int) -> int:

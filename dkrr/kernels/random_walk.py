@@ -27,7 +27,7 @@ from scipy.sparse.linalg import eigsh
 
 from dkrr.checks import flag, positive, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, EntryCost, Kernel
+from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, FloatArray, Scratch
 from dkrr.kernels.graph_partitions import Floats, Groups, Quotients, quotients, ranges
 from dkrr.kernels.graphs import Integers, encode_graphs
@@ -401,9 +401,6 @@ def _infinite_sum(decay: float, radii: Floats, graphs: Integers, name: str) -> I
     )
 
 
-# One pair of labelled molecules of 18 atoms, at half of the largest decay: sizes of graphs are not known here.
-PAIR_SECONDS = 10e-6
-
 # At the peak, for a node or an edge of a product, for a pair, and for a graph of about 30 nodes and edges.
 ENTRY_BYTES = 100
 PAIR_BYTES = 512
@@ -462,6 +459,8 @@ class RandomWalk(Kernel):
     """
 
     tag: ClassVar[str] = "random_walk"
+    entry_seconds: ClassVar[float] = 10e-6  # of labelled molecules of 18 atoms, at half of the largest decay
+    column_seconds: ClassVar[float] = 0.0
     # Sums in float64 for a float32 block; a sum over steps and its terms.
     _strip_buffers: ClassVar[int] = 3
 
@@ -496,9 +495,6 @@ class RandomWalk(Kernel):
     @property
     def has_unit_diagonal(self) -> bool:
         return self.normalized
-
-    def entry_cost(self, n_features: int) -> EntryCost:  # noqa: ARG002
-        return EntryCost(0.0, PAIR_SECONDS)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:  # noqa: ARG002
         """Temporary memory of one call, for graphs of up to 30 nodes and edges and products of some 10⁴.

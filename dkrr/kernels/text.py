@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from dkrr.checks import choice, flag, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, WRITE_SECONDS, EntryCost, Kernel
+from dkrr.kernels.base import FIXED_WORKSPACE_BYTES, Kernel
 from dkrr.kernels.blocks import PIECE_ROWS, STRIP_ENTRIES, Block, Fill
 from dkrr.kernels.dot import Cosine, Linear
 
@@ -78,11 +78,7 @@ Weighting = Literal["tfidf", "counts", "binary"]
 TOKEN_PATTERN = r"(?u)\b\w\w+\b"
 """scikit-learn's: two or more letters, digits or underscores."""
 
-# A kernel gets d, not the number of terms per document. An entry takes about 0.5 ns for each term: 8 to 16 ns
-# with 14 (text messages), 100 ns with 200 (news), 200 ns with 500 (news in pairs of words), for any d.
-TERM_SECONDS = 0.5e-9
-TYPICAL_TERMS = 100
-# For memory, on the safe side: the same three have 14, 200 and 530 on average.
+# For memory, on the safe side: text messages have 14 on average, news 200, and in pairs of words 530.
 MANY_TERMS = 1000
 # Rows at unit length, their transposes, and what SciPy holds while it makes either, with 64-bit indices.
 TERM_BYTES = 48
@@ -139,6 +135,8 @@ class BagOfWords(Kernel):
     """
 
     tag: ClassVar[str] = "bag_of_words"
+    entry_seconds: ClassVar[float] = 50e-9  # of a hundred terms, which take 0.5 ns each
+    column_seconds: ClassVar[float] = 0.0
     _strip_buffers: ClassVar[int] = 3
     """A sparse product (a value and an index of 8 bytes for each entry) and the same made dense."""
 
@@ -233,9 +231,6 @@ class BagOfWords(Kernel):
         if self.idf is not None:
             counts.data *= np.asarray(self.idf)[counts.indices]
         return counts
-
-    def entry_cost(self, n_features: int) -> EntryCost:
-        return EntryCost(0.0, WRITE_SECONDS + TERM_SECONDS * min(n_features, TYPICAL_TERMS))
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         """Upper bound of the temporary memory for CSR rows with up to MANY_TERMS terms on average."""

@@ -35,7 +35,6 @@ from dkrr.cluster import Executor, RunRecord, SerialExecutor, Task
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
-from dkrr.kernels.base import EntryCost
 from dkrr.linalg.factor_rows import (
     GRAM_COLUMNS,
     GRAM_ROWS,
@@ -51,7 +50,7 @@ from dkrr.linalg.factor_rows import (
     square_rows,
 )
 from dkrr.linalg.products import Precision, column_sizes
-from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_work
+from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper
 
 Array = NDArray[np.float64]
 
@@ -365,20 +364,22 @@ def _even_power(values: Array) -> float:
     return ldexp(1.0, max(exponent - exponent % 2, -1020))
 
 
-def pivoted_work(n: int, rank: int, entry: EntryCost) -> Work:
-    """Work of a factor of this rank and of Fᵀ F, both by products in float32, which count half their operations."""
-    return Work(gemm_flops=LOW_OVERHEAD * n * rank**2) + gram_work(entry, float(n) * rank)
-
-
 def small_matrix_work(n: int, rank: int, slots: int) -> Work:
     """Work of the small matrix that a factor makes with another diagonal, for a process of `slots` that share Fᵀ F."""
     return Work(gemm_flops=0.5 * LOW_OVERHEAD * n * rank**2 / slots + rank**3 / 3)
 
 
-def partial_factor_work(n: int, rank: int, entry: EntryCost, slots: int) -> Work:
-    """Work of a factor of this rank and of its small matrix, for each of `slots` that share the rows."""
-    rows = Work(fresh_bytes=float(np.dtype(FACTOR_DTYPE).itemsize) * n * rank)
-    return (pivoted_work(n, rank, entry) + rows).times(1 / slots) + Work(gemm_flops=float(rank) ** 3)
+def partial_factor_work(n: int, rank: int, entry_seconds: float, slots: int) -> Work:
+    """Work of a factor of this rank and of its small matrix, for each of `slots` that share the rows.
+
+    The factor and Fᵀ F are products in float32, which count half their operations.
+    """
+    rows = Work(
+        gemm_flops=LOW_OVERHEAD * n * rank**2,
+        element_seconds=entry_seconds * n * rank,
+        fresh_bytes=float(np.dtype(FACTOR_DTYPE).itemsize) * n * rank,
+    )
+    return rows.times(1 / slots) + Work(gemm_flops=float(rank) ** 3)
 
 
 def partial_apply_work(n: int, rank: int, n_columns: int, precision: Precision) -> Work:

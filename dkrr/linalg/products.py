@@ -24,7 +24,6 @@ from dkrr.cluster import Executor, Meter, RunRecord, Task, resident
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
-from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.sources import Piece, TileSource
 from dkrr.store import TileGrid
@@ -418,14 +417,14 @@ def calls_work(n: int, tile: int, kept: float = 0.0) -> Work:
 
 
 def pass_work(
-    entry: EntryCost, n: int, m: int, precision: Precision = "float64", kept: float = 0.0, n_uses: int = 2
+    entry_seconds: float, n: int, m: int, precision: Precision = "float64", kept: float = 0.0, n_uses: int = 2
 ) -> Work:
     """Work of one product of an n × n matrix with m vectors.
 
     Parameters
     ----------
-    entry : EntryCost
-        Cost of one entry in that precision.
+    entry_seconds : float
+        Time to form one entry in that precision.
     n : int
     m : int
     precision : {"float64", "float32"}
@@ -438,8 +437,8 @@ def pass_work(
     low, n_entries = precision == "float32", float(n) ** 2 / n_uses
     formed = (1.0 - kept) * n_entries
     return Work(
-        gemm_flops=entry.gemm_flops * formed + thin(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
-        element_seconds=formed * (entry.element_seconds + USE_SECONDS[precision]) + kept * n_entries * KEPT_SECONDS,
+        gemm_flops=thin(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
+        element_seconds=formed * (entry_seconds + USE_SECONDS[precision]) + kept * n_entries * KEPT_SECONDS,
         memory_bytes=KEPT_PASSES * kept * n_entries * (4 if low else 8),
     )
 

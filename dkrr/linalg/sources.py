@@ -26,12 +26,10 @@ import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cluster import Meter, Task
-from dkrr.cost import Work
 from dkrr.data import Rows
 from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
-from dkrr.kernels.base import EntryCost
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, SYMMETRY_TOLERANCE, mirror_lower
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
@@ -312,11 +310,6 @@ def clear_upper(tile: NDArray[Any]) -> None:
     """Set what is above the diagonal of a square tile to zero."""
     for r in range(tile.shape[0]):
         tile[r, r + 1 :] = 0.0
-
-
-def gram_work(entry: EntryCost, n_entries: float) -> Work:
-    """Work of `n_entries` entries of a Gram matrix, of which symmetry has been used already."""
-    return Work(gemm_flops=entry.gemm_flops * n_entries, element_seconds=entry.element_seconds * n_entries)
 
 
 def gram_workspace_bytes(

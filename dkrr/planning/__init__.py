@@ -4,7 +4,7 @@ import dkrr.planning.saved  # noqa: F401  # gives plans the size of the model
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Layout, Problem
-from dkrr.planning.resources import KernelRate, Rates, Resources
+from dkrr.planning.resources import Rates, Resources
 from dkrr.planning.strategy import Direct, Float32Factor, Iterative, Reason, Strategy, Tiling
 from dkrr.planning.ways import WAYS
 
@@ -13,7 +13,6 @@ __all__ = [
     "Direct",
     "Float32Factor",
     "Iterative",
-    "KernelRate",
     "Layout",
     "Plan",
     "Problem",

@@ -8,7 +8,6 @@ for longer: it replaces the result.
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,14 +17,21 @@ from typing import Any, TypeVar
 
 import psutil
 
-from dkrr import blas
 from dkrr.checks import location, positive
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.process import ambient_client
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
 from dkrr.planning.detection import fingerprint_of, local_workers, rates_at, reports_of, resident_bytes
-from dkrr.planning.measures import CORE_BYTES, N_CHUNKS, QUICK_CHUNKS, Measured, measure_cores, measure_store
+from dkrr.planning.measures import (
+    CORE_BYTES,
+    N_CHUNKS,
+    QUICK_CHUNKS,
+    Measured,
+    measure_cores,
+    measure_store,
+    on_threads,
+)
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
@@ -40,7 +46,7 @@ from dkrr.planning.profile import (
     median_rates,
     save_profile,
 )
-from dkrr.planning.resources import KernelRate, Rates, Resources
+from dkrr.planning.resources import Rates, Resources
 
 LONG_SECONDS = 4.0
 """Projected time of a fit above which the measurement is worth its half a second."""
@@ -113,15 +119,12 @@ def _on_workers(client: Any, function: Callable[[], T]) -> list[T]:
     return on_every_worker(client, function)
 
 
-def measured_profile(
-    fingerprint: Fingerprint, measure: Callable[[], list[tuple[Measured, list[KernelRate]]]]
-) -> Profile:
+def measured_profile(fingerprint: Fingerprint, measure: Callable[[], list[Measured]]) -> Profile:
     """Profile of the medians of what all threads or workers measured."""
     begun = time.perf_counter()
     with other_load() as load:
-        results = measure()
-    measured, kernels = [m for m, _ in results], [k for _, k in results]
-    rates, defaults = median_rates(measured, kernels), Rates()
+        measured = measure()
+    rates, defaults = median_rates(measured), Rates()
     # A factorisation on all cores needs them all for itself: it is as fast as on one, to the ratio of the defaults.
     rates = replace(rates, dense_flops=rates.potrf_flops * defaults.dense_flops / defaults.potrf_flops)
     return Profile(
@@ -190,12 +193,6 @@ def _uses_store(plan: Plan) -> bool:
     rates, slots = plan.resources.rates, plan.chosen.place.slots
     seconds = plan.chosen.read_bytes / rates.read_bytes + plan.chosen.written_bytes / rates.write_bytes
     return seconds / slots > MUCH_STORE_SECONDS
-
-
-def on_threads(n_threads: int, function: Callable[[], T]) -> list[T]:
-    """Results of a function on so many threads at the same time, each with one thread of BLAS."""
-    with blas.one_thread(), ThreadPoolExecutor(n_threads) as pool:
-        return [f.result() for f in [pool.submit(function) for _ in range(n_threads)]]
 
 
 @contextmanager

@@ -1,29 +1,40 @@
-"""Measurements of one process: short loops over dkrr's own operations, at the sizes at which it uses them.
+"""Measurements of one process: cores and stores by short loops over dkrr's own operations, and kernels on small blocks.
 
 Rates are those of the fastest half of the repetitions, so that interruptions by other programs do not count.
+
+A kernel is measured before the plan of a fit that is not tiny. Of a user's function nothing is known before it has run:
+it may hold one array as large as its result, or one that is as many times larger as there are columns.
 """
 
 import os
 import time
+import tracemalloc
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dkrr import blas
-from dkrr.kernels import RBF, Kernel, Laplacian, Linear, Matern, Polynomial
+from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
+from dkrr.config import setting
+from dkrr.data import Rows
+from dkrr.errors import DkrrError
+from dkrr.kernels import CallableKernel, Kernel
+from dkrr.kernels.columns import Columns, Compound
+from dkrr.kernels.custom import FunctionCost
 from dkrr.linalg.products import Precision
-from dkrr.linalg.sources import KERNEL_BLOCK, cut_tile
-from dkrr.planning.resources import KernelRate
+from dkrr.linalg.sources import cut_tile
+from dkrr.planning.detection import resident_bytes, usable_threads
+from dkrr.planning.problem import EntrySeconds, Problem
 from dkrr.store import ChunkedArray
 
 SIDE, PANEL = 1024, 512
 """Rows of a tile and columns of its panels, which are multiplied."""
-KERNELS: tuple[Kernel, ...] = (Linear(), Polynomial(degree=3), RBF(), Laplacian(), Matern())
-FEATURES = (8, 64)
-"""Numbers of columns at which kernels are measured."""
 MEMORY_SIDE = 2048
 """Rows of a matrix of 32 MiB, which a core's share of a cache does not hold."""
 QUICK_SECONDS = 0.02
@@ -39,16 +50,46 @@ N_CHUNKS = 96
 FROM_A_DISK = 2.0
 """Least time of a read from the disk over that from the system's cache, whose copying and checking it includes."""
 
+
+MIN_ROWS = 256
+"""Training rows below which a fit calls a function on blocks that are hardly larger than those of a measurement."""
+FIRST_ROWS = 16
+"""Rows of the first block, on which a function may import and compile what it needs."""
+MAX_ROWS = 512
+"""Rows of the largest block: its temporaries are hundreds of times smaller than those of a fit may be."""
+MAX_SECONDS = 0.1
+"""Time of a block from which no larger one is tried."""
+MAX_BYTES = 256 * 2**20
+"""Peak memory of a block, likewise."""
+MAX_BLOCK_BYTES = 16 * 2**20
+"""Bytes of the rows that kernels are measured with."""
+GRAM_SECONDS = 0.05
+"""Nominal time of a Gram matrix from which its kernel is measured, in about 10 ms: a fit takes many times as long."""
+SHORT_SECONDS = 2e-3
+"""Time of a block of a kernel from which no larger one is tried."""
+MAX_KNOWN = 256
+"""Kernels whose measurement is kept for the next plan."""
+
+T = TypeVar("T")
 Measured = dict[str, float]
 
 
-def measure_cores(seconds: float = QUICK_SECONDS) -> tuple[Measured, list[KernelRate]]:
-    """Task: what most plans depend on, on one thread, in about thirty times so many seconds; first by fields of Rates.
+def on_threads(n_threads: int, function: Callable[[], T]) -> list[T]:
+    """Results of a function on so many threads at the same time, each with one thread of BLAS."""
+    with blas.one_thread(), ThreadPoolExecutor(n_threads) as pool:
+        return [f.result() for f in [pool.submit(function) for _ in range(n_threads)]]
+
+
+# Cores and stores
+
+
+def measure_cores(seconds: float = QUICK_SECONDS) -> Measured:
+    """Task: what most plans depend on, on one thread, in about ten times so many seconds; by fields of Rates.
 
     All threads or workers are at it at the same time, since they share memory, caches and clock.
     """
     with blas.one_thread():
-        return measure_blas(seconds) | measure_memory(seconds), measure_kernels(seconds / 4)
+        return measure_blas(seconds) | measure_memory(seconds)
 
 
 def measure_blas(seconds: float) -> Measured:
@@ -98,24 +139,6 @@ def measure_memory(seconds: float) -> Measured:
             blas.gemm(right[across], piece, left[r], transpose_a=True)
 
     return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds)}
-
-
-def measure_kernels(seconds: float) -> list[KernelRate]:
-    """Time for an entry of every kernel, in blocks as they are formed."""
-    rng, rates = np.random.default_rng(0), []
-    for d in FEATURES:
-        rows = rng.standard_normal((2, KERNEL_BLOCK, d))
-        for kernel in KERNELS:
-            for precision in Precision.__args__:  # type: ignore[attr-defined]
-                x, z = rows.astype(precision)
-                value, out = kernel.resolved(d), np.empty((KERNEL_BLOCK, KERNEL_BLOCK), precision)
-
-                def form(value: Kernel = value, x: Any = x, z: Any = z, out: Any = out) -> None:
-                    value(x, z, out=out)
-
-                each = best_seconds(form, seconds) / out.size
-                rates.append(KernelRate(type(kernel).__name__, d, precision, each))
-    return rates
 
 
 def measure_store(folder: str, n_chunks: int = N_CHUNKS) -> Measured:
@@ -169,3 +192,138 @@ def _timed(function: Callable[[], None], clock: Callable[[], float] = time.perf_
     start = clock()
     function()
     return clock() - start
+
+
+# Kernels
+
+_known: dict[Any, Any] = {}
+"""Measurements by kernel or function, and width and size of the rows; None: it failed."""
+
+
+def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
+    """The problem with what its kernel takes; as it is where that is known, decides nothing or cannot be measured.
+
+    Rows of a Dask array are not computed for it, and a kernel that fails is left to the fit, which says why. Without
+    rows, kernels are measured on random ones.
+    """
+    if problem.kernel.is_precomputed:
+        return problem
+    has_new = any(k.cost is None for k in problem.kernel.functions) and problem.n >= MIN_ROWS
+    nominal = problem.n**2 / 2 * problem.kernel.nominal_seconds(problem.d)
+    is_large = problem.entry_seconds is None and nominal > GRAM_SECONDS and setting("quick-measurement")
+    block = _rows_to_measure(problem, rows) if has_new or is_large else None
+    if block is None:
+        return problem
+    half = block.shape[0] // 2
+    X, Y = block[:half], block[half:]
+    if has_new and rows is not None and not rows.is_computed:
+        kernel = _with_costs(problem.kernel, X, Y)
+        problem = problem if kernel is problem.kernel else replace(problem, kernel=kernel)
+    if is_large:
+        problem = replace(problem, entry_seconds=_remembered(problem.kernel, X, entry_seconds, problem.kernel, X, Y))
+    return problem
+
+
+def _rows_to_measure(problem: Problem, rows: Rows | None) -> Any:
+    """Twice MAX_ROWS rows, or what has MAX_BLOCK_BYTES; None where there are none of their kind."""
+    n = min(2 * MAX_ROWS, problem.n, max(2 * FIRST_ROWS, MAX_BLOCK_BYTES // problem.bytes_of_row))
+    if rows is not None and not rows.is_computed:
+        return rows.read(0, n)
+    takes_numbers = not problem.is_sparse and not problem.kernel.functions
+    return np.random.default_rng(0).random((n, problem.d)) if takes_numbers else None
+
+
+def _remembered(key: Any, X: Any, measure: Callable[..., T | None], *arguments: Any) -> T | None:
+    """Result of a measurement with rows like X, of now or of an earlier plan."""
+    key = (key, X.shape, str(X.dtype), 0 if isinstance(X, np.ndarray) else X.nnz)
+    if key not in _known:
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        _known[key] = measure(*arguments)
+    found: T | None = _known[key]
+    return found
+
+
+def entry_seconds(kernel: Kernel, X: Any, Y: Any) -> EntrySeconds | None:
+    """Time of an entry of a kernel of some encoded rows, while all cores do the same; None if it fails."""
+    threads = usable_threads()
+
+    def seconds(precision: Precision) -> float:
+        return float(np.median(on_threads(threads, partial(_each_seconds, kernel, X, Y, precision))))
+
+    try:
+        return EntrySeconds(seconds("float64"), seconds("float32"))
+    except (DkrrError, MemoryError):
+        return None
+
+
+def _each_seconds(kernel: Kernel, X: Any, Y: Any, precision: Precision) -> float:
+    """Time of an entry in one thread, in blocks that grow until one takes long."""
+    most, side = min(MAX_ROWS, X.shape[0], Y.shape[0]), FIRST_ROWS // 4
+
+    def form(out: Any) -> None:
+        kernel(X[: len(out)], Y[: len(out)], out=out)
+
+    while True:
+        side = min(side, most)
+        once = partial(form, np.empty((side, side), precision))
+        # The first call may import, or get memory from the system.
+        if side == most or min(_timed(once, time.thread_time) for _ in range(2)) > SHORT_SECONDS:
+            return best_seconds(once, 2 * SHORT_SECONDS) / float(side**2)
+        side *= 4
+
+
+def _with_costs(kernel: Kernel, X: Any, Y: Any) -> Kernel:
+    """The kernel with the costs of its functions for some encoded rows."""
+    if isinstance(kernel, CallableKernel):
+        cost = _remembered((kernel.digest, kernel.takes_objects), X, measure, kernel.values, X, Y)
+        return kernel if cost is None else replace(kernel, cost=cost)
+    if isinstance(kernel, Columns):
+        return kernel.with_parts([_with_costs(kernel.base, kernel.cut(X), kernel.cut(Y))])
+    if isinstance(kernel, Compound):
+        return kernel.with_parts([_with_costs(part, X, Y) for part in kernel.parts])
+    return kernel
+
+
+def measure(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> FunctionCost | None:
+    """Time and memory of a function of two blocks of rows; None if it fails.
+
+    Blocks double until one takes long. The memory of the last two, P = a m² + 2 b m, separates what grows with the
+    entries from what grows with the rows.
+    """
+    most, side = min(MAX_ROWS, X.shape[0], Y.shape[0]), min(FIRST_ROWS, X.shape[0], Y.shape[0])
+    try:
+        with blas.one_thread():
+            function(X[:side], Y[:side])
+            while True:
+                begun = time.perf_counter()
+                function(X[:side], Y[:side])
+                seconds = time.perf_counter() - begun
+                peak = _peak_bytes(function, X[:side], Y[:side])
+                if side >= most or seconds > MAX_SECONDS or peak > MAX_BYTES:
+                    break
+                side, before = min(2 * side, most), (side, peak)
+    except (DkrrError, MemoryError):
+        return None
+    small, less = before if side > FIRST_ROWS else (side, peak)
+    per_entry = (peak / side - less / small) / (side - small) if side > small else peak / side**2
+    per_entry = max(per_entry, 8.0)  # the result
+    per_row = max(0.0, (peak - per_entry * side**2) / (2 * side))
+    return FunctionCost(seconds / side**2, per_entry, per_row, side)
+
+
+def _peak_bytes(function: Callable[[Any, Any], Any], X: Any, Y: Any) -> int:
+    """Most memory of one call: what Python and NumPy allocate, or what the process grows by if that is more."""
+    is_traced = tracemalloc.is_tracing()  # by the user, whose peak must stay
+    if not is_traced:
+        tracemalloc.start()
+    try:
+        reset_peak()
+        held = resident_bytes()
+        result = function(X, Y)
+        grown = peak_resident_bytes() - held
+        traced = 0 if is_traced else tracemalloc.get_traced_memory()[1]
+    finally:
+        if not is_traced:
+            tracemalloc.stop()
+    return max(grown, traced, int(result.nbytes))

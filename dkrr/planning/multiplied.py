@@ -230,7 +230,7 @@ class Multiplied:
         ]
 
     def _factor(self, rank: int) -> Work:
-        return partial_factor_work(self.problem.n, rank, self.problem.entry(self.site.rates), self.site.place.slots)
+        return partial_factor_work(self.problem.n, rank, self.problem.entry_time(), self.site.place.slots)
 
     def _middles(self, rank: int) -> Work:
         """Small matrices of the training sets of folds."""

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
 from dkrr.kernels import Kernel
-from dkrr.kernels.base import EntryCost
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.map_descriptions import feature_map
 from dkrr.linalg.dual_objective import VECTORS_HELD
@@ -15,17 +14,27 @@ from dkrr.linalg.newton import INNER_TOL, NewtonWork
 from dkrr.linalg.products import Precision
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
-from dkrr.planning.resources import Rates
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
 ENTRY_BYTES = 16
 """Bytes of a stored entry of sparse rows, with an index of 8 bytes."""
+STORED_COLUMNS = 12
+"""Nominal time of a stored entry of CSR rows over that of a column of dense rows (measured: 5 to 15)."""
+FLOAT32_TIME = 0.6
+"""Nominal time of an entry in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7)."""
 ACTIVE_ALPHAS = 2
 """Values of λ whose columns iterate for most of the time, where all folds are solved for at once."""
 TYPICAL_CONDITION = 300.0
 """Condition number of ΦᵀWΦ scaled to a unit diagonal: correlated features, fewer than rows."""
+
+
+class EntrySeconds(NamedTuple):
+    """Measured time to form one entry of a Gram matrix, on one core while the others do the same."""
+
+    float64: float
+    float32: float
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,8 @@ class Problem:
     """True relative residual required of an iterative solver."""
     spectrum: Spectrum = Spectrum()
     """Spectrum of K / n: typical, or estimated on a sample of the rows."""
+    entry_seconds: EntrySeconds | None = None
+    """Time of an entry of the kernel that was measured; None: nominal times."""
     loss: Loss = "squared"
     n_folds: int = 1
     """Training sets that conjugate gradient solves for at once, each with all targets and all λ."""
@@ -203,14 +214,15 @@ class Problem:
         """`bytes_of_part` where X is sparse, for the memory of a kernel; None where it is dense."""
         return self.bytes_of_part(height) if self.is_sparse else None
 
-    @property
-    def stored_entries(self) -> int | None:
-        """Entries of a row where X is sparse, each of 12 bytes at least; None where it is dense."""
-        return -(-self.bytes_of_row // 12) if self.is_sparse else None
-
-    def entry(self, rates: Rates, precision: Precision = "float64") -> EntryCost:
-        """Cost of one entry of the kernel of these rows."""
-        return rates.entry(self.kernel, self.d, precision, self.stored_entries)
+    def entry_time(self, precision: Precision = "float64") -> float:
+        """Seconds of one entry of the kernel of these rows, on one core while the others do the same."""
+        if self.entry_seconds is not None:
+            return self.entry_seconds.float64 if precision == "float64" else self.entry_seconds.float32
+        width = self.d
+        if self.is_sparse and self.kernel.sparse_parts:  # entries of 12 bytes at least
+            width = min(width, STORED_COLUMNS * -(-self.bytes_of_row // 12))
+        nominal = self.kernel.nominal_seconds(width)
+        return nominal if precision == "float64" else FLOAT32_TIME * nominal
 
     @property
     def stored_bytes(self) -> int:

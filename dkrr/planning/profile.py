@@ -31,11 +31,11 @@ from dkrr.cluster.process import read_system_file, usable_cores
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.planning.resources import STORAGE_CHUNK_BYTES, KernelRate, Rates
+from dkrr.planning.resources import STORAGE_CHUNK_BYTES, Rates
 from dkrr.store.paths import local_path
 from dkrr.store.places import place_at
 
-FORMAT = 2
+FORMAT = 3
 WHERE_PROFILES_GO = (
     "Set the environment variable XDG_CACHE_HOME or DASK_DKRR__PROFILE_DIRECTORY, or dkrr.profile-directory in Dask's "
     "configuration, to a folder that can be written to"
@@ -229,9 +229,7 @@ def load_profile(fingerprint: Fingerprint) -> Profile | None:
 def _profile(values: Any) -> Profile | None:
     if values.pop("format") != FORMAT:
         return None
-    rates = values.pop("rates")
-    kernels = tuple(KernelRate(**k) for k in rates.pop("kernels"))
-    return Profile(rates=Rates(**rates, kernels=kernels), workers=tuple(values.pop("workers")), **values)
+    return Profile(rates=Rates(**values.pop("rates")), workers=tuple(values.pop("workers")), **values)
 
 
 _sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an encoder at every call
@@ -268,18 +266,13 @@ def _environment(preloads: str) -> str:
     return f"workers-{_name([sys.prefix, sys.version, dkrr.__version__, changed, preloads])}"
 
 
-def median_rates(measured: list[dict[str, float]], kernels: list[list[KernelRate]]) -> Rates:
-    """Medians of what workers measured, by fields of Rates and by kernels.
+def median_rates(measured: list[dict[str, float]]) -> Rates:
+    """Medians of what workers measured, by fields of Rates.
 
     A rate that only some could measure, as that of a disk, is the median of theirs.
     """
     names = {f.name for f in fields(Rates)} & {name for m in measured for name in m}
-    found = {name: float(np.median([m[name] for m in measured if name in m])) for name in names}
-    median = tuple(
-        replace(same[0], entry_seconds=float(np.median([k.entry_seconds for k in same])))
-        for same in zip(*kernels, strict=True)
-    )
-    return Rates(**found, kernels=median)
+    return Rates(**{name: float(np.median([m[name] for m in measured if name in m])) for name in names})
 
 
 DEFAULT_BYTES = 90e6

@@ -3,33 +3,17 @@
 What a plan may use of the machine: fractions of memory, and what processes hold besides their arrays.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import ceil, inf, log
+from math import ceil, inf
 from typing import Literal, Self
 
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
-from dkrr.kernels import Kernel
-from dkrr.kernels.base import EntryCost
-from dkrr.linalg.products import Precision
 
 Execution = Literal["memory", "serial", "dask"]
 """In memory or with a store in the calling process, or on Dask workers."""
 RatesFrom = Literal["defaults", "quick", "calibration", "configuration"]
 """Where rates come from: dkrr's defaults, the quick measurement, `dkrr calibrate`, or Dask's configuration."""
-
-
-@dataclass(frozen=True)
-class KernelRate:
-    """Measured speed of one kernel."""
-
-    kernel: str
-    """Name of its class."""
-    n_features: int
-    precision: Precision
-    entry_seconds: float
-    """Time to compute one entry k(x, z) of a large block, on one core while the others do the same."""
 
 
 ROUND_TRIP_BYTES = 2**21
@@ -38,12 +22,6 @@ DENSE_SIDE = 3072
 """Rows of the matrix whose factorisation in memory is measured."""
 STORAGE_CHUNK_BYTES = 4 * 2**20
 """Bytes of the chunks with which the bandwidth of stores is measured."""
-FLOAT32_ELEMENTS = 0.6
-"""Time of elementwise work in float32 over that in float64 (exp, clamps: measured 0.5 to 0.7), where it is not
-measured."""
-SPARSE_FLOP_SECONDS = 0.25e-9
-"""Time of an operation in a product of CSR rows, counting two for each stored entry of one row, whatever the other row
-has in that column (measured: 0.1 to 0.3 ns with 50 entries in 1,000 columns, 200 in two million, and text)."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +66,6 @@ class Rates:
     """Bytes per second from one worker to another, for vectors longer than those; matrices go through the store."""
     cluster_start_seconds: float = 1.5
     """Time to start and stop a local cluster."""
-    kernels: tuple[KernelRate, ...] = ()
-    """Measured kernels; for others the constants of `dkrr.kernels.base` are used."""
 
     def seconds(self, work: Work, threads: int = 1) -> float:
         """Time of one process with this many BLAS threads, where nothing overlaps."""
@@ -109,39 +85,6 @@ class Rates:
         """Rate of a factorisation of another size: higher for large ones, with a larger fraction of GEMM."""
         overhead = DENSE_SIDE * max(self.gemm_flops / self.dense_flops - 1.0, 0.0)
         return self.gemm_flops / (1.0 + overhead / max(side, 1))
-
-    def entry(
-        self, kernel: Kernel, n_features: int, precision: Precision = "float64", stored: int | None = None
-    ) -> EntryCost:
-        """Cost of one entry of a kernel; an operation in float32 counts as a fraction of one in float64.
-
-        Rows of CSR have `stored` entries each; None means dense rows.
-        """
-        if stored is not None and kernel.sparse_parts:
-            # Measured rates are of dense rows, and SciPy's products are hardly faster in float32.
-            cost = kernel.entry_cost(kernel.sparse_width(n_features, stored))
-            return EntryCost(0.0, cost.element_seconds + SPARSE_FLOP_SECONDS * cost.gemm_flops)
-        cost = self._uncalibrated(kernel, n_features, precision)
-        measured = sorted(
-            (k.n_features, k.entry_seconds)
-            for k in self.kernels
-            if (k.kernel, k.precision) == (type(kernel).__name__, precision)
-        )
-        if not measured:
-            return cost
-        factors = [seconds / self._seconds(self._uncalibrated(kernel, d, precision)) for d, seconds in measured]
-        factor = interpolate(log(n_features), [log(d) for d, _ in measured], factors)
-        return EntryCost(factor * cost.gemm_flops, factor * cost.element_seconds)
-
-    def _uncalibrated(self, kernel: Kernel, n_features: int, precision: Precision) -> EntryCost:
-        cost = kernel.entry_cost(n_features)
-        if precision == "float64":
-            return cost
-        ratio = self.gemm_flops / self.float32_gemm_flops
-        return EntryCost(ratio * cost.gemm_flops, FLOAT32_ELEMENTS * cost.element_seconds)
-
-    def _seconds(self, cost: EntryCost) -> float:
-        return cost.gemm_flops / self.gemm_flops + cost.element_seconds
 
     def reading(self, cold: float) -> Self:
         """Rates where a fraction of all that is read comes from the disk itself."""
@@ -183,17 +126,6 @@ class Rates:
         """Rates of cores that compute this many times as fast, with the same store and Dask."""
         flops = {f.name: factor * getattr(self, f.name) for f in fields(self) if f.name.endswith("_flops")}
         return replace(self, **flops)
-
-
-def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Piecewise linear function through points with increasing `xs`, constant beyond them."""
-    if x <= xs[0]:
-        return ys[0]
-    for k in range(1, len(xs)):
-        if x <= xs[k]:
-            t = (x - xs[k - 1]) / (xs[k] - xs[k - 1])
-            return (1 - t) * ys[k - 1] + t * ys[k]
-    return ys[-1]
 
 
 def cold_fraction(n_bytes: float, cache_bytes: float) -> float:

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
+import numpy as np
+
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError
@@ -20,7 +22,7 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.primal import formed_in_caller
 from dkrr.planning.problem import Problem
-from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources, interpolate
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
 from dkrr.planning.strategy import Direct, Iterative, Reason
 from dkrr.planning.work import Site, Step
 from dkrr.text import format_bytes, format_seconds, plural
@@ -357,7 +359,7 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     one = make_plan(replace(problem, solver=Cholesky(), alphas=(_middle(problem.alphas),)), resources)
     n, threads = problem.n, resources.local_threads
     flops = n**3 / 3 if sizes.is_loo else folds_flops(n, sizes.n_folds)
-    rate = interpolate(n, list(INVERSE_RATES), list(INVERSE_RATES.values()))
+    rate = float(np.interp(n, list(INVERSE_RATES), list(INVERSE_RATES.values())))
     inverse = resources.rates.seconds(Work(dense_flops=flops / rate, dense_side=n), threads)
     width = 0 if sizes.is_loo else columns_at_once(n, sizes.n_folds)
     blocks = 8 * width * (n + width)

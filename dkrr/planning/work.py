@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from dkrr.cost import Stage, Work
 from dkrr.linalg.normal import TARGET_PASSES
 from dkrr.linalg.products import Precision, multiply_bytes, pass_work
-from dkrr.linalg.sources import KERNEL_BLOCK, gram_work, gram_workspace_bytes
+from dkrr.linalg.sources import KERNEL_BLOCK, gram_workspace_bytes
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Rates, Resources, Workplace, cold_fraction
 from dkrr.store import TileGrid
@@ -117,7 +117,7 @@ class Site:
 
     def forming(self, n_entries: float, precision: Precision = "float64") -> Work:
         """So many entries of K."""
-        return gram_work(self.problem.entry(self.rates, precision), n_entries)
+        return Work(element_seconds=self.problem.entry_time(precision) * n_entries)
 
     def forming_bytes(self, tile: int) -> int:
         """Memory of a task that forms a tile, besides the tile."""
@@ -128,7 +128,7 @@ class Site:
     def product(self, m: int, precision: Precision = "float64", kept: float = 0.0, *, is_mirrored: bool = True) -> Work:
         """One product of K with m vectors, a fraction of its tiles in memory."""
         p = self.problem
-        return pass_work(p.entry(self.rates, precision), p.n, m, precision, kept, 2 if is_mirrored else 1)
+        return pass_work(p.entry_time(precision), p.n, m, precision, kept, 2 if is_mirrored else 1)
 
     def product_bytes(self, tile: int, m: int) -> int:
         """Memory of a task of such a product, besides tiles that are kept."""

@@ -1,14 +1,21 @@
-"""Users' kernel functions are measured before the plan, which counts what they need."""
+"""Kernels are measured before the plan, which counts what they take: users' functions, and all that could decide."""
 
+from dataclasses import replace
+
+import dask
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
 from dkrr import KernelRidge, plan
+from dkrr.data import as_rows
 from dkrr.errors import KernelFunctionError
 from dkrr.kernels import RBF, CallableKernel, Columns
-from dkrr.planning.kernel_functions import MAX_ROWS, MIN_ROWS, measure
+from dkrr.planning.measures import MAX_ROWS, MIN_ROWS, measure, with_measured_kernel
+from dkrr.planning.problem import EntrySeconds
+from tests.planning.problems import problem
 
 N, D = 1500, 12
 
@@ -100,3 +107,36 @@ def test_a_function_that_fails_is_left_to_the_fit():
     assert measure(CallableKernel(failing).values, X, X) is None
     with pytest.raises(KernelFunctionError, match="ZeroDivisionError: no"):
         KernelRidge(kernel=failing).fit(X, y)
+
+
+@pytest.fixture
+def quick():
+    with dask.config.set({"dkrr.quick-measurement": True}):
+        yield
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("rows", [None, as_rows(X), as_rows(da.from_array(X, chunks=500)), as_rows(sp.csr_array(X))])
+def test_a_kernel_is_measured_where_it_takes_long(rows):
+    is_sparse = rows is not None and rows.is_sparse
+    found = with_measured_kernel(replace(problem(50_000, D, "laplacian"), is_sparse=is_sparse), rows)
+    assert 1e-10 < found.entry_time() < 1e-6 and 1e-10 < found.entry_time("float32") < 1e-6
+    assert found.entry_seconds is not None and with_measured_kernel(found, rows) is found
+
+
+@pytest.mark.parametrize(
+    ("case", "is_on"),
+    [(problem(1000, D), True), (problem(50_000, D), False), (problem(50_000, D, is_sparse=True), True)],
+)
+def test_a_kernel_is_not_measured_where_that_does_not_pay_or_cannot_be(case, is_on):
+    with dask.config.set({"dkrr.quick-measurement": is_on}):
+        assert with_measured_kernel(case, None) is case
+
+
+@pytest.mark.usefixtures("quick")
+def test_plans_and_fits_use_it(monkeypatch):
+    monkeypatch.setattr("dkrr.planning.measures.entry_seconds", lambda *_: EntrySeconds(1e-6, 1e-6))
+    monkeypatch.setattr("dkrr.planning.measures.GRAM_SECONDS", 0.0)
+    slow = plan(n=20_001, d=D, kernel="rbf", solver="cholesky").chosen.stages
+    assert sum(stage.seconds for stage in slow) > 20_001**2 / 2 * 1e-6 / 64
+    assert KernelRidge(kernel="matern").fit(X, y).plan_.problem.entry_seconds == (1e-6, 1e-6)

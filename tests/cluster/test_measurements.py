@@ -15,11 +15,11 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.errors import InputError
-from dkrr.planning import KernelRate, Rates, calibration
+from dkrr.planning import Rates, calibration
 from dkrr.planning import profile as profiles
 from dkrr.planning.calibration import calibrate, measured_plan
 from dkrr.planning.detection import describe, detect, known_rates
-from dkrr.planning.measures import FEATURES, KERNELS, best_seconds, measure_store
+from dkrr.planning.measures import best_seconds, measure_store
 from dkrr.planning.plan import RATES
 from dkrr.planning.profile import Profile, load_profile, machine_fingerprint, record_baseline, save_profile
 from dkrr.planning.resources import STORAGE_CHUNK_BYTES, WORKER_BASELINE_BYTES
@@ -44,8 +44,7 @@ def measured(monkeypatch):
 
     def measure_cores():
         made["processor"] += 1
-        kernels = [KernelRate("RBF", 8, "float64", 5e-9)]
-        return {"gemm_flops": 70e9, "potrf_flops": 60e9, "memory_bytes": 3e9}, kernels
+        return {"gemm_flops": 70e9, "potrf_flops": 60e9, "memory_bytes": 3e9}
 
     def measure_store(folder, n_chunks):
         made["store"] += 1
@@ -150,7 +149,6 @@ def test_what_is_really_measured(tmp_path, folder, monkeypatch):
     for names, least, most in (flops, 1e8, 1e13), (("memory_bytes", "read_bytes", "write_bytes"), 1e6, 1e12):
         for name in names:
             assert least < getattr(rates, name) < most and getattr(rates, name) != getattr(Rates(), name), name
-    assert {k.kernel for k in rates.kernels} == {"Linear", "Polynomial", "RBF", "Laplacian", "Matern"}
     assert rates.fresh_bytes == Rates().fresh_bytes
     assert [p.name for p in tmp_path.iterdir()] == ["profiles"], "nothing is left behind"
     assert json.loads(next(folder.iterdir()).read_text())["is_quick"] is True
@@ -175,10 +173,7 @@ def check(profile):
     same = {name for name, value in asdict(profile.rates).items() if value == defaults[name]}
     assert same - {"cold_read_bytes"} == DEFAULTS, "that of a disk which a host caches cannot be measured"
     for name, value in asdict(profile.rates).items():
-        assert name in DEFAULTS | {"kernels"} or (value > 0 and np.isfinite(value)), name
-    assert all(k.entry_seconds > 0 for k in profile.rates.kernels)
-    kernels = {(k.kernel, k.n_features, k.precision) for k in profile.rates.kernels}
-    assert len(kernels) == len(profile.rates.kernels) == 2 * len(KERNELS) * len(FEATURES)
+        assert name in DEFAULTS or (value > 0 and np.isfinite(value)), name
     assert detect("1GiB", None).rates == profile.rates, "plans use it"
     assert detect("1GiB", None).rates_from == "calibration" and not profile.is_quick
     assert len(profile.workers) == 2
@@ -248,7 +243,7 @@ def test_workers_of_a_client(tmp_path, workers):
 # Profiles: found by what was measured, never used for something else; and rates of buckets, which have defaults
 
 
-KNOWN = Rates(gemm_flops=7e9, read_bytes=3e9, kernels=(KernelRate("RBF", 16, "float64", 3e-9),))
+KNOWN = Rates(gemm_flops=7e9, read_bytes=3e9)
 
 
 def in_folder(path):
@@ -272,7 +267,7 @@ def test_what_was_saved_is_loaded_and_plans_use_it(folder):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("}", ""), ('"format": 2', '"format": 99'), ('"gemm_flops"', '"other"'), ('"host": "', '"host": "another')],
+    [("}", ""), ('"format": 3', '"format": 99'), ('"gemm_flops"', '"other"'), ('"host": "', '"host": "another')],
 )
 def test_what_is_not_a_profile_of_this_machine_is_not_used(old, new):
     path = save_profile(profile())
@@ -312,7 +307,6 @@ def test_configuration_goes_before_what_was_measured():
     assert (rates.gemm_flops, rates.read_bytes, rates.write_bytes, rates.task_seconds) == (14e9, 1e9, 0.25e9, 0.5)
     assert rates.cold_read_bytes == 0.1e9
     assert rates.trsm_flops == pytest.approx(2 * KNOWN.trsm_flops), "a core that multiplies faster does all faster"
-    assert rates.kernels == KNOWN.kernels
 
 
 def worker(host, threads, memory_limit):
@@ -332,10 +326,8 @@ def test_fingerprints_are_values_of_json_and_of_a_cluster_do_not_depend_on_names
 
 
 def test_medians_over_workers():
-    kernels = [[KernelRate("RBF", 4, "float32", s)] for s in (1e-9, 9e-9, 3e-9)]
-    rates = profiles.median_rates([{"gemm_flops": g, "something": 1.0} for g in (5.0, 1.0, 4.0)], kernels)
+    rates = profiles.median_rates([{"gemm_flops": g, "something": 1.0} for g in (5.0, 1.0, 4.0)])
     assert rates.gemm_flops == 4.0
-    assert rates.kernels == (KernelRate("RBF", 4, "float32", 3e-9),)
     assert rates.write_bytes == Rates().write_bytes, "unmeasured rates keep their defaults"
 
 

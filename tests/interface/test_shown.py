@@ -8,15 +8,9 @@ import numpy as np
 from dkrr.cli.show import machine_text, model_text, search_text, search_values
 
 RATES = {"gemm_flops": 12.5e9, "read_bytes": 0.5e9, "task_seconds": 2e-3, "network_bytes": None}
-ENTRIES = [
-    {"kernel": name, "n_features": d, "precision": precision, "entry_seconds": d * 1e-9 / len(precision)}
-    for name in ("RBF", "Laplacian")
-    for d in (2, 16)
-    for precision in ("float64", "float32")
-]
 HAS = {"cluster_is_running": False, "local_threads": 2, "n_workers": 3, "worker_threads": 1}
 HAS |= {"worker_limit_bytes": 2**32, "disk_free_bytes": None}
-MACHINE = {"fingerprint": {"cpu": "a processor"}, "resources": HAS, "rates": RATES | {"kernels": []}}
+MACHINE = {"fingerprint": {"cpu": "a processor"}, "resources": HAS, "rates": RATES}
 MACHINE |= {"measured": None, "profile": None}
 MEASURED = {"time": "2026-01-02", "seconds": 9.0, "is_quick": False, "folder": "/data", "other_cores_busy": 1.5}
 SOLVE = {"form": "dual", "status": "SOLVED", "residual": 3e-16, "seconds": 92.0, "peak_bytes": 3 * 10**8}
@@ -49,7 +43,7 @@ def search(r2, train_sizes=None):
 
 
 def test_what_commands_print_is_in_the_golden_file(golden):
-    measured = {"rates": RATES | {"kernels": ENTRIES}, "measured": MEASURED, "profile": "profile.json"}
+    measured = {"measured": MEASURED, "profile": "profile.json"}
     texts = [machine_text(MACHINE), machine_text(MACHINE | measured), model_text(MODEL, "m.zarr")]
     texts.append(model_text(MODEL | OF_TABLE, "m.zarr"))
     for one, path in ((search(np.array([0.75, 0.5, np.nan]), [0.5]), "m.zarr"), (search(None), None)):
