@@ -13,10 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from benchmarks.simulation import SimulatedCluster, Simulation, TaskGraph, factorisation_graph
+from benchmarks.simulation import (
+    SimulatedCluster,
+    Simulation,
+    TaskCosts,
+    TaskGraph,
+    factorisation_graph,
+    planned_seconds,
+    step_bytes,
+)
 from dkrr.errors import PlanError
 from dkrr.linalg.cholesky import cholesky_work
-from dkrr.planning.tiles import TaskCosts, estimated_seconds, step_bytes
 from dkrr.store import TileGrid
 
 PEAK_INTERVALS = 100
@@ -152,7 +159,7 @@ def promised_seconds(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cl
     """Estimate of the same without a simulation; stragglers, losses and a queue by submission are left out."""
     cost = cholesky_work(grid, columns_per_task)
     reading, writing = cost.read_bytes / cluster.store_read_bytes, cost.written_bytes / cluster.store_write_bytes
-    return max(estimated_seconds(grid, columns_per_task, costs, cluster), reading, writing)
+    return max(planned_seconds(grid, columns_per_task, costs, cluster), reading, writing)
 
 
 def simulate(graph: TaskGraph, work: Sequence[TaskWork], cluster: WideCluster) -> SimulatedRun:

@@ -9,12 +9,13 @@ wide clusters have besides: a shared store, stragglers, lost workers.
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, Self
 
 from dkrr.linalg.cholesky import TileStep, tile_steps
-from dkrr.planning.tiles import Cluster, TaskCosts
+from dkrr.planning import Rates
+from dkrr.planning.tiles import SCHEDULER_SECONDS, WINDOW_PER_SLOT, factorisation_seconds
 from dkrr.store import TileGrid
 
 Queue = Literal["submission", "priority"]
@@ -67,9 +68,97 @@ class TaskGraph:
 
 
 @dataclass(frozen=True)
-class SimulatedCluster(Cluster):
-    """A cluster with the order in which its scheduler serves tasks."""
+class TaskCosts:
+    """How fast one worker does each part of a task."""
 
+    gemm_flops: float
+    """Floating-point operations per second."""
+    syrk_flops: float
+    trsm_flops: float
+    """Rate of the triangular solve with the panels on the diagonal of L_jj; the rest of the division is a product."""
+    potrf_flops: float
+    read_bytes: float
+    """Bytes per second of reading that delays the products."""
+    write_bytes: float
+    entry_seconds: float
+    """To form one entry of the matrix."""
+    task_seconds: float
+    """Overhead of every task: from the end of the one before to its first product, and all not counted elsewhere."""
+
+    @classmethod
+    def of_rates(cls, rates: Rates, entry_seconds: float) -> Self:
+        """Costs that correspond to the planner's rates."""
+        return cls(
+            gemm_flops=rates.gemm_flops,
+            syrk_flops=rates.syrk_flops,
+            trsm_flops=rates.trsm_flops,
+            potrf_flops=rates.potrf_flops,
+            read_bytes=rates.read_bytes,
+            write_bytes=rates.write_bytes,
+            entry_seconds=entry_seconds,
+            task_seconds=rates.task_seconds,
+        )
+
+    def seconds(self, step: TileStep, grid: TileGrid) -> float:
+        """Time of one task: nothing overlaps, since the thread that reads ahead has no core of its own."""
+        gemm, syrk, trsm, potrf = step_flops(step, grid)
+        read, written = step_bytes(step, grid)
+        return (
+            gemm / self.gemm_flops
+            + syrk / self.syrk_flops
+            + trsm / self.trsm_flops
+            + potrf / self.potrf_flops
+            + read / self.read_bytes
+            + written / self.write_bytes
+            + formed_entries(step, grid) * self.entry_seconds
+            + self.task_seconds
+        )
+
+    def rates(self, round_trip_seconds: float) -> Rates:
+        """The planner's rates that correspond to them."""
+        values = {name: value for name, value in asdict(self).items() if name != "entry_seconds"}
+        return Rates(**values, chain_seconds=round_trip_seconds)
+
+
+def step_flops(step: TileStep, grid: TileGrid) -> tuple[float, float, float, float]:
+    """Operations of GEMM, SYRK, TRSM and POTRF; their sum is ``TileStep.flops``."""
+    rows, columns = grid.height(step.i), grid.height(step.j)
+    before = float(len(step.columns) * grid.tile)
+    if step.i == step.j:
+        return 0.0, rows * rows * before, 0.0, rows**3 / 3 if step.is_last else 0.0
+    gemm = 2 * rows * columns * before
+    if not step.is_last:
+        return gemm, 0.0, 0.0, 0.0
+    panels, rest = divmod(columns, grid.panel)
+    triangles = float(rows * (panels * grid.panel**2 + rest**2))
+    return gemm + rows * columns * columns - triangles, 0.0, triangles, 0.0
+
+
+def step_bytes(step: TileStep, grid: TileGrid) -> tuple[float, float]:
+    """Bytes of tiles that a task reads and writes."""
+    on_diagonal = step.i == step.j
+    tile = 8.0 * grid.tile * grid.height(step.j)
+    read = 8.0 * grid.tile**2 * len(step.columns) * (1 if on_diagonal else 2)
+    return read + tile * ((step.part > 0) + (step.is_last and not on_diagonal)), tile
+
+
+def formed_entries(step: TileStep, grid: TileGrid) -> float:
+    """Entries of the matrix that a task forms: the first of a tile forms it, on the diagonal half of it."""
+    if step.part:
+        return 0.0
+    return (0.5 if step.i == step.j else 1.0) * grid.height(step.i) * grid.height(step.j)
+
+
+@dataclass(frozen=True)
+class SimulatedCluster:
+    """Workers of one thread each, the driver that sends them tasks, and the order in which a scheduler serves them."""
+
+    slots: int
+    """Tasks that run at once."""
+    window_per_slot: int = WINDOW_PER_SLOT
+    round_trip_seconds: float = 0.010
+    """From the end of a task to the submission of those it made ready: the client sends every 10 ms."""
+    scheduler_seconds: float = SCHEDULER_SECONDS
     queue: Queue = "submission"
     """Order of the tasks on the scheduler."""
 
@@ -103,6 +192,12 @@ def simulate_factorisation(
     """Schedule of the real graph of tasks on a cluster that exists on paper."""
     steps, graph = factorisation_graph(grid.n_tiles, columns_per_task)
     return simulate(graph, [costs.seconds(step, grid) for step in steps], cluster)
+
+
+def planned_seconds(grid: TileGrid, columns_per_task: int, costs: TaskCosts, cluster: SimulatedCluster) -> float:
+    """Time of the same by the planner's closed formula."""
+    rates = costs.rates(cluster.round_trip_seconds + cluster.scheduler_seconds)
+    return factorisation_seconds(grid, columns_per_task, cluster.slots, rates, costs.entry_seconds * grid.tile**2)
 
 
 @lru_cache(maxsize=4)

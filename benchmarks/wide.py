@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.clusters import SimulatedRun, WideCluster, promised_seconds, simulate_factorisation
 from benchmarks.machine import describe_machine
-from benchmarks.simulation import Queue
+from benchmarks.simulation import Queue, TaskCosts, formed_entries, step_bytes, step_flops
 from benchmarks.solve import Settings, fit_dkrr, stage_times, write_line
 from dkrr.checks import parse_bytes
 from dkrr.cluster import TaskRecord
@@ -35,7 +35,7 @@ from dkrr.linalg.substitution import substitution_places
 from dkrr.planning import Rates
 from dkrr.planning.planner import EQUAL_TIME
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
-from dkrr.planning.tiles import TaskCosts, formed_entries, step_bytes, step_flops, tile_grid
+from dkrr.planning.tiles import tile_grid
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds
 
@@ -170,7 +170,7 @@ def measured_run(n: int, d: int, workers: int, layout: tuple[int | None, int | N
         force_workers=True,
         peers=(),
     )
-    fixed = mock.patch("dkrr.planning.tiles._columns_per_task", return_value=[columns_per_task])
+    fixed = mock.patch("dkrr.planning.tiles.task_columns", return_value=[columns_per_task])
     try:
         with nullcontext() if columns_per_task is None else fixed:
             fit, _ = fit_dkrr(settings)

