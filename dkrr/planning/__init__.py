@@ -1,6 +1,5 @@
 """The planner: which form, which executor, which tiles, and why; what this machine has, and how fast it is."""
 
-import dkrr.planning.saved  # noqa: F401  # gives plans the size of the model
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Layout, Problem

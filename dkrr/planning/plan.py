@@ -1,13 +1,19 @@
 """The plan: a frozen value that explains itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import numpy as np
+
+from dkrr.kernels.map_descriptions import arrays_of
+from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Execution, RatesFrom, Resources
 from dkrr.planning.strategy import Reason, Strategy, codes_of
+from dkrr.store import ChunkedArray, TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds
 
 ITERATING = "conjugate gradient"
@@ -20,8 +26,6 @@ RATES: Mapping[RatesFrom, str] = {
     "calibration": "measured here by `dkrr calibrate`",
     "configuration": "from Dask's configuration",
 }
-SIZES: dict[str, Callable[["Plan"], int | None]] = {}
-"""Sizes of saved models: functions of `planning.saved`, which plan the factor, and so are above this module."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,13 +84,34 @@ class Plan(Explained):
 
     @property
     def saved_bytes(self) -> int:
-        """Size of the saved model, but for its description and a transformer."""
-        return SIZES["model"](self) or 0
+        """Size of the saved model, in whole chunks, but for its description and a transformer."""
+        p = self.problem
+        coefficients = [(p.dimension or 0, p.n_targets)] if self.prediction == "primal" else []
+        if self.form == "dual" or (p.loss == "squared" and min(p.alphas) > 0):
+            coefficients.append((p.n, p.n_targets))
+        drawn = [array.shape for array in arrays_of(p.kernel).values()]
+        rows = 0 if self.prediction == "primal" or p.kernel.is_precomputed else _bytes_of_rows(p)
+        return rows + sum(map(_bytes_of, [*coefficients, (p.n_targets, 1), *drawn]))
 
     @property
     def saved_bytes_with_uncertainty(self) -> int | None:
-        """The same with what standard deviations and intervals need; None where there are none."""
-        return SIZES["with uncertainty"](self)
+        """The same with what standard deviations and intervals need; None where there are none.
+
+        A factor for every λ, unless conjugate gradient takes its place.
+        """
+        p = self.problem
+        if p.loss != "squared":
+            return None
+        total = self.saved_bytes + _bytes_of((p.n, p.n_targets)) + (0 if p.n_counting is None else _bytes_of((p.n, 1)))
+        total += _bytes_of_rows(p) if self.prediction == "primal" or p.kernel.is_precomputed else 0
+        for alpha in p.alphas:
+            if self.has_primal_factor and alpha > 0:
+                side = (p.dimension or 0) + (1 if p.fit_intercept else 0)
+                total += _bytes_of((side, side)) + _bytes_of((side, p.n_targets // len(p.alphas)))
+            elif self.chosen.is_direct:
+                tiling = self.chosen.how.tiling
+                total += _bytes_of(kept_shape(TileGrid(p.n, tiling.tile, tiling.panel))) + _bytes_of((p.n, 1))
+        return total
 
     @property
     def has_primal_factor(self) -> bool:
@@ -155,7 +180,7 @@ class Plan(Explained):
 
     def _with_uncertainty(self) -> str:
         n_bytes = self.saved_bytes_with_uncertainty
-        return "" if n_bytes is None else f", {format_bytes(n_bytes)} with uncertainty=True"
+        return "" if n_bytes is None else f", about {format_bytes(n_bytes)} with uncertainty=True"
 
     def _range(self) -> str:
         """Range of the time, in parentheses; empty where it is narrow."""
@@ -163,3 +188,15 @@ class Plan(Explained):
         if most - least <= NARROW * self.seconds:
             return ""
         return f" ({format_seconds(least)} to {format_seconds(most)}: the iterations are an estimate)"
+
+
+def _bytes_of_rows(p: Problem) -> int:
+    """Size of the training rows."""
+    if p.is_sparse or p.x_bytes is None:
+        return p.stored_bytes
+    return _bytes_of((p.n, p.d), f"u{p.x_bytes // (p.n * p.d)}")
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: str = "f8") -> int:
+    array = ChunkedArray.of_rows("", shape, np.dtype(dtype))
+    return prod(array.grid) * array.chunk_bytes

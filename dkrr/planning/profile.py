@@ -31,7 +31,7 @@ from dkrr.cluster.process import read_system_file, usable_cores
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.config import setting
 from dkrr.errors import InputError
-from dkrr.planning.resources import STORAGE_CHUNK_BYTES, Rates
+from dkrr.planning.resources import Rates
 from dkrr.store.paths import local_path
 from dkrr.store.places import place_at
 
@@ -275,11 +275,10 @@ def median_rates(measured: list[dict[str, float]]) -> Rates:
     return Rates(**{name: float(np.median([m[name] for m in measured if name in m])) for name in names})
 
 
-DEFAULT_BYTES = 90e6
-"""Bytes per second of one connection to an object store (AWS's performance guidelines for S3: 85 to 90 MB/s)."""
-DEFAULT_REQUEST_SECONDS = 0.03
-"""Time of a request besides that of its bytes (Durner, Leis, Neumann, Exploiting cloud object storage for
-high-performance analytics, PVLDB 16, 2023: about 30 ms within a region)."""
+BUCKET_BYTES = 55e6
+"""Bytes per second of one connection to an object store, in chunks of 4 MiB: 90 MB/s (AWS's performance guidelines for
+S3: 85 to 90) and 30 ms for a request (Durner, Leis, Neumann, Exploiting cloud object storage for high-performance
+analytics, PVLDB 16, 2023: about 30 ms within a region)."""
 
 
 def rates_of_stores(rates: Rates, store: str | None, rows: str | None) -> dict[str, Any]:
@@ -318,11 +317,7 @@ def _bucket_of(url: str | None) -> str | None:
 def bucket_rates(rates: Rates) -> Rates:
     """Rates of the same cores with a bucket in place of the disk; what Dask's configuration has comes first."""
     given = setting("rates")
-    each = STORAGE_CHUNK_BYTES / (DEFAULT_REQUEST_SECONDS + STORAGE_CHUNK_BYTES / DEFAULT_BYTES)
-    found: dict[str, Any] = {}
-    for name in ("read", "write"):
-        if f"{name}-gbytes" not in given:
-            found |= {f"{name}_bytes": each, f"{name}_request_seconds": DEFAULT_REQUEST_SECONDS}
+    found = {f"{name}_bytes": BUCKET_BYTES for name in ("read", "write") if f"{name}-gbytes" not in given}
     if "cold-read-gbytes" not in given:  # no system's cache has a bucket's objects
         found["cold_read_bytes"] = found.get("read_bytes", rates.read_bytes)
     return replace(rates, **found)

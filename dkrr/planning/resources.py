@@ -16,12 +16,12 @@ RatesFrom = Literal["defaults", "quick", "calibration", "configuration"]
 """Where rates come from: dkrr's defaults, the quick measurement, `dkrr calibrate`, or Dask's configuration."""
 
 
+STORE_RATES = ("read_bytes", "cold_read_bytes", "write_bytes")
+"""Rates of a store, among those of a machine."""
 ROUND_TRIP_BYTES = 2**21
 """Bytes of the vectors whose round trip is measured."""
 DENSE_SIDE = 3072
 """Rows of the matrix whose factorisation in memory is measured."""
-STORAGE_CHUNK_BYTES = 4 * 2**20
-"""Bytes of the chunks with which the bandwidth of stores is measured."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,6 @@ class Rates:
     """Bytes per second that one worker reads from the disk itself."""
     write_bytes: float = 0.6e9
     """Bytes per second that one worker writes to the store."""
-    read_request_seconds: float = 0.0
-    """Time of a request to read from the store, which the rate of chunks of STORAGE_CHUNK_BYTES includes."""
-    write_request_seconds: float = 0.0
-    """Time of a request to write to the store, likewise."""
     task_seconds: float = 3e-3
     """Time from the end of one task to the start of the next on the same worker."""
     chain_seconds: float = 0.011
@@ -95,31 +91,13 @@ class Rates:
 
     def stored_as(self, other: Self) -> Self:
         """Rates of the same cores with the store of others."""
-        names = ("read_bytes", "cold_read_bytes", "write_bytes", "read_request_seconds", "write_request_seconds")
-        return replace(self, **{name: getattr(other, name) for name in names})
-
-    def in_chunks(self, n_bytes: float) -> Self:
-        """Rates of reading and writing in chunks of so many bytes, one request each."""
-        if not self.read_request_seconds and not self.write_request_seconds:
-            return self
-        more = 1.0 / n_bytes - 1.0 / STORAGE_CHUNK_BYTES  # requests per byte
-
-        def rate(per_second: float, request_seconds: float) -> float:
-            # Of the measured time of a byte a tenth at least is that of the byte itself.
-            return 1.0 / max(1.0 / per_second + more * request_seconds, 0.1 / per_second)
-
-        return replace(
-            self,
-            read_bytes=rate(self.read_bytes, self.read_request_seconds),
-            cold_read_bytes=rate(self.cold_read_bytes, self.read_request_seconds),
-            write_bytes=rate(self.write_bytes, self.write_request_seconds),
-        )
+        return replace(self, **{name: getattr(other, name) for name in STORE_RATES})
 
     def of_itemsize(self, itemsize: int) -> Self:
         """Rates of the same operations and of as many entries, of so many bytes each."""
         if itemsize == 8:
             return self
-        twice = {name: 2 * getattr(self, name) for name in ("read_bytes", "cold_read_bytes", "write_bytes")}
+        twice = {name: 2 * getattr(self, name) for name in STORE_RATES}
         return replace(self.faster(self.float32_gemm_flops / self.gemm_flops), **twice)
 
     def faster(self, factor: float) -> Self:

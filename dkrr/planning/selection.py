@@ -360,7 +360,6 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     n, threads = problem.n, resources.local_threads
     flops = n**3 / 3 if sizes.is_loo else folds_flops(n, sizes.n_folds)
     rate = float(np.interp(n, list(INVERSE_RATES), list(INVERSE_RATES.values())))
-    inverse = resources.rates.seconds(Work(dense_flops=flops / rate, dense_side=n), threads)
     width = 0 if sizes.is_loo else columns_at_once(n, sizes.n_folds)
     blocks = 8 * width * (n + width)
     peak = max(one.peak_bytes, resources.local_baseline_bytes) + blocks + threads * 8 * n * 512
@@ -373,15 +372,16 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
         )
     blocks_used = ": the lengths of the columns of L⁻¹" if sizes.is_loo else " and the blocks of its inverse"
     reason = Reason("factor-serves-all", f"errors follow from a factor of all rows{blocks_used}")
-    errors = resources.rates.seconds(_error_work(n, problem.n_targets, 0 if sizes.is_loo else sizes.n_folds), threads)
-    seconds = len(problem.alphas) * (one.seconds + inverse + errors)
-    yield SelectionPlan("factors", one, sizes, len(problem.alphas), seconds, peak, (reason,))
-
-
-def _error_work(n: int, n_targets: int, n_folds: int) -> Work:
-    """Work of the errors of one λ once there is a factor: the check of the solution, and what folds solve for."""
-    solving = 2.0 * n**2 * n_targets / n_folds if n_folds else 0.0
-    return Work(gemm_flops=2.0 * n**2 * n_targets + solving, memory_bytes=float(ERROR_PASSES * 8 * n * n_targets))
+    t, n_alphas = problem.n_targets, len(problem.alphas)
+    products = 2.0 * n**2 * t * (1.0 if sizes.is_loo else 1.0 + 1.0 / sizes.n_folds)  # of the check; what folds solve
+    recipe = [
+        Step("held-out errors", Work(dense_flops=flops / rate, dense_side=n), n_alphas, "blas"),
+        Step(
+            "held-out errors", Work(gemm_flops=products, memory_bytes=float(ERROR_PASSES * 8 * n * t)), n_alphas, "blas"
+        ),
+    ]
+    seconds = n_alphas * one.seconds + Site(problem, resources, place).seconds(recipe, peak)
+    yield SelectionPlan("factors", one, sizes, n_alphas, seconds, peak, (reason,))
 
 
 VECTORS_OF_GRADIENT = 4

@@ -174,7 +174,7 @@ def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[Site, TileG
             if p.layout is not None:
                 columns = [p.layout.columns_per_task]
             for each in columns:
-                yield Cut(site.in_chunks(grid), grid, each, peak_bytes(site, grid))
+                yield Cut(site, grid, each, peak_bytes(site, grid))
 
 
 def _sites(p: Problem, r: Resources, grid: TileGrid, peak_bytes: Callable[[Site, TileGrid], int]) -> Iterator[Site]:

@@ -21,6 +21,7 @@ from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import NO_REASON, Iterative, Reason
+from dkrr.planning.work import Site, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
 MAX_COLUMNS = 128
@@ -137,9 +138,9 @@ def _or_raise(factored: "UncertaintyPlan | PlanError", reason: Reason) -> Uncert
 
 def _by_factor(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
     plan = make_plan(replace(problem, solver=Cholesky()), resources)
-    flops = 2.0 * n_rows * float(problem.n) ** 2
-    seconds = plan.seconds + resources.rates.seconds(Work(gemm_flops=flops)) / resources.local_threads
-    return UncertaintyPlan("factor", plan, n_rows, seconds, ())
+    solved = Step("substitution", Work(gemm_flops=2.0 * n_rows * float(problem.n) ** 2), 1, "blas")
+    more = Site(problem, resources, plan.chosen.place).seconds([solved], plan.peak_bytes)
+    return UncertaintyPlan("factor", plan, n_rows, plan.seconds + more, ())
 
 
 def plan_iterations(problem: Problem, resources: Resources, n_rows: int, reason: Reason = NO_REASON) -> UncertaintyPlan:

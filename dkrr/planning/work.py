@@ -4,7 +4,7 @@ A primitive states its work beside its algorithm (`..._work` in `linalg`); here 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from dkrr.cost import Stage, Work
@@ -13,7 +13,6 @@ from dkrr.linalg.products import Precision, multiply_bytes, pass_work
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_workspace_bytes
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Rates, Resources, Workplace, cold_fraction
-from dkrr.store import TileGrid
 
 BATCH_VECTORS = 14
 """Arrays of the size of a batch of targets that the calling process holds at most."""
@@ -57,11 +56,6 @@ class Site:
     def holds_rows(self) -> bool:
         """Whether X is in the memory of the process that works already."""
         return self.problem.x_in_memory and self.place.is_memory
-
-    def in_chunks(self, grid: TileGrid) -> "Site":
-        """The same with rates of reading and writing panels of tiles."""
-        rates = self.rates.in_chunks(8 * grid.tile * grid.panel)
-        return replace(self, resources=replace(self.resources, rates=rates))
 
     def peak(self, held: int, each: int, margin: int = PROCESS_MARGIN_BYTES) -> int:
         """Memory of a process that holds so many bytes, and every thread of which takes so many for its task."""

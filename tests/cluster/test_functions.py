@@ -110,8 +110,8 @@ def test_a_function_that_fails_is_left_to_the_fit():
 
 
 @pytest.fixture
-def quick():
-    with dask.config.set({"dkrr.quick-measurement": True}):
+def quick(tmp_path):
+    with dask.config.set({"dkrr.quick-measurement": True, "dkrr.profile-directory": str(tmp_path)}):
         yield
 
 
@@ -137,6 +137,7 @@ def test_a_kernel_is_not_measured_where_that_does_not_pay_or_cannot_be(case, is_
 def test_plans_and_fits_use_it(monkeypatch):
     monkeypatch.setattr("dkrr.planning.measures.entry_seconds", lambda *_: EntrySeconds(1e-6, 1e-6))
     monkeypatch.setattr("dkrr.planning.measures.GRAM_SECONDS", 0.0)
+    monkeypatch.setattr("dkrr.planning.calibration.LONG_SECONDS", np.inf)
     slow = plan(n=20_001, d=D, kernel="rbf", solver="cholesky").chosen.stages
     assert sum(stage.seconds for stage in slow) > 20_001**2 / 2 * 1e-6 / 64
     assert KernelRidge(kernel="matern").fit(X, y).plan_.problem.entry_seconds == (1e-6, 1e-6)
