@@ -41,15 +41,6 @@ from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 from dkrr.store.format import OVERHEAD_BYTES
 from dkrr.store.matrix import padded_width
 
-PANEL_COLUMNS = 512
-"""Columns of a panel with which GEMM runs at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
-TILE_SIZES = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288)
-"""Tile sizes that a plan compares (three times as many would save up to 5 %)."""
-MAX_TILES_PER_SIDE = 200
-"""About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
-MAX_TASKS = 250_000
-"""Largest number of tasks of a factorisation: the scheduler takes about a millisecond for each."""
-
 
 @dataclass(frozen=True)
 class TileStep:
@@ -117,15 +108,6 @@ def tile_steps(n_tiles: int, columns_per_task: int) -> Iterator[TileStep]:
                 yield TileStep(
                     i, j, part, range(part * columns_per_task, j if is_last else (part + 1) * columns_per_task), is_last
                 )
-
-
-def task_columns(n_tiles: int) -> list[int]:
-    """Tile columns per task that a plan compares: the fewest, one more, and all (0), which needs least disk.
-
-    Others would save up to 1 % of the time (2 to 256 slots, 5,000 to a million rows).
-    """
-    fewest = max(2, -(-(n_tiles**3) // (6 * MAX_TASKS)))
-    return [s for s in (fewest, fewest + 1) if s < n_tiles - 1] + [0]
 
 
 def n_tasks(n_tiles: int, columns_per_task: int) -> int:

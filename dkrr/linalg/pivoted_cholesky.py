@@ -60,10 +60,6 @@ MIN_BLOCK = 32
 MAX_REBUILDS = 3
 """Times that lost rows are computed again before one product: until a dead worker is replaced, any worker does it."""
 
-PRICED_RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
-"""Ranks that a plan compares."""
-SMALL_RANKS = (100, 50, 25, 10)
-"""Ranks that a plan compares where none of those fits in memory."""
 APPLY_SECONDS_PER_ENTRY: dict[Precision, float] = {"float32": 0.7e-9, "float64": 2.3e-9}
 """Time of both products of an entry of the float32 factor with one vector; for those in float64 it is converted."""
 LOW_OVERHEAD = 1.3

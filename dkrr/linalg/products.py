@@ -142,18 +142,11 @@ def column_norms(vectors: Vectors) -> Vectors:
 GROUPS_PER_PLACE = 3
 """Groups of tiles that are not kept, for each place: a place that is early takes one more."""
 
-MAX_TILE = 8192
-"""Tiles are never formed whole, so they may be large; beyond this nothing is gained."""
-MIN_TILE = 512
 SECONDS_PER_TILE = 0.4e-3
 """Time of a tile that is formed, besides its entries: calls, and threads that wait for the interpreter (measured:
 0.7 ms with tiles of 313 rows and two threads)."""
-WORKSPACE_FRACTION = 1 / 16
-"""Largest fraction of the memory of a process for the kernel's temporaries of one tile."""
 KEPT_STRIP_BYTES = 4 * 2**20
 """Strips in which a tile that is kept is multiplied: lower ones let threads wait for the interpreter."""
-KEPT_FRACTIONS = (0.0, 0.5, 1.0)
-"""Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
 
 
 @dataclass(frozen=True)

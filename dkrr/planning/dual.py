@@ -21,7 +21,7 @@ from dkrr.linalg.memory import (
     solving_work,
 )
 from dkrr.linalg.newton import LEAST_SHIFT, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
-from dkrr.linalg.products import MAX_TILE, calls_work
+from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
@@ -49,6 +49,8 @@ SMALLEST_FRACTION = 0.1
 """Fraction of the smallest eigenvalue that a sample suggests, on which a plan relies."""
 MORE_IN_FLOAT32 = 2
 """Iterations of a Newton step that factors in float32 leave to do, besides those with factors in float64."""
+MAX_TILE = 8192
+"""Tiles are never formed whole, so they may be large; beyond this nothing is gained."""
 TILES_PER_SIDE = (3, 8)
 """Fewest and most tiles per side of a product in memory: enough for threads to have equal work, and few calls."""
 PRODUCT_TILE = 1250

@@ -18,8 +18,6 @@ from dkrr.linalg.conjugate_gradient import (
 )
 from dkrr.linalg.fold_preconditioner import middles_work
 from dkrr.linalg.pivoted_cholesky import (
-    PRICED_RANKS,
-    SMALL_RANKS,
     SPREAD,
     factor_rows_bytes,
     partial_apply_work,
@@ -28,22 +26,27 @@ from dkrr.linalg.pivoted_cholesky import (
 )
 from dkrr.linalg.products import (
     GROUPS_PER_PLACE,
-    KEPT_FRACTIONS,
-    MAX_TILE,
-    MIN_TILE,
-    WORKSPACE_FRACTION,
     Precision,
     calls_work,
 )
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.linalg.sources import KERNEL_BLOCK
-from dkrr.planning.dual import own_steps
+from dkrr.planning.dual import MAX_TILE, own_steps
 from dkrr.planning.problem import Problem, Spectrum, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
 from dkrr.planning.strategy import Iterative, Strategy, TileProducts
 from dkrr.planning.work import Site, Step
 
 MAX_ITERATIONS_PLANNED = 1_000_000
+PRICED_RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
+"""Ranks that a plan compares."""
+SMALL_RANKS = (100, 50, 25, 10)
+"""Ranks that a plan compares where none of those fits in memory."""
+MIN_TILE = 512
+WORKSPACE_FRACTION = 1 / 16
+"""Largest fraction of the memory of a process for the kernel's temporaries of one tile."""
+KEPT_FRACTIONS = (0.0, 0.5, 1.0)
+"""Fractions of the memory left for tiles that a plan compares; the rest is for the preconditioner's factor."""
 RELIED_FRACTION = 0.01
 """Fraction of the smallest eigenvalue that a sample suggests, on which the number of iterations relies."""
 PRECISIONS: dict[str, tuple[Precision, ...]] = {

@@ -13,12 +13,8 @@ from dkrr.blas import THREAD_EFFICIENCY
 from dkrr.cost import Work
 from dkrr.errors import InputError
 from dkrr.linalg.cholesky import (
-    MAX_TILES_PER_SIDE,
-    PANEL_COLUMNS,
-    TILE_SIZES,
     cholesky_work,
     factor_bytes,
-    task_columns,
 )
 from dkrr.linalg.substitution import apply_work, substitution_places, substitution_work
 from dkrr.planning.problem import Form, Problem
@@ -27,6 +23,14 @@ from dkrr.planning.strategy import Tiling
 from dkrr.planning.work import Site, Step
 from dkrr.store import TileGrid
 
+PANEL_COLUMNS = 512
+"""Columns of a panel with which GEMM runs at full rate (measured: 256 loses 4 %, 1,024 gains nothing)."""
+TILE_SIZES = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288)
+"""Tile sizes that a plan compares (three times as many would save up to 5 %)."""
+MAX_TILES_PER_SIDE = 200
+"""About 20,000 tasks: more would keep the scheduler busy for longer than it should be."""
+MAX_TASKS = 250_000
+"""Largest number of tasks of a factorisation: the scheduler takes about a millisecond for each."""
 SHARPNESS = 4.0
 """Exponent of the smooth maximum (among 2 to 10 the closest to 1,100 runs of `benchmarks.simulation` with 12 to 100
 tiles per side, parts of 1 to 24 tile columns and 2 to 1,024 slots: 0.84 to 1.12 of their time; with 2 to 24 tiles per
@@ -175,6 +179,15 @@ def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[Site, TileG
                 columns = [p.layout.columns_per_task]
             for each in columns:
                 yield Cut(site, grid, each, peak_bytes(site, grid))
+
+
+def task_columns(n_tiles: int) -> list[int]:
+    """Tile columns per task that a plan compares: the fewest, one more, and all (0), which needs least disk.
+
+    Others would save up to 1 % of the time (2 to 256 slots, 5,000 to a million rows).
+    """
+    fewest = max(2, -(-(n_tiles**3) // (6 * MAX_TASKS)))
+    return [s for s in (fewest, fewest + 1) if s < n_tiles - 1] + [0]
 
 
 def _sites(p: Problem, r: Resources, grid: TileGrid, peak_bytes: Callable[[Site, TileGrid], int]) -> Iterator[Site]:
