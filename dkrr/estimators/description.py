@@ -19,9 +19,10 @@ from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
+from dkrr.kernels.descriptions import GIVEN_AGAIN
 from dkrr.kernels.given_maps import CallableMap
+from dkrr.kernels.implied import parts_of
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.map_descriptions import GIVEN_AGAIN, parts_of
 from dkrr.kernels.nystroem import Nystroem
 from dkrr.linalg.products import root_mean_squares
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky, RPCholesky

@@ -36,7 +36,7 @@ from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
-from dkrr.kernels.map_descriptions import parts_of
+from dkrr.kernels.implied import parts_of
 from dkrr.kernels.nystroem import Nystroem
 from dkrr.selection import (
     Candidate,

@@ -35,8 +35,9 @@ from dkrr.fitting.requests import FitRequest, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import BagOfWords, Kernel
+from dkrr.kernels.descriptions import kernel_from_dict, try_given
+from dkrr.kernels.implied import arrays_of, parts_of, required_feature_map
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.map_descriptions import arrays_of, feature_map_from_dict, kernel_from_dict, parts_of, try_given
 from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
@@ -331,13 +332,13 @@ def _loaded(
     """Estimator that a checked description and its store make."""
     value = kernel_from_dict(found["kernel"], custom, feature_arrays)
     arrays = {name: whole(stored[name]) for name in form.COEFFICIENTS if name in stored}
-    coef, dual_coef, map_description = arrays.get("coef"), arrays.get("dual_coef"), found["feature_map"]
+    coef, dual_coef = arrays.get("coef"), arrays.get("dual_coef")
     rows = stored.get(form.ROWS) if coef is None and not value.is_precomputed else None
     fitted = FittedFunction(
         kernel=value,
         n_features=found["n_features"],
         coef=coef,
-        feature_map=None if map_description is None else feature_map_from_dict(map_description, custom, feature_arrays),
+        feature_map=None if found["feature_map"] is None else required_feature_map(value, found["n_features"]),
         dual_coef=None if coef is not None else dual_coef,
         rows=None if rows is None else _held(rows, column_major=found["column_major"]),
         intercept=arrays["intercept"][:, 0],

@@ -14,7 +14,7 @@ from sklearn.model_selection import KFold, LeaveOneOut, ParameterGrid, Stratifie
 
 from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.descriptions import DEFAULTS, taken_by
+from dkrr.kernels.names import DEFAULTS, taken_by
 from dkrr.linalg.products import root_mean_squares
 from dkrr.selection import Folds, LearningCurve, Score, gain_of, negative_squared_error, times_square
 

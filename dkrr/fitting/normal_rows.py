@@ -22,7 +22,6 @@ from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
 from dkrr.fitting.sampled import by_name
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg.cholesky import check_diagonal
 from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.normal import (
@@ -272,7 +271,7 @@ def features_of(data: TrainingData, x: Any) -> Array:
     """Features of some rows, and a column of ones with a free constant; to be read only."""
     assert data.feature_map is not None
     is_plain = isinstance(x, np.ndarray) and x.dtype == np.float64 and x.flags.c_contiguous
-    if is_plain and isinstance(data.feature_map, IdentityMap) and not data.fit_intercept:
+    if is_plain and data.feature_map.is_identity and not data.fit_intercept:
         rows: Array = x  # themselves
         return rows
     features = data.feature_map.transform(x)
@@ -490,7 +489,7 @@ class StreamedRows(NormalRows):
 
     def diagonal(self) -> Array | None:
         """Diagonal of ΦᵀWΦ, of shape (D,); None where sparse rows would have to become dense for it."""
-        if self._rows.is_sparse and not isinstance(self.phi, IdentityMap):
+        if self._rows.is_sparse and not self.phi.is_identity:
             return None
         diagonal = self._total(weighted_squares, None)[:, 0]
         check_diagonal(diagonal)

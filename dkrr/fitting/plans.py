@@ -34,7 +34,7 @@ from dkrr.fitting.requests import (
 )
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
-from dkrr.kernels.map_descriptions import feature_map, refuse_more_components_than_rows
+from dkrr.kernels.implied import feature_map, refuse_more_components_than_rows
 from dkrr.planning import Plan, Problem
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect

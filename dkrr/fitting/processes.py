@@ -28,7 +28,7 @@ from dkrr.fitting.iterated_process import IteratedPosterior
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
-from dkrr.kernels.map_descriptions import parts_of
+from dkrr.kernels.implied import parts_of
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem

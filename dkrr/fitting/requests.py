@@ -23,8 +23,8 @@ from dkrr.data import Rows, as_rows, load_array, load_labels
 from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.kernels import Kernel, as_kernel
+from dkrr.kernels.implied import refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.map_descriptions import refuse_more_components_than_rows
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum

@@ -12,9 +12,9 @@ from dkrr.data.rows import check_finite
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import ORIGINS, FitData
 from dkrr.kernels import Kernel, Linear, centring
+from dkrr.kernels.implied import feature_map as feature_map_of
+from dkrr.kernels.implied import parts_of
 from dkrr.kernels.map_base import Array, FeatureMap, MapKernel
-from dkrr.kernels.map_descriptions import feature_map as feature_map_of
-from dkrr.kernels.map_descriptions import parts_of
 from dkrr.kernels.nystroem import Nystroem, NystroemMap, entry_seconds, held_bytes, whitened
 from dkrr.linalg.pivoted_cholesky import choose_pivots
 from dkrr.store import RunStore

@@ -43,7 +43,7 @@ from dkrr.kernels.blocks import (
 SEPARATOR = "__"
 
 
-class Parameters:
+class Parameters(ABC):
     """Base of frozen dataclasses whose fields are parameters; kernels and feature maps derive from it."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -119,9 +119,23 @@ class Parameters:
         """Fields that determine the value; a measured cost, for example, does not."""
         return [field.name for field in fields(self) if field.init and field.compare] if is_dataclass(self) else []
 
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Description of JSON's types only, from which the value can be made again."""
+
+    def _described(self) -> dict[str, Any]:
+        """Parameters as JSON has them: lists, and descriptions of kernels and maps."""
+        return {name: _as_json(getattr(self, name)) for name in self._parameter_names()}
+
     def _unknown(self, name: str) -> InputError:
         known = ", ".join(map(repr, self.get_params())) or "none"
         return InputError(f"{type(self).__name__} has no parameter {name!r}; expected one of: {known}")
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Parameters):
+        return value.to_dict()
+    return list(map(_as_json, value)) if isinstance(value, tuple) else value
 
 
 def _nested(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -142,7 +156,7 @@ FIXED_WORKSPACE_BYTES = 512 * 1024
 CSR_COPIES = 2
 
 
-class Kernel(Parameters, ABC):
+class Kernel(Parameters):
     """A symmetric kernel k(x, z), as an immutable value that is called on blocks of rows.
 
     Subclasses are frozen dataclasses. They give `_filler` and `diagonal`; strips, symmetry,
@@ -361,11 +375,7 @@ class Kernel(Parameters, ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Description of JSON's types only, from which `kernel_from_dict` makes the same value."""
-        description: dict[str, Any] = {"kernel": self.tag}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            description[field.name] = value.to_dict() if isinstance(value, Kernel) else value
-        return description
+        return {"kernel": self.tag, **self._described()}
 
     @property
     def functions(self) -> tuple[Any, ...]:

@@ -107,11 +107,6 @@ class Categories(Kernel):
             codes[:, j] = [number.get(value, UNKNOWN) for value in values]
         return codes
 
-    def to_dict(self) -> dict[str, Any]:
-        # Lists, as JSON returns them: descriptions are compared.
-        names = None if self.categories is None else [list(column) for column in self.categories]
-        return {"kernel": self.tag, "weight": self.weight, "categories": names}
-
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self._comparable(X)
         right = left if Y is X else self._comparable(Y)

@@ -240,11 +240,6 @@ class Columns(Compound):
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return self.base._diagonal(self.cut(X))
 
-    def to_dict(self) -> dict[str, Any]:
-        description = super().to_dict()
-        description["columns"] = list(self.columns) if isinstance(self.columns, tuple) else self.columns
-        return description
-
 
 def encodes(kernel: Kernel) -> bool:
     """Whether a kernel takes anything but rows of numbers."""

@@ -1,19 +1,14 @@
-"""From names and descriptions to kernels; nothing is imported, unpickled or evaluated.
-
-What reads descriptions of kernels and of feature maps alike; nothing is imported, unpickled or evaluated.
-"""
+"""Kernels and feature maps from their descriptions; nothing is imported, unpickled or evaluated."""
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dkrr.checks import finite, shown
-from dkrr.errors import InputError, InputTypeError
+from dkrr.checks import shown
+from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.categories import Categories
 from dkrr.kernels.centring import CentredLinear
@@ -22,18 +17,36 @@ from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid, TaylorRBF
 from dkrr.kernels.euclidean import RBF, Matern
-from dkrr.kernels.lengths import scales_of
+from dkrr.kernels.fourier import RandomFourier
+from dkrr.kernels.given_maps import CallableMap
+from dkrr.kernels.interactions import InteractionMap
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
+from dkrr.kernels.map_base import OWN_CLASS, FeatureMap, MapKernel
+from dkrr.kernels.names import listed, made, parameters
+from dkrr.kernels.nystroem import Nystroem, NystroemMap
 from dkrr.kernels.random_walk import RandomWalk
+from dkrr.kernels.taylor import TaylorMap
 from dkrr.kernels.text import BagOfWords
+
+DESCRIBED: Mapping[str, Mapping[str, type]] = {
+    kind: {value.tag: value for value in classes}
+    for kind, classes in {
+        "kernel": (
+            Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2, TaylorRBF, Normalized,
+            CentredLinear, Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk, Categories,
+        ),
+        "feature_map": (RandomFourier, Nystroem, NystroemMap, InteractionMap, TaylorMap),
+    }.items()
+}  # fmt: skip
+"""Classes by the key that names a value in its description, and by tag."""
+GIVEN_AGAIN = (CallableMap.tag, OWN_CLASS)
+"""Tags of the maps that descriptions only name."""
 
 
 @dataclass(frozen=True)
 class Reader:
     """Values from their descriptions, and what descriptions name and do not hold."""
 
-    kinds: Mapping[str, Callable[[Mapping[str, Any], Reader], Any]]
-    """From the key that names a value, such as "kernel", to what reads its description."""
     callables: Mapping[str, Any]
     """Functions, and users' own feature maps and classes, by name."""
     arrays: Mapping[str, Any]
@@ -42,27 +55,55 @@ class Reader:
     """Whether functions and classes whose source text has changed give a warning."""
 
     @classmethod
-    def of(cls, kinds: Mapping[str, Any], callables: Any, arrays: Any) -> Reader:
+    def of(cls, callables: Any, arrays: Any) -> Reader:
         """Reader with what a user gives for functions and arrays: mappings, or None."""
         for name, given in (("callables", callables), ("arrays", arrays)):
             if given is not None and not isinstance(given, Mapping):
                 raise InputTypeError(
                     f"{name} is {shown(given)}; expected a mapping from names in descriptions, or None"
                 )
-        return cls(kinds, callables or {}, arrays or {})
+        return cls(callables or {}, arrays or {})
 
-    def read(self, description: Any) -> Any:
-        """The array, or the value of any kind, that is described."""
+    def read_whole(self, description: Any, kind: str) -> Any:
+        """What a description as a whole makes; one that contains itself, or thousands of others, is refused."""
+        try:
+            return self.read(description, (kind,))
+        except RecursionError:
+            raise InputError(
+                "the description nests without end; expected a kernel or a feature map of few parts"
+            ) from None
+
+    def read(self, description: Any, kinds: tuple[str, ...] = tuple(DESCRIBED)) -> Any:
+        """The array, or the value of one of these kinds, that is described."""
         if isinstance(description, Mapping):
-            if "array" in description:
+            if "array" in description and len(kinds) > 1:  # a part of a value
                 return self._array(description["array"])
-            for kind, read in self.kinds.items():
+            for kind in kinds:
                 if isinstance(description.get(kind), str):
-                    return read(description, self)
-        expected = " or ".join(f'{{"{kind}": name, ...}}' for kind in self.kinds)
+                    return self._value(description, kind, description[kind])
+        expected = " or ".join(f'{{"{kind}": name, ...}}' for kind in kinds)
         raise InputError(f"the description is {shown(description)}; expected {expected}")
 
-    def settings(self, description: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
+    def _value(self, description: Mapping[str, Any], kind: str, tag: str) -> Kernel | FeatureMap:
+        if kind == "kernel" and tag == MapKernel.tag:
+            return MapKernel(self.read(description.get("feature_map"), ("feature_map",)))
+        if kind == "kernel" and tag == CallableKernel.tag:
+            name, function = self._given(description, "kernel function")
+            kernel = CallableKernel(function, name, bool(description.get("takes_objects")))
+            self._check_source(description, kernel.digest, "kernel function")
+            return kernel
+        if kind == "feature_map" and tag in GIVEN_AGAIN:
+            given = self._given_map(description, tag)
+            self._check_source(description, given.to_dict()["digest"], "feature map")
+            return given
+        if tag not in DESCRIBED[kind]:
+            raise InputError(
+                f"{kind} is {shown(tag)} in a description; expected one of {listed(DESCRIBED[kind])}, of this dkrr"
+            )
+        found: Kernel | FeatureMap = made(DESCRIBED[kind][tag], tag, self._settings(description, kind))
+        return found
+
+    def _settings(self, description: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
         """Parameters in a description of this kind, those that are described themselves as values."""
         return {
             key: self.read(value) if isinstance(value, Mapping) else value
@@ -70,7 +111,12 @@ class Reader:
             if key != kind
         }
 
-    def given(self, description: Mapping[str, Any], what: str) -> tuple[str, Any]:
+    def _array(self, checksum: Any) -> Any:
+        if not isinstance(checksum, str) or checksum not in self.arrays:
+            raise InputError(f"the array {shown(checksum)} of a description is missing; expected it in `arrays`")
+        return self.arrays[checksum]
+
+    def _given(self, description: Mapping[str, Any], what: str) -> tuple[str, Any]:
         """The name in a description, and what was given under it."""
         name = description.get("name")
         if not isinstance(name, str):
@@ -82,21 +128,15 @@ class Reader:
             )
         return name, self.callables[name]
 
-    def read_whole(self, description: Any, read: Callable[[Any, Reader], Any]) -> Any:
-        """What a description as a whole makes; one that contains itself, or thousands of others, is refused."""
-        try:
-            return read(description, self)
-        except RecursionError:
-            raise InputError(
-                "the description nests without end; expected a kernel or a feature map of few parts"
-            ) from None
+    def _given_map(self, description: Mapping[str, Any], tag: str) -> FeatureMap:
+        """A user's own map, made of the function, map or class that is given under the name in its description."""
+        name, value = self._given(description, "feature map")
+        if tag == CallableMap.tag:
+            return _of_function(description, name, value)
+        settings = description.get("settings")
+        return _of_class(self._settings(settings) if isinstance(settings, Mapping) else None, name, value)
 
-    def _array(self, checksum: Any) -> Any:
-        if not isinstance(checksum, str) or checksum not in self.arrays:
-            raise InputError(f"the array {shown(checksum)} of a description is missing; expected it in `arrays`")
-        return self.arrays[checksum]
-
-    def check_source(self, description: Mapping[str, Any], digest: str, what: str) -> None:
+    def _check_source(self, description: Mapping[str, Any], digest: str, what: str) -> None:
         """Warn if a function or class that was given again differs from the one that was described."""
         if self.warns and digest != description.get("digest"):
             warnings.warn(
@@ -107,120 +147,38 @@ class Reader:
             )
 
 
-_DESCRIBED: dict[str, type[Kernel]] = {
-    kernel.tag: kernel
-    for kernel in (
-        Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2,
-        TaylorRBF, Normalized, CentredLinear,
-        Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk, Categories,
-    )
-}  # fmt: skip
-
-# scikit-learn's metric names, and "matern"; which of its three settings each takes.
-_NAMED: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
-    "additive_chi2": (AdditiveChi2, ()),
-    "chi2": (Chi2, ("gamma",)),
-    "cosine": (Cosine, ()),
-    "laplacian": (Laplacian, ("gamma",)),
-    "linear": (Linear, ()),
-    "matern": (Matern, ()),
-    "poly": (Polynomial, ("gamma", "degree", "coef0")),
-    "polynomial": (Polynomial, ("gamma", "degree", "coef0")),
-    "precomputed": (Precomputed, ()),
-    "rbf": (RBF, ("gamma",)),
-    "sigmoid": (Sigmoid, ("gamma", "coef0")),
-}
-
-DEFAULTS = {"gamma": None, "degree": 3, "coef0": 1}
-"""Settings that named kernels share."""
-
-OTHER_NAMES = {
-    "gaussian": "rbf",
-    "gauss": "rbf",
-    "squared_exponential": "rbf",
-    "se": "rbf",
-    "exponential": "laplacian",
-    "laplace": "laplacian",
-    "dot": "linear",
-    "tanh": "sigmoid",
-    "chi_squared": "chi2",
-}
-"""Names that kernels have elsewhere, for suggestions."""
-
-
-def as_kernel(
-    kernel: object,
-    *,
-    gamma: float | None = None,
-    degree: float = 3,
-    coef0: float = 1,
-    kernel_params: Mapping[str, Any] | None = None,
-) -> Kernel:
-    """The kernel that scikit-learn's arguments mean.
-
-    Parameters
-    ----------
-    kernel : str, Kernel or callable
-        A scikit-learn metric name or "matern"; a value, returned as it is; or a function of blocks.
-    gamma, degree, coef0
-        Settings of a named kernel; gamma=None is 1 / n_features (1 for "chi2"). One that the kernel does not have is
-        refused unless it is the default, since it would change nothing.
-    kernel_params : mapping, optional
-        Keyword arguments for a function, or settings of a named kernel, such as ``nu`` and ``length_scale``.
-
-    Returns
-    -------
-    Kernel
-
-    Raises
-    ------
-    InputError
-        For an unknown name, or settings that the kernel cannot take.
-
-    Examples
-    --------
-    >>> from dkrr.kernels import as_kernel
-    >>> as_kernel("rbf", gamma=0.5)
-    RBF(gamma=0.5)
-    """
-    settings = _checked_params(kernel_params)
-    if isinstance(gamma, str):
-        raise InputTypeError(
-            f"gamma is {shown(gamma)}; expected a number above 0, one for each column, or None: 1 / n_features, which "
-            f"is scikit-learn's 'auto' (its 'scale' is 1 / (n_features * X.var()))"
+def _of_function(description: Mapping[str, Any], name: str, value: Any) -> CallableMap:
+    if isinstance(value, CallableMap):
+        return CallableMap(value.function, value.size, name)
+    if description.get("size") is None:
+        raise InputError(
+            f"{value!r} is given for the feature map {name!r}, whose size is a function too, which files do not hold; "
+            "expected the CallableMap: dkrr.load(path, kernel=CallableMap(function, size))"
         )
-    if gamma is not None:
-        scales_of(gamma, "gamma")
-    finite(degree, "degree"), finite(coef0, "coef0")  # also where the kernel has none
-    common = {"gamma": gamma, "degree": degree, "coef0": coef0}
-    if isinstance(kernel, str):
-        return _named_kernel(kernel, common, settings)
-    if isinstance(kernel, Kernel):
-        if gamma is not None or degree != 3 or coef0 != 1 or settings:
-            raise InputError(
-                f"gamma, degree, coef0 or kernel_params are given beside the kernel value {kernel!r}; "
-                "expected the value alone: set its parameters in its constructor"
-            )
-        return kernel
-    if callable(kernel) and not isinstance(kernel, type):
-        _refuse_unused(shown(kernel), (), common, ': give kernel_params={"...": ...}')
-        return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
-    remedy = f": write {kernel.__name__}(), not the class {kernel.__name__}" if isinstance(kernel, type) else ""
-    raise InputTypeError(
-        f"kernel is {shown(kernel)}; expected a name ({_listed(_NAMED)}), a dkrr.kernels.Kernel or a function of "
-        f"blocks (X, Y){remedy}"
-    )
+    return CallableMap(value, description["size"], name)
 
 
-def _checked_params(kernel_params: Any) -> dict[str, Any]:
-    if kernel_params is None:
-        return {}
-    if not isinstance(kernel_params, Mapping) or not all(isinstance(name, str) for name in kernel_params):
-        raise InputTypeError(
-            f"kernel_params is {shown(kernel_params)}; expected a dict of parameters by name, or None: for example "
-            f'{{"nu": 2.5}}'
-        )
-    return dict(kernel_params)
+def _of_class(settings: dict[str, Any] | None, name: str, value: Any) -> FeatureMap:
+    kind = value if isinstance(value, type) else type(value)
+    if not issubclass(kind, FeatureMap) or settings is None:
+        raise InputError(f"{value!r} is given for the feature map {name!r}; expected its class or a value of it")
+    known = list(parameters(kind))
+    if set(settings) != set(known):
+        raise InputError(f"the feature map {name!r} was saved with the fields {sorted(settings)}; {kind} has {known}")
+    try:
+        return kind(**{key: _tuples(setting) for key, setting in settings.items()})
+    except DkrrError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{kind} is given for the feature map {name!r}, and cannot be made with the settings that were saved, "
+            f"{settings}: {type(error).__qualname__}: {error}"
+        ) from error
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as tuples, which frozen values have."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def kernel_from_dict(
@@ -228,16 +186,17 @@ def kernel_from_dict(
     callables: Mapping[str, Callable[..., Any]] | None = None,
     arrays: Mapping[str, Any] | None = None,
 ) -> Kernel:
-    """The kernel that `Kernel.to_dict` described; `dkrr.features.kernel_from_dict` also reads those of feature maps.
+    """The kernel that `Kernel.to_dict` described, also where a feature map is part of it.
 
     Parameters
     ----------
     description : mapping
         For example ``{"kernel": "rbf", "gamma": 0.1}``; sums, products and multiples nest.
     callables : mapping from name to function, optional
-        The functions of callable kernels, by the names in the description.
-    arrays : mapping from checksum to array, optional
-        The arrays of feature maps and kernels, by the checksums in the description.
+        The functions of callable kernels, by the names in the description, and the user's own feature maps: values of
+        CallableMap, and classes.
+    arrays : mapping from checksum to ndarray or CSR, optional
+        What `dkrr.features.arrays_of` gave for the kernel.
 
     Returns
     -------
@@ -246,104 +205,48 @@ def kernel_from_dict(
     Raises
     ------
     InputError
-        If the description is damaged, or a function is needed and not given.
+        If the description is damaged, or a function or an array is needed and not given.
 
     Warns
     -----
     UserWarning
         If the function given has another source than the one described.
     """
-    kernel: Kernel = Reader.of({"kernel": read_kernel}, callables, arrays).read_whole(description, read_kernel)
+    kernel: Kernel = Reader.of(callables, arrays).read_whole(description, "kernel")
     return kernel
 
 
-def read_kernel(description: Mapping[str, Any], reader: Reader) -> Kernel:
-    """The kernel that is described."""
-    if not isinstance(description, Mapping) or not isinstance(description.get("kernel"), str):
-        raise InputError(f'the description is {shown(description)}; expected {{"kernel": name, ...}}')
-    name = description["kernel"]
-    if name == CallableKernel.tag:
-        return _given_function(description, reader)
-    if name not in _DESCRIBED:
-        raise InputError(
-            f"kernel is {shown(name)} in a description; expected one of {_listed(_DESCRIBED)}, of this dkrr"
-        )
-    return _made(_DESCRIBED[name], name, reader.settings(description, "kernel"))
+def feature_map_from_dict(
+    description: Mapping[str, Any],
+    callables: Mapping[str, Callable[..., Any]] | None = None,
+    arrays: Mapping[str, Any] | None = None,
+) -> FeatureMap:
+    """Feature map that `FeatureMap.to_dict` described.
+
+    Parameters
+    ----------
+    description : mapping
+        For example ``{"feature_map": "taylor", "degree": 2, "gamma": 1.0}``.
+    callables, arrays : mapping, optional
+        As for `kernel_from_dict`.
+
+    Raises
+    ------
+    InputError
+        If the description is damaged, or an array is needed and not given.
+    """
+    found: FeatureMap = Reader.of(callables, arrays).read_whole(description, "feature_map")
+    return found
 
 
-def _given_function(description: Mapping[str, Any], reader: Reader) -> CallableKernel:
-    name, function = reader.given(description, "kernel function")
-    kernel = CallableKernel(function, name, bool(description.get("takes_objects")))
-    reader.check_source(description, kernel.digest, "kernel function")
-    return kernel
+def try_given(
+    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]], arrays: Mapping[str, Any]
+) -> None:
+    """Make a kernel or a feature map that is given again, without a warning, to find whether that can be done.
 
-
-def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> Kernel:
-    if name not in _NAMED:
-        raise InputError(
-            f"kernel is {shown(name)}; expected one of {_listed(_NAMED)}, a dkrr.kernels.Kernel or a function of "
-            f"blocks (X, Y){_suggestion(name)}"
-        )
-    kernel, taken = _NAMED[name]
-    remedy = ""
-    if kernel is Matern:
-        remedy = ': give kernel_params={"length_scale": ..., "nu": ...} (--kernel-param length_scale=...)'
-    _refuse_unused(repr(name), taken, common, remedy)
-    settings = {key: common[key] for key in taken}
-    if kernel is Chi2 and settings["gamma"] is None:
-        del settings["gamma"]
-    unknown = sorted(extra.keys() - _parameters(kernel))
-    if unknown:
-        raise InputError(
-            f"kernel_params: the kernel {name!r} has no parameter {', '.join(unknown)}; expected "
-            f"{_listed(_parameters(kernel)) or 'none'}"
-        )
-    return _made(kernel, name, settings | extra)
-
-
-def taken_by(kernel: object) -> tuple[str, ...]:
-    """Those of gamma, degree and coef0 that a kernel of `as_kernel` takes."""
-    return _NAMED[kernel][1] if isinstance(kernel, str) and kernel in _NAMED else ()
-
-
-def _refuse_unused(kernel: str, taken: tuple[str, ...], common: dict[str, Any], remedy: str) -> None:
-    """Refuse settings that are not the default and that the kernel does not have."""
-    for name, value in common.items():
-        if name not in taken and value is not DEFAULTS[name] and value != DEFAULTS[name]:
-            others = [other for other, (_, has) in _NAMED.items() if name in has]
-            raise InputError(
-                f"{name} is {shown(value)}, which the kernel {kernel} does not have; expected "
-                f"{name}={DEFAULTS[name]!r}, or one of the kernels {_listed(dict.fromkeys(others))}{remedy}"
-            )
-
-
-def _suggestion(name: str) -> str:
-    """Ending of a message: the name that was probably meant; empty without one."""
-    plain = name.strip().lower()
-    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else get_close_matches(plain, _NAMED, 1)
-    return f": did you mean {near[0]!r}?" if near else ""
-
-
-@functools.cache
-def _parameters(kernel: type[Kernel]) -> dict[str, None]:
-    """Names of the parameters of a class of kernels, in order."""
-    return dict.fromkeys(field.name for field in fields(kernel))  # type: ignore[arg-type]
-
-
-def _made(kernel: type[Kernel], name: str, settings: dict[str, Any]) -> Kernel:
-    known = _parameters(kernel)
-    unknown = sorted(settings.keys() - known)
-    if unknown:
-        raise InputError(
-            f"the kernel {name!r} has no parameter {', '.join(unknown)}; expected {_listed(known) or 'none'}"
-        )
-    try:
-        return kernel(**settings)
-    except TypeError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"the description of kernel {name!r} is incomplete: {error}") from error
-
-
-def _listed(names: Mapping[str, object] | list[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+    Raises
+    ------
+    InputError
+        If it cannot; or as the user's own function or class raises.
+    """
+    replace(Reader.of(callables, arrays), warns=False).read(description)

@@ -75,8 +75,8 @@ class RandomFourier(FeatureMap):
         object.__setattr__(self, "base", as_base(self.base, "RandomFourier"))
         if not isinstance(self.base, RBF | Laplacian | Matern):
             raise InputError(
-                f"base is {self.base!r}, without frequencies; expected an RBF, Laplacian or Matern "
-                "kernel: use dkrr.features.Nystroem for others, and ScaledMap or ConcatenatedMap for multiples and sums"
+                f"base is {self.base!r}, without frequencies; expected an RBF, Laplacian or Matern kernel: use "
+                "dkrr.features.Nystroem for others, and multiples and sums of maps, as 2.0 * RandomFourier(RBF()) + ..."
             )
         object.__setattr__(self, "n_components", whole(self.n_components, "n_components", 2))
         if self.n_components % 2:

@@ -1,9 +1,9 @@
-"""Feature maps that come from outside: a function of blocks of rows, and classes of the user's own."""
+"""The feature map that is a function of blocks of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,6 @@ from dkrr.checks import shown, whole
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
 from dkrr.kernels.custom import checked_name, identity_of
-from dkrr.kernels.descriptions import Reader
 from dkrr.kernels.map_base import Array, FeatureMap
 
 FEATURE_SECONDS = 20e-9
@@ -117,60 +116,3 @@ class CallableMap(FeatureMap):
         if not np.isfinite(block).all():
             raise InputError(f"{self._subject} returned NaN or infinite features; expected finite numbers")
         return block
-
-
-def given_map(description: Mapping[str, Any], reader: Reader) -> FeatureMap:
-    """A user's own feature map, made of the function, map or class that is given under the name in its description.
-
-    Raises
-    ------
-    InputError
-        If the description is damaged, or nothing suitable was given.
-
-    Warns
-    -----
-    UserWarning
-        If the source of the given value is not the one that was described.
-    """
-    name, value = reader.given(description, "feature map")
-    if description["feature_map"] == CallableMap.tag:
-        made: FeatureMap = _of_function(description, name, value)
-    else:
-        settings = description.get("settings")
-        made = _of_class(reader.settings(settings) if isinstance(settings, Mapping) else None, name, value)
-    reader.check_source(description, made.to_dict()["digest"], "feature map")
-    return made
-
-
-def _of_function(description: Mapping[str, Any], name: str, value: Any) -> CallableMap:
-    if isinstance(value, CallableMap):
-        return CallableMap(value.function, value.size, name)
-    if description.get("size") is None:
-        raise InputError(
-            f"{value!r} is given for the feature map {name!r}, whose size is a function too, which files do not hold; "
-            "expected the CallableMap: dkrr.load(path, kernel=CallableMap(function, size))"
-        )
-    return CallableMap(value, description["size"], name)
-
-
-def _of_class(settings: dict[str, Any] | None, name: str, value: Any) -> FeatureMap:
-    kind = value if isinstance(value, type) else type(value)
-    if not issubclass(kind, FeatureMap) or settings is None:
-        raise InputError(f"{value!r} is given for the feature map {name!r}; expected its class or a value of it")
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if set(settings) != set(known):
-        raise InputError(f"the feature map {name!r} was saved with the fields {sorted(settings)}; {kind} has {known}")
-    try:
-        return kind(**{key: _tuples(setting) for key, setting in settings.items()})
-    except DkrrError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"{kind} is given for the feature map {name!r}, and cannot be made with the settings that were saved, "
-            f"{settings}: {type(error).__qualname__}: {error}"
-        ) from error
-
-
-def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples, which frozen values have."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

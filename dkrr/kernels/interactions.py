@@ -12,6 +12,7 @@ from dkrr import blas
 from dkrr.kernels import map_base
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, is_sparse
+from dkrr.kernels.dot import Linear, Polynomial
 from dkrr.kernels.map_base import COPY_SECONDS, Array, FeatureMap
 from dkrr.kernels.maps import ConcatenatedMap, IdentityMap, PolynomialMap
 
@@ -45,7 +46,7 @@ class InteractionMap(FeatureMap):
         return 2 * COPY_SECONDS
 
     def kernel(self) -> Kernel:
-        return _PARTS.kernel()
+        return Linear() + Polynomial(degree=2, gamma=1.0, coef0=0.0)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         _PARTS._fill(X, start, stop, out)

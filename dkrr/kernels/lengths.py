@@ -5,7 +5,7 @@ all: the copies have n × d entries, and the block n × m.
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -79,12 +79,6 @@ class WithLengths(Kernel):
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
         divided = 8 * (n_rows + n_columns) * n_features if self.has_length_of_columns else 0
         return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + divided
-
-    def to_dict(self) -> dict[str, Any]:
-        description = super().to_dict()
-        if self.has_length_of_columns:
-            description[self._of_columns] = list(description[self._of_columns])
-        return description
 
 
 def scales_of(values: object, name: str) -> Scales:

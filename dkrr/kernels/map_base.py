@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel, Parameters
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows, is_sparse
 from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
-from dkrr.kernels.descriptions import as_kernel
+from dkrr.kernels.names import as_kernel
 
 COPY_SECONDS = 1.6e-9
 """Seconds of an entry that is copied, and centred or weighted afterwards, measured in blocks of 64 MiB."""
@@ -31,12 +31,12 @@ OWN_CLASS = "own"
 Array = npt.NDArray[np.float64]
 
 
-class FeatureMap(Parameters, ABC):
+class FeatureMap(Parameters):
     """A finite feature map φ: ℝᵈ → ℝᴰ, as an immutable value that is called on blocks of rows.
 
     Subclasses are frozen dataclasses whose fields are JSON values, kernels or feature maps. They define `dimension` and
-    `_fill`; `kernel` too where it has a closed form, which `feature_map` turns into the map again. A user's own
-    subclass is saved by name and given again to `dkrr.load`, as a kernel function is.
+    `_fill`; `kernel` too where it has a closed form. A user's own subclass is saved by name and given again to
+    `dkrr.load`, as a kernel function is.
 
     Examples
     --------
@@ -75,6 +75,9 @@ class FeatureMap(Parameters, ABC):
         """Seconds of one entry of Φ on one core, for dense rows of `n_features` columns."""
         return COPY_SECONDS
 
+    is_identity: ClassVar[bool] = False
+    """φ(x) = x."""
+
     @property
     def keeps_sparse(self) -> bool:
         """Whether `multiply` and `adjoint` work on the stored entries of CSR rows alone."""
@@ -93,6 +96,21 @@ class FeatureMap(Parameters, ABC):
     def kernel(self) -> Kernel:
         """Kernel k(x, z) = ⟨φ(x), φ(z)⟩."""
         return MapKernel(self)
+
+    # Sums, products and multiples are those of the kernel: ``2.0 * RandomFourier(RBF(), 500) + Linear()``.
+
+    def __add__(self, other: object) -> Kernel:
+        return self.kernel() + (other.kernel() if isinstance(other, FeatureMap) else other)
+
+    def __radd__(self, other: Kernel) -> Kernel:
+        return other + self.kernel()
+
+    def __mul__(self, other: object) -> Kernel:
+        return self.kernel() * (other.kernel() if isinstance(other, FeatureMap) else other)
+
+    def __rmul__(self, other: object) -> Kernel:
+        kernel = self.kernel()
+        return other * kernel if isinstance(other, Kernel) else kernel.__rmul__(other)
 
     def transform(self, X: Block, columns: slice | None = None) -> Array:
         """Φ, the features of each row.
@@ -168,8 +186,7 @@ class FeatureMap(Parameters, ABC):
 
         That of a user's own class has its name, under which the class must be given again.
         """
-        settings = {k: v.to_dict() if isinstance(v, FeatureMap | Kernel) else v for k, v in self._settings().items()}
-        kind = type(self)
+        kind, settings = type(self), self._described()
         if is_dkrrs(kind):
             return {"feature_map": self.tag, **settings}
         name, digest = qualified_name(kind), identity_of_class(kind)
@@ -209,6 +226,16 @@ class FeatureMap(Parameters, ABC):
         """Write columns start...stop of Φ, for checked rows and a range that is not empty."""
 
 
+class ImpliedMap(FeatureMap):
+    """The feature map of a kernel of another kind, which describes it: `feature_map` makes it."""
+
+    tag: ClassVar[str] = "implied"
+
+    def to_dict(self) -> dict[str, Any]:
+        """See base class: there is nothing but the kernel to make it of."""
+        return {"feature_map": self.tag}
+
+
 @dataclass(frozen=True)
 class MapKernel(Kernel):
     """k(x, z) = φ(x)ᵀφ(z), the kernel of a feature map such as `RandomFourier`, for everything that takes a kernel.
@@ -235,7 +262,10 @@ class MapKernel(Kernel):
     base: FeatureMap
 
     def __post_init__(self) -> None:
-        check_map(self.base)
+        if not isinstance(self.base, FeatureMap):
+            raise InputTypeError(f"base is {shown(self.base)}, not a feature map; expected a dkrr.features.FeatureMap")
+        if isinstance(self.base, ImpliedMap):
+            raise InputError(f"base has the features of a kernel; expected that kernel itself, not {self.base!r}")
         check_own_class(self.base)
 
     def resolved(self, n_features: int) -> Kernel:
@@ -270,12 +300,6 @@ class MapKernel(Kernel):
             phi = self.base.transform(X[start : start + STRIP_ROWS])
             np.einsum("ij,ij->i", phi, phi, out=values[start : start + STRIP_ROWS])
         return values
-
-
-def check_map(value: object, name: str = "base") -> None:
-    """Raise InputTypeError unless a value is a feature map."""
-    if not isinstance(value, FeatureMap):
-        raise InputTypeError(f"{name} is {shown(value)}, not a feature map; expected a dkrr.features.FeatureMap")
 
 
 def as_base(base: object, owner: str, name: str = "base") -> Kernel:

@@ -1,27 +1,25 @@
-"""Feature maps that are finite: of all columns or some, about an origin, in multiples and concatenations."""
+"""Feature maps that follow from kernels: of all columns or some, about an origin, in multiples, sums and normalised.
+
+`feature_map` makes them. They are neither described nor saved, which their kernels are.
+"""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from dkrr import blas
-from dkrr.checks import finite, n_dimensions, positive, positive_or_none, shown, whole
-from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import multisets
-from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, STRIP_ROWS, Block, is_sparse
-from dkrr.kernels.centring import AboutOrigin, CentredLinear
-from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Normalized
-from dkrr.kernels.dot import Cosine, Linear, Polynomial, unit_rows
-from dkrr.kernels.map_base import COPY_SECONDS, Array, FeatureMap, check_map, dense_rows
+from dkrr.kernels.dot import unit_rows
+from dkrr.kernels.map_base import COPY_SECONDS, Array, FeatureMap, ImpliedMap, dense_rows
 
 
-class RowsMap(FeatureMap):
+class RowsMap(ImpliedMap):
     """A map whose features are the columns of rows as long as x, so that products work on stored entries alone."""
 
     keeps_sparse: ClassVar[bool] = True
@@ -51,20 +49,9 @@ class RowsMap(FeatureMap):
 
 @dataclass(frozen=True)
 class IdentityMap(RowsMap):
-    """φ(x) = x, for the linear kernel.
+    """φ(x) = x, for the linear kernel."""
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dkrr.features import IdentityMap
-    >>> IdentityMap().transform(np.array([[1.0, 2.0, 3.0]]), columns=slice(1, 3))
-    array([[2., 3.]])
-    """
-
-    tag: ClassVar[str] = "identity"
-
-    def kernel(self) -> Kernel:
-        return Linear()
+    is_identity: ClassVar[bool] = True
 
     def _rows(self, X: Block) -> Block:
         return X
@@ -75,20 +62,7 @@ class IdentityMap(RowsMap):
 
 @dataclass(frozen=True)
 class NormalizedMap(RowsMap):
-    """φ(x) = x / ‖x‖, for the cosine kernel; a row of zeros stays.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dkrr.features import NormalizedMap
-    >>> NormalizedMap().transform(np.array([[3.0, 4.0]]))
-    array([[0.6, 0.8]])
-    """
-
-    tag: ClassVar[str] = "normalized"
-
-    def kernel(self) -> Kernel:
-        return Cosine()
+    """φ(x) = x / ‖x‖, for the cosine kernel; a row of zeros stays."""
 
     def _rows(self, X: Block) -> Block:
         return unit_rows(X)
@@ -100,49 +74,20 @@ class NormalizedMap(RowsMap):
 
 
 @dataclass(frozen=True)
-class PolynomialMap(FeatureMap):
+class PolynomialMap(ImpliedMap):
     """All monomials of degree p of (√c, √γ x), for the kernel (γ xᵀz + c)ᵖ.
 
     By the multinomial theorem (x'ᵀz')ᵖ = Σ p!/∏mᵢ! ∏ (x'ᵢ z'ᵢ)^mᵢ over the multisets of p columns of
     x' = [√c, √γ x], so each monomial of x' gets the weight √(p!/∏mᵢ!). D = C(d + p, p), or C(d + p − 1, p)
     without the constant (c = 0). The order is that of `sklearn.preprocessing.PolynomialFeatures`.
-
-    Parameters
-    ----------
-    degree : int
-        p ≥ 0.
-    gamma : float, optional
-        γ > 0; None means 1 / n_features.
-    coef0 : float
-        c ≥ 0.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dkrr.features import PolynomialMap
-    >>> PolynomialMap(degree=2, gamma=1.0).transform(np.array([[3.0]])).round(3)
-    array([[1.   , 4.243, 9.   ]])
     """
 
-    tag: ClassVar[str] = "polynomial"
-
-    degree: int = 3
-    gamma: float | None = None
-    coef0: float = 1.0
-
-    def __post_init__(self) -> None:
-        degree = finite(self.degree, "degree")
-        if degree < 0 or not degree.is_integer():
-            raise InputError(
-                f"degree is {self.degree!r}; expected a whole number of at least 0: the kernel of a fractional "
-                "degree has no finite feature map"
-            )
-        object.__setattr__(self, "degree", int(degree))
-        object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
-        coef0 = finite(self.coef0, "coef0")
-        if coef0 < 0:
-            raise InputError(f"coef0 is {self.coef0!r}; expected at least 0: below, the kernel has no real feature map")
-        object.__setattr__(self, "coef0", coef0)
+    degree: int
+    """p ≥ 0."""
+    gamma: float
+    """γ > 0."""
+    coef0: float
+    """c ≥ 0."""
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
         # Each further factor of a monomial costs as much as the first.
@@ -151,18 +96,14 @@ class PolynomialMap(FeatureMap):
     def dimension(self, n_features: int) -> int:
         return multisets.count(self._n_symbols(n_features), self.degree)
 
-    def kernel(self) -> Kernel:
-        return Polynomial(self.degree, self.gamma, self.coef0)
-
     def _n_symbols(self, n_features: int) -> int:
         return n_features + (self.coef0 > 0)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         d = X.shape[1]
-        root_gamma = sqrt(1.0 / d if self.gamma is None else self.gamma)
         strips = multisets.strips(self._n_symbols(d), self.degree, multisets.root_weights, start, stop, out)
         for indices, weights, rows, strip, factor in strips:
-            symbols = multisets.symbols(X[rows], root_gamma, sqrt(self.coef0))
+            symbols = multisets.symbols(X[rows], sqrt(self.gamma), sqrt(self.coef0))
             strip[...] = weights
             for row in indices:
                 multisets.take(symbols, row, factor)
@@ -170,13 +111,11 @@ class PolynomialMap(FeatureMap):
 
 
 @dataclass(frozen=True)
-class WrapperMap(FeatureMap):
+class WrapperMap(ImpliedMap):
     """A map with as many features as another one, φ₁, made from those in one more pass."""
 
     base: FeatureMap
-
-    def __post_init__(self) -> None:
-        check_map(self.base)
+    """φ₁."""
 
     def _base_columns(self, n_features: int) -> int:
         """Number of columns that φ₁ takes."""
@@ -198,26 +137,10 @@ class WrapperMap(FeatureMap):
 
 @dataclass(frozen=True)
 class ScaledMap(WrapperMap):
-    """φ(x) = √s φ₁(x), for the kernel s k₁.
-
-    Parameters
-    ----------
-    base : FeatureMap
-        φ₁.
-    scale : float
-        s > 0.
-    """
-
-    tag: ClassVar[str] = "scaled"
+    """φ(x) = √s φ₁(x), for the kernel s k₁."""
 
     scale: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "scale", positive(self.scale, "the scale of a feature map"))
-
-    def kernel(self) -> Kernel:
-        return self.scale * self.base.kernel()
+    """s > 0."""
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         self.base._fill(X, start, stop, out)
@@ -236,28 +159,14 @@ class UnitLengthMap(WrapperMap):
 
     Lengths come from the kernel, ‖φ₁(x)‖² = k₁(x, x), so a range of features takes no others wherever k₁(x, x) has a
     closed form (which the kernel of an approximation, a `MapKernel`, has not). `NormalizedMap` is x / ‖x‖ itself.
-
-    Parameters
-    ----------
-    base : FeatureMap
-        φ₁.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dkrr.features import PolynomialMap, UnitLengthMap
-    >>> UnitLengthMap(PolynomialMap(degree=1, gamma=1.0)).transform(np.array([[0.75]]))
-    array([[0.8, 0.6]])
     """
 
-    tag: ClassVar[str] = "unit_length"
+    normalized: Normalized
+    """The kernel, with all parameters known."""
 
     def held_bytes(self, n_features: int) -> int:
         # A kernel without a closed form computes features for its diagonal.
-        return super().held_bytes(n_features) + self.base.kernel().workspace_bytes(STRIP_ROWS, 0, n_features)
-
-    def kernel(self) -> Kernel:
-        return Normalized(self.base.kernel())
+        return super().held_bytes(n_features) + self.normalized.base.workspace_bytes(STRIP_ROWS, 0, n_features)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         rows, inverse_lengths = self._prepared(X)
@@ -275,29 +184,18 @@ class UnitLengthMap(WrapperMap):
 
     def _prepared(self, X: Block) -> tuple[Block, Array]:
         """Rows, of moderate length where that changes nothing, and 1 / ‖φ₁(x)‖ or 0, of shape (n_rows, 1)."""
-        kernel = Normalized(self.base.kernel().resolved(X.shape[1]))
-        rows, inverse_lengths = kernel.prepared(X)
+        rows, inverse_lengths = self.normalized.prepared(X)
         return rows, inverse_lengths[:, np.newaxis]
 
 
 @dataclass(frozen=True)
-class ConcatenatedMap(FeatureMap):
-    """φ(x) = (φ₁(x), φ₂(x)), for the kernel k₁ + k₂.
-
-    Parameters
-    ----------
-    left, right : FeatureMap
-        φ₁ and φ₂.
-    """
-
-    tag: ClassVar[str] = "concatenated"
+class ConcatenatedMap(ImpliedMap):
+    """φ(x) = (φ₁(x), φ₂(x)), for the kernel k₁ + k₂."""
 
     left: FeatureMap
+    """φ₁."""
     right: FeatureMap
-
-    def __post_init__(self) -> None:
-        check_map(self.left, "left")
-        check_map(self.right, "right")
+    """φ₂."""
 
     def entry_seconds(self, n_features: int) -> float:
         return max(self.left.entry_seconds(n_features), self.right.entry_seconds(n_features))
@@ -311,9 +209,6 @@ class ConcatenatedMap(FeatureMap):
 
     def dimension(self, n_features: int) -> int:
         return self.left.dimension(n_features) + self.right.dimension(n_features)
-
-    def kernel(self) -> Kernel:
-        return self.left.kernel() + self.right.kernel()
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         border = self.left.dimension(X.shape[1])
@@ -334,70 +229,20 @@ class ConcatenatedMap(FeatureMap):
 
 @dataclass(frozen=True)
 class ColumnsMap(WrapperMap):
-    """φ(x) = φ₁ of some of the columns of x, for the kernel ``Columns``.
+    """φ(x) = φ₁ of some of the columns of x, for the kernel ``Columns``."""
 
-    Parameters
-    ----------
-    base : FeatureMap
-        φ₁.
-    columns : sequence of int, optional
-        Numbers of the columns; None: those from `start` to `stop` − 1.
-    start, stop : int, optional
-        Consecutive columns.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dkrr.features import ColumnsMap, IdentityMap
-    >>> ColumnsMap(IdentityMap(), [2, 0]).transform(np.array([[1.0, 2.0, 3.0]]))
-    array([[3., 1.]])
-    """
-
-    tag: ClassVar[str] = "columns"
-
-    columns: tuple[int, ...] | None = None
-    start: int | None = None
-    stop: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("start", "stop"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, whole(getattr(self, name), name, 0))
-        if self.columns is not None:
-            object.__setattr__(self, "columns", _checked_columns(self.columns))
-        elif self.start is None or self.stop is None:
-            raise InputError("columns is None; expected columns=, or start= and stop=")
-        elif self.stop <= self.start:
-            raise InputError(f"stop is {self.stop} and start {self.start}; expected at least one column between them")
-
-    @property
-    def _numbers(self) -> Sequence[int]:
-        return range(self.start or 0, self.stop or 0) if self.columns is None else self.columns
-
-    @property
-    def width(self) -> int:
-        """Number of the columns."""
-        return len(self._numbers)
+    columns: tuple[int, ...] | range
+    """Numbers of the columns, which X has."""
 
     def _base_columns(self, n_features: int) -> int:  # noqa: ARG002
-        return self.width
+        return len(self.columns)
 
     def resolved(self, n_features: int) -> FeatureMap:  # noqa: ARG002
-        return super().resolved(self.width)
-
-    def kernel(self) -> Kernel:
-        return Columns(self.base.kernel(), tuple(self._numbers))
-
-    def to_dict(self) -> dict[str, Any]:
-        description = super().to_dict()
-        return {**description, "columns": None if self.columns is None else list(self.columns)}
+        return super().resolved(len(self.columns))
 
     def _cut(self, X: Block) -> Block:
-        needed = max(self.columns) + 1 if self.columns else self.stop or 0
-        if X.shape[1] < needed:
-            raise InputError(f"X has {X.shape[1]} columns; expected at least {needed} for {self!r}")
-        part: Block = X[:, slice(self.start, self.stop) if self.columns is None else list(self.columns)]
+        is_range = isinstance(self.columns, range)
+        part: Block = X[:, slice(self.columns[0], self.columns[-1] + 1) if is_range else list(self.columns)]
         return np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
@@ -410,37 +255,15 @@ class ColumnsMap(WrapperMap):
         return self.base._adjoint(self._cut(X), values)
 
 
-def _checked_columns(columns: Any) -> tuple[int, ...]:
-    if not isinstance(columns, Sequence | np.ndarray) or isinstance(columns, str | bytes) or n_dimensions(columns) != 1:
-        raise InputTypeError(f"columns is {shown(columns)}; expected numbers of columns, at least one")
-    if len(columns) == 0:
-        raise InputError("columns is empty; expected numbers of columns, at least one")
-    return tuple(whole(column, "columns", 0, "they count from 0") for column in columns)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class CentredMap(AboutOrigin, FeatureMap):
-    """φ(x) = x − o for an origin o, for the kernel (x − o)ᵀ(z − o).
-
-    Parameters
-    ----------
-    origin : array-like of float, d numbers in all
-        o, a number for each column.
-    """
-
-    tag: ClassVar[str] = "centred"
+@dataclass(frozen=True, eq=False)
+class CentredMap(ImpliedMap):
+    """φ(x) = x − o for an origin o, for the kernel (x − o)ᵀ(z − o)."""
 
     origin: Array
+    """o, of shape (d,)."""
 
     def dimension(self, n_features: int) -> int:
         return n_features
-
-    def kernel(self) -> Kernel:
-        return CentredLinear(self.origin)
-
-    def to_dict(self) -> dict[str, Any]:
-        """See base class; the checksum of the origin stands for it."""
-        return {"feature_map": self.tag, "origin": {"array": self._digest}}
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         np.subtract(dense_rows(X[:, start:stop]), self.origin[start:stop], out=out, dtype=np.float64)
@@ -478,7 +301,7 @@ def difference_at_zero(phi: FeatureMap, plain: FeatureMap, n_features: int) -> A
     if isinstance(phi, ScaledMap) and isinstance(plain, ScaledMap):
         return sqrt(phi.scale) * difference_at_zero(phi.base, plain.base, n_features)
     if isinstance(phi, ColumnsMap) and isinstance(plain, ColumnsMap):
-        return difference_at_zero(phi.base, plain.base, phi.width)
+        return difference_at_zero(phi.base, plain.base, len(phi.columns))
     if isinstance(phi, ConcatenatedMap) and isinstance(plain, ConcatenatedMap):
         pairs = (phi.left, plain.left), (phi.right, plain.right)
         return np.concatenate([difference_at_zero(one, other, n_features) for one, other in pairs])

@@ -239,10 +239,6 @@ class BagOfWords(Kernel):
         transposes = 8 * (n_features + 1) * (-(-n_columns // PIECE_ROWS) + 2)
         return rows + transposes + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
 
-    def to_dict(self) -> dict[str, Any]:
-        # Lists, as JSON returns them: descriptions are compared.
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in super().to_dict().items()}
-
     @property
     def has_unit_diagonal(self) -> bool:
         return self.cosine

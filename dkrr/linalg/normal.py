@@ -21,7 +21,6 @@ from dkrr.cost import Work
 from dkrr.data.rows import Block
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg.passes import RowWriter, Segment
 from dkrr.linalg.products import Operator, Precision, thin
 from dkrr.linalg.sources import read_range
@@ -112,7 +111,7 @@ def _features(
 ) -> Matrix:
     """Some columns of Φ, less their means and times the roots of the weights; to be read only."""
     plain = isinstance(x, np.ndarray) and x.dtype == np.float64 and x.flags.c_contiguous
-    if centre is None and root is None and plain and isinstance(feature_map, IdentityMap):
+    if centre is None and root is None and plain and feature_map.is_identity:
         rows: Matrix = x[:, columns]  # themselves
         return rows
     phi = feature_map.transform(x, columns)
@@ -359,7 +358,7 @@ def weighted_squares(meter: Meter, feature_map: FeatureMap, segment: Segment, _:
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
             w = np.ones((x.shape[0], 1)) if weights is None else weights[where]
-            if segment.rows.is_sparse and isinstance(feature_map, IdentityMap):
+            if segment.rows.is_sparse and feature_map.is_identity:
                 # In float64: squares of small integers do not fit in their own type.
                 total = total + x.astype(np.float64, copy=False).power(2).T @ w
             else:

@@ -17,7 +17,6 @@ from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.data import Rows
 from dkrr.data.rows import BLOCK_ENTRIES, Block, check_finite, n_bytes
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg.likelihood import Likelihood
 from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.sources import read_range
@@ -295,7 +294,7 @@ def _adjoint(passes: Passes, x: Any, values: Array) -> Array:
 
 def _adjoint_of_squares(passes: Passes, x: Any, values: Array) -> Array:
     """Σᵢ φ(xᵢ)² valuesᵢ, of shape (p, m); sparse rows stay sparse where φ does nothing."""
-    if isinstance(passes.feature_map, IdentityMap) and not isinstance(x, np.ndarray):
+    if passes.feature_map.is_identity and not isinstance(x, np.ndarray):
         with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the sum
             found = np.asarray(x.astype(np.float64, copy=False).power(2).T @ values)
     else:

@@ -204,7 +204,7 @@ def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
     """The problem with what its kernel takes; as it is where that is known, decides nothing or cannot be measured.
 
     Rows of a Dask array are not computed for it, and a kernel that fails is left to the fit, which says why. Without
-    rows, kernels are measured on random ones.
+    rows in memory kernels of numbers are measured on random ones.
     """
     if problem.kernel.is_precomputed:
         return problem
@@ -227,9 +227,10 @@ def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
 def _rows_to_measure(problem: Problem, rows: Rows | None) -> Any:
     """Twice MAX_ROWS rows, or what has MAX_BLOCK_BYTES; None where there are none of their kind."""
     n = min(2 * MAX_ROWS, problem.n, max(2 * FIRST_ROWS, MAX_BLOCK_BYTES // problem.bytes_of_row))
-    if rows is not None and not rows.is_computed:
-        return rows.read(0, n)
     takes_numbers = not problem.is_sparse and not problem.kernel.functions
+    # Of dense rows in a file those in memory would be no different, and may only be read with many others.
+    if rows is not None and not rows.is_computed and (rows.is_in_memory or not takes_numbers):
+        return rows.read(0, n)
     return np.random.default_rng(0).random((n, problem.d)) if takes_numbers else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.kernels.map_descriptions import arrays_of
+from dkrr.kernels.implied import arrays_of
 from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
 from dkrr.planning.problem import Form, Problem

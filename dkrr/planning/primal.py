@@ -7,7 +7,6 @@ from typing import NamedTuple
 from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import PlanError
-from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
@@ -311,7 +310,7 @@ def _entries(p: Problem) -> float:
 
 def _products(p: Problem, entries: float, m: int) -> Work:
     """Both products of Φ with m vectors, its entries formed."""
-    is_formed = p.feature_map is not None and not isinstance(p.feature_map, IdentityMap)
+    is_formed = p.feature_map is not None and not p.feature_map.is_identity
     return stream_work(entries, m, p.feature_map.entry_seconds(p.d) if is_formed else 0.0)  # type: ignore[union-attr]
 
 

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple, Self
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
 from dkrr.kernels import Kernel
+from dkrr.kernels.implied import feature_map
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.map_descriptions import feature_map
 from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.newton import INNER_TOL, NewtonWork
 from dkrr.linalg.products import Precision

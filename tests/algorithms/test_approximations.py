@@ -14,10 +14,9 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.data import MemoryRows
 from dkrr.errors import InputError, MemoryLimitError
-from dkrr.features import ConcatenatedMap, IdentityMap, MapKernel, Nystroem, RandomFourier, ScaledMap
+from dkrr.features import MapKernel, Nystroem, RandomFourier, feature_map, feature_map_from_dict
 from dkrr.fitting.sampled import by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier
-from dkrr.kernels.map_descriptions import feature_map_from_dict
 from dkrr.store import RunStore
 from tests.systems import random, traced_peak
 
@@ -27,7 +26,7 @@ ASKED = [
     RandomFourier(Matern(nu=1.5), 60),
     Nystroem(RBF(gamma=0.2), 40, "uniform"),
     Nystroem(RBF(gamma=0.2), 40),
-    ConcatenatedMap(IdentityMap(), ScaledMap(Nystroem("laplacian", 30, "uniform"), 2.0)),
+    Linear() + 2.0 * Nystroem("laplacian", 30, "uniform"),
     0.5 * MapKernel(Nystroem("rbf", 20)) + Linear(),
 ]
 each = pytest.mark.parametrize("asked", ASKED, ids=str)
@@ -67,7 +66,7 @@ def test_more_centres_are_nearer_to_the_exact_model_and_all_rows_are_it(data):
 def test_more_centres_than_rows_are_refused(data):
     message = "n_components of Nystroem is 212; expected at most the number of training rows, 211"
     with pytest.raises(InputError, match=message):
-        KernelRidge(kernel=ConcatenatedMap(IdentityMap(), Nystroem(RBF(), 212))).fit(data.X, data.y)
+        KernelRidge(kernel=Linear() + Nystroem(RBF(), 212)).fit(data.X, data.y)
 
 
 # Centres
@@ -99,14 +98,15 @@ def test_nothing_is_drawn_for_a_fit_without_a_plan(monkeypatch):
         KernelRidge(kernel=Nystroem(RBF(), 2900), memory_limit="100MiB").fit(random(3000, 2), np.zeros(3000))
 
 
-SAMPLED = ConcatenatedMap(IdentityMap(), Nystroem(RBF(gamma=0.3), 40, "uniform"))
+SAMPLED = Linear() + Nystroem(RBF(gamma=0.3), 40, "uniform")
 
 
 @pytest.mark.parametrize("convert", [np.asarray, sp.csr_array])
 def test_what_travels_of_drawn_centres_is_their_name(convert, tmp_path):
     X, store = convert(np.maximum(random(300, 4), 0.0)), RunStore(str(tmp_path / "run.zarr"))
     store.open()
-    context, value = SimpleNamespace(client=None, stored=SimpleNamespace(store=store)), drawn(SAMPLED, MemoryRows(X))
+    context, kernel = SimpleNamespace(client=None, stored=SimpleNamespace(store=store)), drawn(SAMPLED, MemoryRows(X))
+    value = feature_map(kernel, 4)
     assert by_name(value, context) is value  # tasks stay in this process
     context.client = "a cluster"
     message = pickle.dumps(by_name(value, context))
@@ -119,7 +119,7 @@ def test_what_travels_of_drawn_centres_is_their_name(convert, tmp_path):
         lambda phi: (phi.entry_seconds(4), phi.held_bytes(4)),
     ):
         assert_array_equal(ask(again), ask(value))
-    assert_array_equal(by_name(value.kernel(), context)(X), value.kernel()(X))
+    assert_array_equal(by_name(kernel, context)(X), kernel(X))
 
 
 # Fourier features

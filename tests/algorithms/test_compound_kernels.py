@@ -11,8 +11,7 @@ from numpy.testing import assert_allclose
 from dkrr import features
 from dkrr.errors import InputError
 from dkrr.kernels import RBF, BagOfWords, Linear, Normalized, Precomputed, Sigmoid, kernel_from_dict
-from dkrr.kernels.descriptions import _DESCRIBED as KERNELS
-from dkrr.kernels.map_descriptions import _DESCRIBED as MAPS
+from dkrr.kernels.descriptions import DESCRIBED
 from tests.systems import random
 
 
@@ -55,10 +54,11 @@ def test_a_wrong_parameter_is_named_with_those_that_exist(params, message):
 
 # Descriptions
 
-NAMES = st.sampled_from([*KERNELS, *MAPS, "callable", "own", "map", "nothing"])
-FIELDS = {name for kind in (*KERNELS.values(), *MAPS.values()) for name in kind.__dataclass_fields__}
+KINDS = {tag: kind for classes in DESCRIBED.values() for tag, kind in classes.items()}
+NAMES = st.sampled_from([*KINDS, "callable", "own", "map", "nothing"])
+FIELDS = {name for kind in KINDS.values() for name in kind.__dataclass_fields__}
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400)
-SIMPLE = st.sampled_from([{"kernel": "linear"}, {"kernel": "rbf", "gamma": 0.5}, {"feature_map": "identity"}])
+SIMPLE = st.sampled_from([{"kernel": "linear"}, {"kernel": "rbf", "gamma": 0.5}, {"feature_map": "interactions"}])
 
 
 def described(inner):
@@ -67,7 +67,7 @@ def described(inner):
     return st.builds(lambda settings, kind, name: settings | {kind: name}, settings, kinds, NAMES | inner)
 
 
-@pytest.mark.parametrize("read", [kernel_from_dict, features.kernel_from_dict, features.feature_map_from_dict])
+@pytest.mark.parametrize("read", [kernel_from_dict, features.feature_map_from_dict])
 @given(description=st.recursive(VALUES | st.lists(VALUES, max_size=3), described, max_leaves=8))
 def test_any_description_makes_a_value_or_is_refused(read, description):
     with warnings.catch_warnings(), contextlib.suppress(InputError):

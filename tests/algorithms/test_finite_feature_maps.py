@@ -17,7 +17,7 @@ from sklearn.preprocessing import PolynomialFeatures
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, features, kernels
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError, StoreError
-from dkrr.features import CallableMap, ConcatenatedMap, FeatureMap, IdentityMap, PolynomialMap, ScaledMap, TaylorMap
+from dkrr.features import CallableMap, FeatureMap, TaylorMap, required_feature_map
 from dkrr.kernels import RBF, Kernel, Linear, Normalized, Polynomial, TaylorRBF
 from tests.oracles import naive_kernel_ridge
 from tests.systems import random, traced_peak
@@ -106,13 +106,13 @@ def test_an_error_that_takes_too_many_features_is_refused_with_their_number(erro
     assert TaylorMap.for_error(1e-5, 1.0, 40, 0.5, most_features=10**9).dimension(40) > 10**6
 
 
-@pytest.mark.parametrize("phi", [PolynomialMap(50), TaylorMap(400)], ids=str)
-def test_a_huge_dimension_takes_no_memory_and_features_beyond_64_bits_are_refused(phi):
-    found = []
+@pytest.mark.parametrize("kernel", [Polynomial(50), TaylorRBF(400)], ids=str)
+def test_a_huge_dimension_takes_no_memory_and_features_beyond_64_bits_are_refused(kernel):
+    found, X = [], random(2, 10**4)
+    phi, seven = required_feature_map(kernel, 10**4), required_feature_map(Polynomial(7), 10**4)
     assert traced_peak(lambda: found.append(phi.dimension(10**5))) < 10**5
     assert found == [comb(10**5 + phi.degree, phi.degree)]
-    X = random(2, 10**4)
-    assert_allclose(PolynomialMap(7).transform(X, slice(1, 3))[:, 1], np.sqrt(7 / 10**4) * X[:, 1], rtol=1e-12)
+    assert_allclose(seven.transform(X, slice(1, 3))[:, 1], np.sqrt(7 / 10**4) * X[:, 1], rtol=1e-12)
     with pytest.raises(InputError, match="beyond 2"):
         phi.transform(X, slice(-2, None))
 
@@ -123,7 +123,8 @@ def test_a_huge_dimension_takes_no_memory_and_features_beyond_64_bits_are_refuse
 @given(d=st.integers(1, 4), p=st.integers(0, 5), c=st.sampled_from([0.0, 0.3, 2.0]), seed=st.integers(0, 99))
 def test_polynomial_features_of_any_degree_have_the_order_of_scikit_learn(d, p, c, seed):
     X = random(6, d, seed=seed)
-    found, expected = PolynomialMap(p, gamma=0.6, coef0=c).transform(X), PolynomialFeatures(p).fit_transform(X)
+    phi = required_feature_map(Polynomial(p, gamma=0.6, coef0=c), d)
+    found, expected = phi.transform(X), PolynomialFeatures(p).fit_transform(X)
     ratio = found / expected[:, expected.shape[1] - found.shape[1] :]
     assert_allclose(ratio, np.broadcast_to(ratio[0], ratio.shape), rtol=1e-12)
 
@@ -139,18 +140,16 @@ def test_a_kernel_without_a_finite_map_says_which_maps_there_are(kernel):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "phi"),
+    ("kernel", "same"),
     [
-        (kernels.Cosine(), features.NormalizedMap()),
-        (Normalized(Linear()), features.NormalizedMap()),
-        (Polynomial(degree=2.0), PolynomialMap(2, 0.25, 1.0)),
-        (Linear() + Polynomial(degree=2, gamma=1.0, coef0=0.0), features.InteractionMap()),
-        (TaylorRBF(25, gamma=0.7), TaylorMap(25, gamma=0.7)),
-        (3 * Linear() + Polynomial(), ConcatenatedMap(ScaledMap(IdentityMap(), 3.0), PolynomialMap(3, 0.25, 1.0))),
+        (Normalized(Linear()), kernels.Cosine()),
+        (Polynomial(degree=2.0), Polynomial(2, gamma=0.25)),
+        (Linear() + Polynomial(degree=2, gamma=1.0, coef0=0.0), features.InteractionMap().kernel()),
+        (TaylorRBF(25, gamma=0.7), TaylorMap(25, gamma=0.7).kernel()),
     ],
 )
-def test_the_map_of_a_kernel_is_made_of_those_of_its_parts(kernel, phi):
-    assert features.feature_map(kernel, 4) == phi
+def test_equal_kernels_have_one_map(kernel, same):
+    assert required_feature_map(kernel, 4) == required_feature_map(same, 4)
 
 
 # Maps of a user's own: a pair of functions, and a subclass
@@ -189,7 +188,7 @@ rng = np.random.default_rng(4)
 X, Y, NEW = rng.standard_normal((170, 3)), rng.standard_normal((170, 2)), rng.standard_normal((9, 3))
 WAVES, POWERS = CallableMap(waves, twice), Powers((1.0, 0.5, 3.0))
 FEATURES = {WAVES: waves, POWERS: lambda rows: np.hstack([np.abs(rows) ** p for p in POWERS.powers])}
-NESTED = Within(base=ScaledMap(Powers(), 2.0), kernel_of_it=Linear())
+NESTED = Within(base=Powers((2.0, 5.0)), kernel_of_it=Linear())
 each = pytest.mark.parametrize("phi", FEATURES, ids=["functions", "subclass"])
 
 
@@ -197,7 +196,7 @@ each = pytest.mark.parametrize("phi", FEATURES, ids=["functions", "subclass"])
 @pytest.mark.parametrize("form", ["primal", "dual"])
 @pytest.mark.parametrize("settings", [{"tile": 32}, {"solver": "cg", "tol": 1e-11}], ids=str)
 def test_fits_are_those_of_the_features(phi, form, settings):
-    Phi, both = FEATURES[phi](X), ConcatenatedMap(ScaledMap(phi, 4.0), phi)
+    Phi, both = FEATURES[phi](X), 4.0 * phi + phi
     dual, b = naive_kernel_ridge(5 * Phi @ Phi.T, Y, [0.3, 0.3], fit_intercept=True)
     model = KernelRidge(0.3, kernel=both, form=form, fit_intercept=True, **settings).fit(X, Y)
     assert_allclose(model.dual_coef_, dual, rtol=1e-7, atol=1e-9)
@@ -222,7 +221,7 @@ def test_classes_and_rows_of_other_kinds_are_fitted(phi):
     [
         (WAVES, WAVES),
         (POWERS, Powers),
-        (ConcatenatedMap(WAVES, ConcatenatedMap(Powers(), CallableMap(np.cbrt, 3, name="roots"))), None),
+        (WAVES + (Powers() + CallableMap(np.cbrt, 3, name="roots")), None),
         (CallableMap(waves, 6), waves),
     ],
     ids=["functions", "class", "several parts", "function of a number of features"],

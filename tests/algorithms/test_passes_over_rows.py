@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from dkrr.cluster import Meter
 from dkrr.data import MemoryRows, as_rows, write_rows
-from dkrr.features import IdentityMap, PolynomialMap
+from dkrr.kernels.maps import IdentityMap, PolynomialMap
 from dkrr.linalg import passes
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.normal import (

@@ -13,8 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dkrr.cluster import Meter, SerialExecutor, resident
 from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.errors import StoreError
-from dkrr.features import IdentityMap
 from dkrr.kernels import RBF, Linear, Polynomial
+from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg import products, sources
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Segment

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
-from dkrr.features import arrays_of, feature_map, feature_map_from_dict, kernel_from_dict
+from dkrr.features import arrays_of, feature_map, kernel_from_dict
 from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial
 from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
 from dkrr.solvers import ConjugateGradient, RPCholesky, Status
@@ -248,8 +248,7 @@ def test_the_kernel_about_an_origin_and_its_map():
         assert_allclose(found, exact, rtol=1e-7, atol=atol)
     for each in (kernel, 2.0 * kernel + RBF(0.5)):
         assert kernel_from_dict(each.to_dict(), arrays=arrays_of(each)) == each
-    assert feature_map_from_dict(phi.to_dict(), arrays=arrays_of(phi)) == phi and phi.kernel() == kernel
-    assert len(repr(kernel)) + len(repr(phi)) + len(str(kernel.to_dict())) + len(str(phi.to_dict())) < 500
+    assert len(repr(kernel)) + len(str(kernel.to_dict())) < 300
     with pytest.raises(InputError, match="columns"):
         kernel(X[:, :3])
 

@@ -73,14 +73,11 @@ TEXT = NAME | _these(r"'' 'a\0b' 'a\ud800'")
 PLACE = _these("'text' '2' 'nan' Path('text')")
 LETTER = _these("['a']")
 KERNEL = _these("RBF()")
-MAP = _these("IdentityMap()")
+MAP = _these("InteractionMap()")
 SPARSE = frozenset({"sparse array"})
 FRACTIONS = HALF | TINY | {"1.5"}
 
-OF_MAPS = (
-    "ColumnsMap.base", "ConcatenatedMap.left", "ConcatenatedMap.right", "MapKernel.base", "ScaledMap.base",
-    "UnitLengthMap.base",
-)  # fmt: skip
+OF_MAPS = ("MapKernel.base",)
 """Arguments that are feature maps, where others of their names are kernels."""
 
 MEANINGS = by_argument(
@@ -104,7 +101,6 @@ MEANINGS = by_argument(
     (POSITIVE | SCALAR_ARRAY, "KernelLogisticRegression.alpha"),
     (POSITIVE | SCALAR_ARRAY | PATH, "length_scale"),
     (POSITIVE | SCALAR_ARRAY | ZERO, "alpha"),
-    (POSITIVE | ZERO, "PolynomialMap.coef0"),
     (POSITIVE - {"10**30"} | SCALAR_ARRAY, "sample_weight"),
     (NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY | PATH, "plan.alphas"),
     (NONE | POSITIVE | SCALAR_ARRAY | PATH | ZERO, "KernelRidgeCV.alphas"),
@@ -187,7 +183,7 @@ class Subject:
 @cache
 def _good() -> dict[str, Any]:
     """Good values of required arguments, and of those that another argument of a function needs, under its name."""
-    rbf, linear, identity, folder = kernels.RBF(), kernels.Linear(), features.IdentityMap(), _files()[0]
+    rbf, linear, interactions, folder = kernels.RBF(), kernels.Linear(), features.InteractionMap(), _files()[0]
     fitted = _fitted("KernelRidge")
     return {
         "X": rows(), "y": labels(), "alphas": [0.1, 1.0], "model": fitted, "subject": fitted, "path": "new.npy",
@@ -195,10 +191,10 @@ def _good() -> dict[str, Any]:
         "function": np.sin, "size": 2, "n_nodes": 3, "edges": [(0, 1)], "n_components": 4, "n_features": D,
         "centres": rows(), "whitening": np.eye(N), "decay": 0.1, "scale": 2.0, "degree": 2,
         "as_kernel.kernel": "polynomial", "gram.kernel": "polynomial", "weights_of.kernel": rbf,
-        "kernel_from_dict.description": {"kernel": "linear"}, "ColumnsMap.columns": (0,),
-        "feature_map_from_dict.description": {"feature_map": "identity"},
+        "kernel_from_dict.description": {"kernel": "linear"},
+        "feature_map_from_dict.description": {"feature_map": "interactions"},
         "load.path": str(folder / "model.zarr"), "open_table.path": str(folder / "table.csv"),
-        **dict.fromkeys(OF_MAPS, identity), **{f"{name}.predict.return_std": True for name in ESTIMATORS[:2]},
+        **dict.fromkeys(OF_MAPS, interactions), **{f"{name}.predict.return_std": True for name in ESTIMATORS[:2]},
     }  # fmt: skip
 
 

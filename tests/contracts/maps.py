@@ -1,29 +1,35 @@
-"""One feature map of each kind, and compositions of them: a row here puts a map through every shared test."""
+"""Kernels with a feature map, one of each kind and compositions: a row here puts a map through every shared test."""
 
-from dkrr import features as f
-from dkrr.kernels import RBF, Laplacian, Matern
+from dkrr.features import InteractionMap, RandomFourier, TaylorMap, required_feature_map
+from dkrr.kernels import RBF, Columns, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
 
-MAPS = [
-    f.IdentityMap(),
-    f.NormalizedMap(),
-    f.PolynomialMap(),
-    f.PolynomialMap(degree=0),
-    f.PolynomialMap(degree=1, gamma=0.7, coef0=3.0),
-    f.PolynomialMap(degree=2, coef0=0.0),
-    f.PolynomialMap(degree=4, gamma=2.0, coef0=0.5),
-    f.InteractionMap(),
-    f.ScaledMap(f.InteractionMap(), 0.3),
-    f.TaylorMap(0),
-    f.TaylorMap(6, 0.3),
-    f.UnitLengthMap(f.PolynomialMap(3)),
-    f.UnitLengthMap(f.ConcatenatedMap(f.ScaledMap(f.UnitLengthMap(f.TaylorMap(3)), 0.7), f.IdentityMap())),
-    f.UnitLengthMap(f.RandomFourier(RBF(), 30)),
-    f.ColumnsMap(f.PolynomialMap(2), start=0, stop=1),
-    f.ConcatenatedMap(
-        f.ColumnsMap(f.IdentityMap(), [0]), f.ScaledMap(f.ColumnsMap(f.NormalizedMap(), start=0, stop=1), 0.5)
-    ),
-    f.ConcatenatedMap(f.ScaledMap(f.ConcatenatedMap(f.PolynomialMap(2), f.NormalizedMap()), 0.3), f.IdentityMap()),
-    f.RandomFourier(RBF(), 30),
-    f.RandomFourier(Laplacian(gamma=0.3), 24, random_state=3),
-    f.ConcatenatedMap(f.RandomFourier(Matern(nu=2.5), 14), f.IdentityMap()),
+LENGTHS = Normalized(Polynomial(2, coef0=0.0))
+KERNELS = [
+    Linear(),
+    Cosine(),
+    Polynomial(),
+    Polynomial(degree=0),
+    Polynomial(degree=1, gamma=0.7, coef0=3.0),
+    Polynomial(degree=2, coef0=0.0),
+    Polynomial(degree=4, gamma=2.0, coef0=0.5),
+    InteractionMap().kernel(),
+    0.3 * InteractionMap(),
+    TaylorRBF(0),
+    TaylorMap(6, 0.3).kernel(),
+    Normalized(Polynomial(3)),
+    Normalized(0.7 * Normalized(TaylorRBF(3)) + Linear()),
+    Normalized(RandomFourier(RBF(), 30).kernel()),
+    Columns(Polynomial(2), [0]),
+    Columns(Linear(), [0]) + 0.5 * Columns(Cosine(), [0]),
+    0.3 * (Polynomial(2) + Cosine()) + Linear(),
+    RandomFourier(RBF(), 30).kernel(),
+    RandomFourier(Laplacian(gamma=0.3), 24, random_state=3).kernel(),
+    RandomFourier(Matern(nu=2.5), 14) + Linear(),
 ]
+MAPS = [InteractionMap(), TaylorMap(0), TaylorMap(6, 0.3), RandomFourier(Matern(nu=2.5), 14, random_state=3)]
+"""Maps that are values of their own."""
+
+
+def map_of(kernel, n_features):
+    """φ of a kernel for so many columns."""
+    return required_feature_map(kernel, n_features)

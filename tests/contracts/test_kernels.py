@@ -18,7 +18,8 @@ from dkrr.data import MemoryRows
 from dkrr.errors import InputError
 from dkrr.kernels import RBF, base, blocks, map_base
 from tests.contracts.kernels import CASES, DISTINCT
-from tests.contracts.maps import MAPS
+from tests.contracts.maps import KERNELS as KERNELS_OF_MAPS
+from tests.contracts.maps import MAPS, map_of
 from tests.oracles import naive_gram
 from tests.systems import random, traced_peak
 
@@ -265,27 +266,27 @@ def test_pieces_cover_a_block_once_and_are_its_entries(case, dtype, tolerance, m
 
 
 SAMPLED = [
-    f.whitened(RBF(), random(19, 5, seed=9)),
-    f.ConcatenatedMap(f.whitened(RBF(), random(7, 5, seed=8)), f.RandomFourier(RBF(), 4)),
+    f.whitened(RBF(), random(19, 5, seed=9)).kernel(),
+    f.whitened(RBF(), random(7, 5, seed=8)) + f.RandomFourier(RBF(), 4),
 ]
-every_map = pytest.mark.parametrize("phi", MAPS, ids=str)
-OF_SPARSE = [*MAPS[:2], f.ScaledMap(MAPS[0], 2.0), f.ConcatenatedMap(*MAPS[:2])]
+every_map = pytest.mark.parametrize("kernel", KERNELS_OF_MAPS, ids=str)
+OF_SPARSE = [k.Linear(), k.Cosine(), 2.0 * k.Linear(), k.Linear() + k.Cosine()]
 
 
 @every_map
-def test_inner_products_of_features_are_the_kernel_and_back(phi):
-    X, Z, kernel = random(140, 9), random(7, 9, seed=1), phi.kernel()
-    features, others, again = phi.transform(X), phi.transform(Z), f.required_feature_map(kernel, 9)
+def test_inner_products_of_features_are_the_kernel(kernel):
+    X, Z, phi = random(140, 9), random(7, 9, seed=1), map_of(kernel, 9)
+    features, others = phi.transform(X), phi.transform(Z)
     # Terms of both signs cancel in <phi(x), phi(z)>, so rounding is relative to |phi(x)| |phi(z)|.
     scale, expected = np.sqrt(np.outer(kernel.diagonal(X), kernel.diagonal(Z))), naive_gram(kernel, X, Z)
-    assert features.shape == (140, phi.dimension(9)) and again.dimension(9) == phi.dimension(9)
-    for found in (features @ others.T, again.transform(X) @ again.transform(Z).T, again.kernel()(X, Z)):
+    assert features.shape == (140, phi.dimension(9))
+    for found in (features @ others.T, kernel(X, Z)):
         assert (np.abs(found - expected) / scale).max() < 1e-12
 
 
 @every_map
-def test_any_range_of_columns_is_that_of_all_features(phi):
-    X = random(130, 5)
+def test_any_range_of_columns_is_that_of_all_features(kernel):
+    X, phi = random(130, 5), map_of(kernel, 5)
     whole, D = phi.transform(X), phi.dimension(5)
     # Where the features are a matrix product, rounding may depend on its shape.
     exactness = 1e-13 if "RandomFourier" in str(phi) else 0.0
@@ -293,23 +294,23 @@ def test_any_range_of_columns_is_that_of_all_features(phi):
     ranges = [slice(start, stop) for start in edges for stop in edges]
     for columns in (*ranges, slice(None), slice(-3, None), slice(None, -2), slice(D - 1, D + 7), slice(D + 3, D + 9)):
         assert_allclose(phi.transform(X, columns), whole[:, columns], rtol=0, atol=exactness)
-    assert phi.transform(np.empty((0, 3))).shape == (0, phi.dimension(3))
+    assert phi.transform(np.empty((0, 5))).shape == (0, D)
 
 
 @every_map
-def test_features_of_csr_rows_are_those_of_dense_ones(phi):
-    X = np.where(random(140, 6) > 0.5, random(140, 6), 0.0)
+def test_features_of_csr_rows_are_those_of_dense_ones(kernel):
+    X, phi = np.where(random(140, 6) > 0.5, random(140, 6), 0.0), map_of(kernel, 6)
     whole = phi.transform(X)
     assert_allclose(phi.transform(sp.csr_array(X)), whole, rtol=1e-14, atol=1e-13)
     assert_allclose(phi.transform(sp.csr_matrix(X), slice(1, 4)), whole[:, 1:4], rtol=1e-14, atol=1e-13)
 
 
 @pytest.mark.parametrize("kind", ["float32", "csr"])
-@pytest.mark.parametrize("phi", [*MAPS, *SAMPLED], ids=str)
-def test_products_with_features_are_those_of_the_matrix_in_small_strips(phi, kind, monkeypatch):
+@pytest.mark.parametrize("kernel", [*KERNELS_OF_MAPS, *SAMPLED], ids=str)
+def test_products_with_features_are_those_of_the_matrix_in_small_strips(kernel, kind, monkeypatch):
     monkeypatch.setattr(map_base, "PRODUCT_ENTRIES", 50)
     monkeypatch.setattr(map_base, "STRIP_COLUMNS", 7)
-    X = np.where(random(31, 5) > 0.3, random(31, 5), 0.0).astype(np.float32)
+    X, phi = np.where(random(31, 5) > 0.3, random(31, 5), 0.0).astype(np.float32), map_of(kernel, 5)
     X = sp.csr_array(X.astype(float)) if kind == "csr" else np.asfortranarray(X)
     features, D = phi.transform(X), phi.dimension(5)
     w, v = np.asfortranarray(random(D, 3, seed=1)), random(31, 3, seed=2)
@@ -323,10 +324,19 @@ def test_products_with_features_are_those_of_the_matrix_in_small_strips(phi, kin
 
 
 @every_map
-def test_temporaries_stay_below_twice_the_features(phi):
-    X = random(1500, 13)
+def test_temporaries_stay_below_twice_the_features(kernel):
+    X, phi = random(1500, 13), map_of(kernel, 13)
     n_bytes = 8 * 1500 * phi.dimension(13)
     assert traced_peak(lambda: phi.transform(X)) <= 3 * n_bytes + 3 * 2**20
+
+
+@every_map
+def test_the_map_of_a_kernel_is_a_value_and_the_kernel_is_given_in_its_place(kernel):
+    phi = map_of(kernel, 4)
+    assert phi == map_of(kernel, 4) and pickle.loads(pickle.dumps(phi)) == phi
+    if isinstance(phi, map_base.ImpliedMap):
+        with pytest.raises(InputError, match="expected that kernel itself"):
+            phi.kernel()
 
 
 @pytest.mark.parametrize("phi", [*MAPS, f.Nystroem(RBF(), 3), f.RandomFourier("rbf", 4)], ids=str)
@@ -339,11 +349,14 @@ def test_a_map_is_a_value_that_its_description_and_its_parameters_give_back(phi)
     if not isinstance(phi, f.Nystroem):  # whose kernel is known after its centres
         kernel = phi.kernel()
         assert f.kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
+        assert kernel + kernel == phi + phi == kernel + phi and 2.0 * kernel == 2.0 * phi == phi * 2.0
+        assert kernel * kernel == phi * phi == kernel * phi
 
 
-@pytest.mark.parametrize("phi", OF_SPARSE, ids=str)
-def test_products_with_sparse_rows_of_millions_of_columns_form_no_dense_rows(phi):
+@pytest.mark.parametrize("kernel", OF_SPARSE, ids=str)
+def test_products_with_sparse_rows_of_millions_of_columns_form_no_dense_rows(kernel):
     d, rng = 3_000_017, np.random.default_rng(0)
+    phi = map_of(kernel, d)
     parts = rng.standard_normal(1000), rng.integers(d, size=1000), np.arange(0, 1001, 20)
     X = sp.csr_array(parts, shape=(50, d))
     X.sum_duplicates()

@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr.cluster import SerialExecutor, ThreadExecutor
 from dkrr.data import MemoryRows, as_rows, write_rows
-from dkrr.features import IdentityMap, PolynomialMap
 from dkrr.kernels import RBF, Laplacian, Polynomial
+from dkrr.kernels.maps import IdentityMap, PolynomialMap
 from dkrr.linalg import memory, sources
 from dkrr.linalg.curvature import Curvature, CurvatureOperator
 from dkrr.linalg.likelihood import Bernoulli, Softmax

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from dkrr.features import IdentityMap
+from dkrr.features import InteractionMap
 from dkrr.kernels import RBF
 from dkrr.solvers import Cholesky, ConjugateGradient
 
@@ -51,7 +51,7 @@ Values = dict[str, Callable[[], Any]]
 NAMES: dict[str, Any] = {
     "nan": float("nan"), "inf": float("inf"), "date": datetime.date, "Decimal": Decimal, "cyclic": _cyclic,
     "function": lambda *_, **__: None, "Path": Path, "np": np, "pd": pd, "sp": sp, "RBF": RBF,
-    "IdentityMap": IdentityMap, "Cholesky": Cholesky, "ConjugateGradient": ConjugateGradient,
+    "InteractionMap": InteractionMap, "Cholesky": Cholesky, "ConjugateGradient": ConjugateGradient,
 }  # fmt: skip
 EXPRESSIONS = """
     0 1 2 -1 0.5 1.5 -0.5 np.float32(0.5) np.int64(2) np.array(2.0) 1e-300 1e300 10**30 -10**30 10**400
@@ -59,7 +59,7 @@ EXPRESSIONS = """
     None True False np.True_ ... NotImplemented
     '' 'text' '2' 'nan' 'a\\0b' 'a\\ud800' 'x'*5000 b'text' Path('text') 'nowhere://text'
     [] () {} set() [1,2] [nan] ['a'] [None] [True] [[]] [1.0,[2.0,3.0]] cyclic() {'a':1} {1:nan} iter(()) slice(1)
-    object() function int RBF np RBF() IdentityMap() Cholesky() ConjugateGradient()
+    object() function int RBF np RBF() InteractionMap() Cholesky() ConjugateGradient()
     date(2026,1,1) np.datetime64('2026-01-01') np.datetime64('NaT') np.timedelta64(3,'s')
     pd.NA pd.Timestamp('2026-01-01')
 """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelRidge
-from dkrr.features import MapKernel, PolynomialMap, feature_map
+from dkrr.features import InteractionMap, MapKernel, feature_map
 from dkrr.kernels import RBF, CallableKernel, Cosine, Laplacian, Linear, Polynomial
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests.cluster.clients import all_released
@@ -130,7 +130,7 @@ SHAPES = {"memory": {}, "tiles": {}, "cg": cg(), "cg tiles": cg(precision="mixed
     t=st.integers(0, 4),
     n_tiles=st.integers(1, 5),
     form=st.sampled_from(["auto", "primal", "dual"]),
-    kernel=st.sampled_from([Linear(), MapKernel(PolynomialMap(degree=2)), RBF(gamma=0.1)]),
+    kernel=st.sampled_from([Linear(), MapKernel(InteractionMap()), RBF(gamma=0.1)]),
     fit_intercept=st.booleans(),
     weighted=st.booleans(),
     repeated=st.booleans(),

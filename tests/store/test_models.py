@@ -15,7 +15,7 @@ from sklearn.base import clone
 import dkrr
 from dkrr import KernelRidge
 from dkrr.errors import InputError, StoreError
-from dkrr.features import FeatureMap, IdentityMap
+from dkrr.features import FeatureMap, InteractionMap
 from dkrr.kernels import RBF, CallableKernel, Linear, Matern, Polynomial
 from dkrr.store.description import FORMAT_VERSION
 
@@ -120,7 +120,7 @@ GIVEN = {
     "map": (
         Columnwise(2.0),
         (Columnwise, Columnwise(2.0)),
-        [(wrong, "Columnwise|kernel=") for wrong in (Undescribed, dict, difference, RBF(), IdentityMap())],
+        [(wrong, "Columnwise|kernel=") for wrong in (Undescribed, dict, difference, RBF(), InteractionMap())],
     ),
 }
 

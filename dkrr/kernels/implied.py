@@ -1,7 +1,7 @@
-"""From kernels and descriptions to feature maps."""
+"""Finite feature maps of kernels, and what kernels and maps consist of."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from dkrr.checks import shown, whole
@@ -10,12 +10,9 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Normalized, Scaled, Sum
-from dkrr.kernels.descriptions import Reader, read_kernel
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, TaylorRBF
-from dkrr.kernels.fourier import RandomFourier
-from dkrr.kernels.given_maps import CallableMap, given_map
 from dkrr.kernels.interactions import InteractionMap
-from dkrr.kernels.map_base import OWN_CLASS, FeatureMap, MapKernel
+from dkrr.kernels.map_base import FeatureMap, MapKernel
 from dkrr.kernels.maps import (
     CentredMap,
     ColumnsMap,
@@ -29,17 +26,6 @@ from dkrr.kernels.maps import (
 from dkrr.kernels.nystroem import Nystroem, NystroemMap
 from dkrr.kernels.taylor import TaylorMap
 from dkrr.kernels.text import BagOfWords
-
-_DESCRIBED: dict[str, type[FeatureMap]] = {
-    feature_map.tag: feature_map
-    for feature_map in (
-        IdentityMap, NormalizedMap, PolynomialMap, ScaledMap, ConcatenatedMap, RandomFourier, Nystroem, NystroemMap,
-        InteractionMap, TaylorMap, UnitLengthMap, ColumnsMap, CentredMap,
-    )
-}  # fmt: skip
-
-GIVEN_AGAIN = (CallableMap.tag, OWN_CLASS)
-"""Tags of the maps that descriptions only name."""
 
 
 def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:
@@ -74,7 +60,7 @@ def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:
 
 
 def required_feature_map(kernel: Kernel, n_features: int) -> FeatureMap:
-    """Finite feature map φ of a kernel, ⟨φ(x), φ(z)⟩ = k(x, z); its `kernel()` is the kernel again.
+    """Finite feature map φ of a kernel, ⟨φ(x), φ(z)⟩ = k(x, z).
 
     Parameters
     ----------
@@ -111,9 +97,7 @@ def _of_columns(kernel: Columns, n_features: int) -> FeatureMap | None:
     base = feature_map(kernel.base, kernel.width(n_features))
     if base is None:
         return None
-    if isinstance(numbers, slice):
-        return ColumnsMap(base, start=numbers.start, stop=numbers.stop)
-    return ColumnsMap(base, tuple(numbers))
+    return ColumnsMap(base, range(numbers.start, numbers.stop) if isinstance(numbers, slice) else tuple(numbers))
 
 
 def _of_polynomial(kernel: Polynomial, n_features: int) -> FeatureMap | None:
@@ -138,7 +122,7 @@ def _of_normalized(kernel: Normalized, n_features: int) -> FeatureMap | None:
     base = feature_map(kernel.base, n_features)
     if isinstance(base, IdentityMap):
         return NormalizedMap()
-    return None if base is None else UnitLengthMap(base)
+    return None if base is None else UnitLengthMap(base, Normalized(kernel.base.resolved(n_features)))
 
 
 def _gamma(kernel: Polynomial | TaylorRBF, n_features: int) -> float:
@@ -172,7 +156,7 @@ def parts_of(value: Kernel | FeatureMap) -> list[Kernel | FeatureMap]:
 
 def arrays_of(value: Kernel | FeatureMap) -> dict[str, Any]:
     """Arrays, ndarray or CSR, that the description of a kernel or feature map names by their checksums."""
-    named = [part for part in parts_of(value) if isinstance(part, NystroemMap | CentredMap | CentredLinear)]
+    named = [part for part in parts_of(value) if isinstance(part, NystroemMap | CentredLinear)]
     return {digest: array for one in named for digest, array in one.arrays().items()}
 
 
@@ -184,93 +168,3 @@ def refuse_more_components_than_rows(kernel: Kernel, n_rows: int) -> None:
                 f"n_components of Nystroem is {part.n_components}; expected at most the number of training rows, "
                 f"{n_rows}: use fewer, or the kernel itself, which is exact"
             )
-
-
-def kernel_from_dict(
-    description: Mapping[str, Any],
-    callables: Mapping[str, Callable[..., Any]] | None = None,
-    arrays: Mapping[str, Any] | None = None,
-) -> Kernel:
-    """Kernel that `Kernel.to_dict` described, also where a feature map is part of it.
-
-    Parameters
-    ----------
-    description : mapping
-        For example ``{"kernel": "rbf", "gamma": 0.1}``; sums, products and multiples nest.
-    callables, arrays : mapping, optional
-        As for `feature_map_from_dict`.
-
-    Raises
-    ------
-    InputError
-        If the description is damaged, or a function or an array is needed and not given.
-    """
-    kernel: Kernel = _reader(callables, arrays).read_whole(description, _read_kernel)
-    return kernel
-
-
-def feature_map_from_dict(
-    description: Mapping[str, Any],
-    callables: Mapping[str, Callable[..., Any]] | None = None,
-    arrays: Mapping[str, Any] | None = None,
-) -> FeatureMap:
-    """Feature map that `FeatureMap.to_dict` described.
-
-    Parameters
-    ----------
-    description : mapping
-        For example ``{"feature_map": "polynomial", "degree": 2, "gamma": 1.0, "coef0": 1.0}``.
-    callables : mapping from name to function, optional
-        The functions of callable kernels, as for `kernel_from_dict`, and the user's own feature maps: values of
-        CallableMap, and classes.
-    arrays : mapping from checksum to ndarray or CSR, optional
-        What `arrays_of` gave for the map.
-
-    Raises
-    ------
-    InputError
-        If the description is damaged, or an array is needed and not given.
-    """
-    found: FeatureMap = _reader(callables, arrays).read_whole(description, _read_map)
-    return found
-
-
-def try_given(
-    description: Mapping[str, Any], callables: Mapping[str, Callable[..., Any]], arrays: Mapping[str, Any]
-) -> None:
-    """Make a kernel or a feature map that is given again, without a warning, to find whether that can be done.
-
-    Raises
-    ------
-    InputError
-        If it cannot; or as the user's own function or class raises.
-    """
-    replace(_reader(callables, arrays), warns=False).read(description)
-
-
-def _reader(callables: Mapping[str, Callable[..., Any]] | None, arrays: Mapping[str, Any] | None) -> Reader:
-    return Reader.of({"kernel": _read_kernel, "feature_map": _read_map}, callables, arrays)
-
-
-def _read_kernel(description: Mapping[str, Any], reader: Reader) -> Kernel:
-    if isinstance(description, Mapping) and description.get("kernel") == MapKernel.tag:
-        return MapKernel(_read_map(description.get("feature_map", {}), reader))
-    return read_kernel(description, reader)
-
-
-def _read_map(description: Mapping[str, Any], reader: Reader) -> FeatureMap:
-    name = description.get("feature_map") if isinstance(description, Mapping) else None
-    if name in GIVEN_AGAIN:
-        return given_map(description, reader)
-    if not isinstance(name, str) or name not in _DESCRIBED:
-        raise InputError(
-            f"the description is {shown(description)}; expected "
-            f'{{"feature_map": name, ...}} with one of {", ".join(map(repr, _DESCRIBED))}'
-        )
-    settings = reader.settings(description, "feature_map")
-    known = [field.name for field in fields(_DESCRIBED[name])]  # type: ignore[arg-type]
-    if set(settings) != set(known):
-        raise InputError(
-            f"the description of feature map {name!r} has the parameters {sorted(settings)}; expected {known}"
-        )
-    return _DESCRIBED[name](**settings)

@@ -1,0 +1,199 @@
+"""From names and scikit-learn's arguments to kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from dkrr.checks import finite, shown
+from dkrr.errors import InputError, InputTypeError
+from dkrr.kernels.base import Kernel
+from dkrr.kernels.custom import CallableKernel, Precomputed
+from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
+from dkrr.kernels.euclidean import RBF, Matern
+from dkrr.kernels.lengths import scales_of
+from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
+
+# scikit-learn's metric names, and "matern"; which of its three settings each takes.
+_NAMED: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
+    "additive_chi2": (AdditiveChi2, ()),
+    "chi2": (Chi2, ("gamma",)),
+    "cosine": (Cosine, ()),
+    "laplacian": (Laplacian, ("gamma",)),
+    "linear": (Linear, ()),
+    "matern": (Matern, ()),
+    "poly": (Polynomial, ("gamma", "degree", "coef0")),
+    "polynomial": (Polynomial, ("gamma", "degree", "coef0")),
+    "precomputed": (Precomputed, ()),
+    "rbf": (RBF, ("gamma",)),
+    "sigmoid": (Sigmoid, ("gamma", "coef0")),
+}
+
+DEFAULTS = {"gamma": None, "degree": 3, "coef0": 1}
+"""Settings that named kernels share."""
+
+OTHER_NAMES = {
+    "gaussian": "rbf",
+    "gauss": "rbf",
+    "squared_exponential": "rbf",
+    "se": "rbf",
+    "exponential": "laplacian",
+    "laplace": "laplacian",
+    "dot": "linear",
+    "tanh": "sigmoid",
+    "chi_squared": "chi2",
+}
+"""Names that kernels have elsewhere, for suggestions."""
+
+
+def as_kernel(
+    kernel: object,
+    *,
+    gamma: float | None = None,
+    degree: float = 3,
+    coef0: float = 1,
+    kernel_params: Mapping[str, Any] | None = None,
+) -> Kernel:
+    """The kernel that scikit-learn's arguments mean.
+
+    Parameters
+    ----------
+    kernel : str, Kernel or callable
+        A scikit-learn metric name or "matern"; a value, returned as it is; or a function of blocks.
+    gamma, degree, coef0
+        Settings of a named kernel; gamma=None is 1 / n_features (1 for "chi2"). One that the kernel does not have is
+        refused unless it is the default, since it would change nothing.
+    kernel_params : mapping, optional
+        Keyword arguments for a function, or settings of a named kernel, such as ``nu`` and ``length_scale``.
+
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    InputError
+        For an unknown name, or settings that the kernel cannot take.
+
+    Examples
+    --------
+    >>> from dkrr.kernels import as_kernel
+    >>> as_kernel("rbf", gamma=0.5)
+    RBF(gamma=0.5)
+    """
+    settings = _checked_params(kernel_params)
+    if isinstance(gamma, str):
+        raise InputTypeError(
+            f"gamma is {shown(gamma)}; expected a number above 0, one for each column, or None: 1 / n_features, which "
+            f"is scikit-learn's 'auto' (its 'scale' is 1 / (n_features * X.var()))"
+        )
+    if gamma is not None:
+        scales_of(gamma, "gamma")
+    finite(degree, "degree"), finite(coef0, "coef0")  # also where the kernel has none
+    common = {"gamma": gamma, "degree": degree, "coef0": coef0}
+    if isinstance(kernel, str):
+        return _named_kernel(kernel, common, settings)
+    if isinstance(kernel, Kernel):
+        if gamma is not None or degree != 3 or coef0 != 1 or settings:
+            raise InputError(
+                f"gamma, degree, coef0 or kernel_params are given beside the kernel value {kernel!r}; "
+                "expected the value alone: set its parameters in its constructor"
+            )
+        return kernel
+    if callable(kernel) and not isinstance(kernel, type):
+        _refuse_unused(shown(kernel), (), common, ': give kernel_params={"...": ...}')
+        return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
+    remedy = f": write {kernel.__name__}(), not the class {kernel.__name__}" if isinstance(kernel, type) else ""
+    raise InputTypeError(
+        f"kernel is {shown(kernel)}; expected a name ({listed(_NAMED)}), a dkrr.kernels.Kernel or a function of "
+        f"blocks (X, Y){remedy}"
+    )
+
+
+def _checked_params(kernel_params: Any) -> dict[str, Any]:
+    if kernel_params is None:
+        return {}
+    if not isinstance(kernel_params, Mapping) or not all(isinstance(name, str) for name in kernel_params):
+        raise InputTypeError(
+            f"kernel_params is {shown(kernel_params)}; expected a dict of parameters by name, or None: for example "
+            f'{{"nu": 2.5}}'
+        )
+    return dict(kernel_params)
+
+
+def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> Kernel:
+    if name not in _NAMED:
+        raise InputError(
+            f"kernel is {shown(name)}; expected one of {listed(_NAMED)}, a dkrr.kernels.Kernel or a function of "
+            f"blocks (X, Y){_suggestion(name)}"
+        )
+    kernel, taken = _NAMED[name]
+    remedy = ""
+    if kernel is Matern:
+        remedy = ': give kernel_params={"length_scale": ..., "nu": ...} (--kernel-param length_scale=...)'
+    _refuse_unused(repr(name), taken, common, remedy)
+    settings = {key: common[key] for key in taken}
+    if kernel is Chi2 and settings["gamma"] is None:
+        del settings["gamma"]
+    unknown = sorted(extra.keys() - parameters(kernel))
+    if unknown:
+        raise InputError(
+            f"kernel_params: the kernel {name!r} has no parameter {', '.join(unknown)}; expected "
+            f"{listed(parameters(kernel)) or 'none'}"
+        )
+    found: Kernel = made(kernel, name, settings | extra)
+    return found
+
+
+def taken_by(kernel: object) -> tuple[str, ...]:
+    """Those of gamma, degree and coef0 that a kernel of `as_kernel` takes."""
+    return _NAMED[kernel][1] if isinstance(kernel, str) and kernel in _NAMED else ()
+
+
+def _refuse_unused(kernel: str, taken: tuple[str, ...], common: dict[str, Any], remedy: str) -> None:
+    """Refuse settings that are not the default and that the kernel does not have."""
+    for name, value in common.items():
+        if name not in taken and value is not DEFAULTS[name] and value != DEFAULTS[name]:
+            others = [other for other, (_, has) in _NAMED.items() if name in has]
+            raise InputError(
+                f"{name} is {shown(value)}, which the kernel {kernel} does not have; expected "
+                f"{name}={DEFAULTS[name]!r}, or one of the kernels {listed(dict.fromkeys(others))}{remedy}"
+            )
+
+
+def _suggestion(name: str) -> str:
+    """Ending of a message: the name that was probably meant; empty without one."""
+    plain = name.strip().lower()
+    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else get_close_matches(plain, _NAMED, 1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+@functools.cache
+def parameters(kind: type) -> dict[str, None]:
+    """Names of the parameters of a class of kernels or feature maps, in order."""
+    return dict.fromkeys(field.name for field in fields(kind))
+
+
+def made(kind: type, name: str, settings: dict[str, Any]) -> Any:
+    """Kernel or feature map of a class with the settings in a description of this name."""
+    known = parameters(kind)
+    what = "kernel" if issubclass(kind, Kernel) else "feature map"
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        raise InputError(
+            f"the {what} {name!r} has no parameter {', '.join(unknown)}; expected {listed(known) or 'none'}"
+        )
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the description of {what} {name!r} is incomplete: {error}") from error
+
+
+def listed(names: Mapping[str, object] | list[str]) -> str:
+    """Names for a message."""
+    return ", ".join(repr(name) for name in names)
