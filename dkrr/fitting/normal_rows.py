@@ -36,7 +36,7 @@ from dkrr.linalg.normal import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.passes import Segment, strip_rows
+from dkrr.linalg.passes import Design, Segment, strip_rows
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
 from dkrr.planning import Direct, Iterative
@@ -270,14 +270,7 @@ def _by_others(
 def features_of(data: TrainingData, x: Any) -> Array:
     """Features of some rows, and a column of ones with a free constant; to be read only."""
     assert data.feature_map is not None
-    is_plain = isinstance(x, np.ndarray) and x.dtype == np.float64 and x.flags.c_contiguous
-    if is_plain and data.feature_map.is_identity and not data.fit_intercept:
-        rows: Array = x  # themselves
-        return rows
-    features = data.feature_map.transform(x)
-    if data.fit_intercept:
-        features = np.column_stack([features, np.ones(len(features))])
-    return np.ascontiguousarray(features, np.float64)
+    return np.ascontiguousarray(Design(data.feature_map, has_constant=data.fit_intercept).features(x), np.float64)
 
 
 def part_of(rows: NDArray[np.intp], where: slice) -> tuple[slice, NDArray[np.intp] | slice]:
@@ -347,6 +340,13 @@ class NormalRows:
             self._weights = None if data.weights is None else kept(group, "weights", self._by_rows, 1, data.weights)
         self._means, self._total_weight = means, float(self.n if data.weights is None else data.weights.sum())
         self._is_centred = data.fit_intercept
+        self.centre: Array | None = None
+        """Weighted means of the features, (D,), with a free intercept; None: they are not subtracted (yet)."""
+
+    @property
+    def design(self) -> Design:
+        """Φ as the passes see it."""
+        return Design(self.phi, self.centre)
 
     def check(self) -> None:
         """Refuse NaN and infinity in rows that have not been checked, where the passes do not look for them."""
@@ -378,7 +378,7 @@ class NormalRows:
     ) -> list[Any]:
         """Values of a task function for every segment."""
         tasks = [
-            Task(f"{function.__name__}-{k}", function, (self.phi, s, *arguments), flops=s.stop - s.start)
+            Task(f"{function.__name__}-{k}", function, (self.design, s, *arguments), flops=s.stop - s.start)
             for k, s in enumerate(segments)
         ]
         values = self._context.run_tasks(stage, tasks)
@@ -411,7 +411,8 @@ class FormedRows(NormalRows):
         else:
             self._cut, self._spread = self.segments(parts), self.segments(2 * self._context.slots)
         self._stored_centre: ChunkedArray | None = None
-        self.centre = self._feature_means() if self._is_centred else None
+        if self._is_centred:
+            self.centre = self._feature_means()
 
     def _feature_means(self) -> Array:
         """Weighted means of the features, of shape (D,); kept where tasks find them."""
@@ -428,7 +429,7 @@ class FormedRows(NormalRows):
         """ΦᵀWΦ as a direct solver takes it, and the moments ΦᵀWy, of shape (D, t)."""
         context, grid = self._context, self._grid
         if context.in_memory:
-            (matrix, moments), *rest = self._each("normal matrix", normal_part, self._cut, self.centre, grid)
+            (matrix, moments), *rest = self._each("normal matrix", normal_part, self._cut, grid)
             while rest:
                 one, other = rest.pop(0)
                 matrix.add(one)
@@ -462,7 +463,7 @@ class FormedRows(NormalRows):
             w; columns beyond the targets have targets of 0.
         errors : ndarray or ChunkedArray of shape (n, t)
         """
-        parts = self._each("training errors", primal_residual, self._spread, self.centre, coef, errors)
+        parts = self._each("training errors", primal_residual, self._spread, coef, errors)
         return np.asarray(sum(parts))
 
 
@@ -473,19 +474,17 @@ class StreamedRows(NormalRows):
         super().__init__(data, context, strategy.row_passes.row_block, RIDGE, data.targets, means)
         self.check()
         self._cut = self.segments(2 * self._context.slots)
-        self.centre: Array | None = None
         if self._is_centred:
             self.centre = self._total(weighted_sums, None)[:, 0] / self._total_weight
 
-    def _total(self, function: Callable[..., Any], *arguments: Any) -> Array:
-        """Sum of a task function over the segments; the last argument is shared."""
-        *own, shared = arguments
-        tasks = [Task(f"{function.__name__}-{k}", function, (self.phi, s, *own)) for k, s in enumerate(self._cut)]
+    def _total(self, function: Callable[..., Any], shared: Any) -> Array:
+        """Sum of a task function over the segments."""
+        tasks = [Task(f"{function.__name__}-{k}", function, (self.design, s)) for k, s in enumerate(self._cut)]
         return self._context.total(tasks, shared)
 
     def moments(self) -> Array:
         """ΦᵀWy, of shape (D, t)."""
-        return self._total(normal_moments, self.centre, None)
+        return self._total(normal_moments, None)
 
     def diagonal(self) -> Array | None:
         """Diagonal of ΦᵀWΦ, of shape (D,); None where sparse rows would have to become dense for it."""
@@ -500,11 +499,9 @@ class StreamedRows(NormalRows):
     def operator(self) -> NormalOperator:
         """ΦᵀWΦ, to be multiplied."""
         context = self._context
-        return NormalOperator(self.phi, self._cut, context.executor, self.dimension, self.centre, record=context.record)
+        return NormalOperator(self.design, self._cut, context.executor, self.dimension, record=context.record)
 
     def residuals(self, coef: Array, errors: Vectors) -> None:
         """Write the training errors y − Φw, for w of shape (D, t), to `errors`."""
-        tasks = [
-            Task(f"errors-{k}", training_errors, (self.phi, s, self.centre, errors)) for k, s in enumerate(self._cut)
-        ]
+        tasks = [Task(f"errors-{k}", training_errors, (self.design, s, errors)) for k, s in enumerate(self._cut)]
         self._context.add(self._context.executor.map(tasks, coef))

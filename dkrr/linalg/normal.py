@@ -4,9 +4,8 @@ With a free intercept, Φ and y are centred by their weighted means first (a pas
 (Σw) φ̄ φ̄ᵀ afterwards would cancel). A task covers one tile (i, j) of the D × D matrix and one segment of the rows;
 the sums of the segments are added when the tile is used. In memory a task covers all tiles.
 
-A product is two passes over each block of rows while it is in memory, u = W (Φ v − 1 φ̄ᵀv) and Φᵀu − φ̄ 1ᵀu, with φ̄
-the weighted mean of the features where an intercept is free. The matrix is never formed, sparse rows stay sparse, and D
-may be in the millions.
+A product is two passes over each block of rows while it is in memory, u = W Φ v and Φᵀu. The matrix is never formed,
+sparse rows stay sparse, and D may be in the millions.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +17,9 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.cost import Work
-from dkrr.data.rows import Block
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.passes import RowWriter, Segment
+from dkrr.linalg.passes import Design, RowWriter, Segment, Window
 from dkrr.linalg.products import Operator, Precision, thin
 from dkrr.linalg.sources import read_range
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
@@ -48,13 +46,13 @@ CHECK_SECONDS = 1.7e-9
 """Time of one check for NaN and infinity."""
 
 
-def feature_sums(meter: Meter, feature_map: FeatureMap, segment: Segment) -> Matrix:
+def feature_sums(meter: Meter, design: Design, segment: Segment) -> Matrix:
     """Task: Σ wᵢ φ(xᵢ) over a segment, shape (D,)."""
     total: Matrix | None = None
     weights = segment.weight_rows()
-    for rows, x in segment.strips(meter, feature_map.dimension(segment.rows.shape[1])):
+    for rows, x in segment.strips(meter, design.dimension(segment.rows.shape[1])):
         with meter.time("features"):
-            phi = _features(feature_map, x, slice(None))
+            phi = design.features(x)
             here = phi.sum(axis=0) if weights is None else weights[rows][:, 0] @ phi
             total = here if total is None else total + here
     assert total is not None
@@ -63,9 +61,8 @@ def feature_sums(meter: Meter, feature_map: FeatureMap, segment: Segment) -> Mat
 
 def accumulate(
     meter: Meter,
-    feature_map: FeatureMap,
+    design: Design,
     segment: Segment,
-    centre: Matrix | None,
     blocks: Sequence[tuple[Matrix, slice, slice]],
     moments: Matrix | None,
     rows: slice,
@@ -76,10 +73,8 @@ def accumulate(
     Parameters
     ----------
     meter : Meter
-    feature_map : FeatureMap
+    design : Design
     segment : Segment
-    centre : ndarray of shape (D,), optional
-        Subtracted from Φ.
     blocks : sequence of (ndarray, slice, slice)
         Arrays that are added to, each with its ranges within `rows` and `columns`; only the lower triangle of one on
         the diagonal.
@@ -91,8 +86,8 @@ def accumulate(
     for where, x in segment.strips(meter, rows.stop - rows.start + (0 if moments is None else moments.shape[1])):
         with meter.time("features"):
             root = None if weights is None else np.sqrt(weights[where])
-            left = _features(feature_map, x, rows, centre, root)
-            right = left if rows == columns else _features(feature_map, x, columns, centre, root)
+            left = design.features(x, rows, root)
+            right = left if rows == columns else design.features(x, columns, root)
         for block, of_left, of_right in blocks:
             if left is right and of_left == of_right:
                 with meter.time("syrk"):
@@ -106,25 +101,7 @@ def accumulate(
                 blas.gemm(moments, left, np.ascontiguousarray(y), transpose_a=True, beta=1.0)
 
 
-def _features(
-    feature_map: FeatureMap, x: Block, columns: slice, centre: Matrix | None = None, root: Matrix | None = None
-) -> Matrix:
-    """Some columns of Φ, less their means and times the roots of the weights; to be read only."""
-    plain = isinstance(x, np.ndarray) and x.dtype == np.float64 and x.flags.c_contiguous
-    if centre is None and root is None and plain and feature_map.is_identity:
-        rows: Matrix = x[:, columns]  # themselves
-        return rows
-    phi = feature_map.transform(x, columns)
-    if centre is not None:
-        phi -= centre[columns]
-    if root is not None:
-        phi *= root
-    return phi
-
-
-def normal_part(
-    meter: Meter, feature_map: FeatureMap, segment: Segment, centre: Matrix | None, grid: TileGrid
-) -> tuple[MemoryMatrix, Matrix]:
+def normal_part(meter: Meter, design: Design, segment: Segment, grid: TileGrid) -> tuple[MemoryMatrix, Matrix]:
     """Task: sums of a segment for ΦᵀWΦ (the lower triangle) and ΦᵀWy, in memory; the latter of shape (D, t)."""
     matrix, moments, everything = MemoryMatrix(grid), np.zeros((grid.n, segment.targets.shape[1])), slice(0, grid.n)
     matrix.clear()
@@ -132,7 +109,7 @@ def normal_part(
     for i in range(1, grid.n_tiles):
         (before,) = matrix.stretches(range(i))
         blocks.append((matrix.read_stretch(i, before, moments)[0], grid.rows(i), before))
-    accumulate(meter, feature_map, segment, centre, blocks, moments, everything, everything)
+    accumulate(meter, design, segment, blocks, moments, everything, everything)
     return matrix, moments
 
 
@@ -176,7 +153,7 @@ def normal_tile(
     here = np.zeros((grid.height(i), moments.shape[1])) if i == j else None
     mean = None if centre is None else read_range(centre, slice(0, grid.n))[:, 0]
     blocks = [(tile, slice(0, len(tile)), slice(0, tile.shape[1]))]
-    accumulate(meter, feature_map, segment, mean, blocks, here, grid.rows(i), grid.rows(j))
+    accumulate(meter, Design(feature_map, mean), segment, blocks, here, grid.rows(i), grid.rows(j))
     if i == j:
         mirror_lower(tile)
     with meter.time("write"):
@@ -186,21 +163,15 @@ def normal_tile(
 
 
 def primal_residual(
-    meter: Meter,
-    feature_map: FeatureMap,
-    segment: Segment,
-    centre: Matrix | None,
-    coef: Matrix,
-    residuals: Matrix | ChunkedArray,
+    meter: Meter, design: Design, segment: Segment, coef: Matrix, residuals: Matrix | ChunkedArray
 ) -> Matrix:
     """Task: write the training residuals y − Φw of a segment, and return its sum for ΦᵀW(y − Φw).
 
     Parameters
     ----------
     meter : Meter
-    feature_map : FeatureMap
+    design : Design
     segment : Segment
-    centre : ndarray of shape (D,), optional
     coef : ndarray of shape (D, m)
         w, possibly with more columns than targets: those have targets of 0, and no residuals are written.
     residuals : ndarray or ChunkedArray of shape (n, t)
@@ -211,11 +182,11 @@ def primal_residual(
     gradient : ndarray of shape (D, m)
     """
     gradient, n_targets = np.zeros_like(coef), segment.targets.shape[1]
-    everything, out = slice(0, coef.shape[0]), RowWriter(residuals, segment, meter)
+    out = RowWriter(residuals, segment, meter)
     weights, targets, buffer = segment.weight_rows(), segment.target_rows(), np.empty((0, 0))
     for where, x in segment.strips(meter, coef.shape[0] + n_targets):
         with meter.time("features"):
-            phi = _features(feature_map, x, everything, centre)
+            phi = design.features(x)
         with meter.time("gemm"):
             if len(buffer) < len(phi):
                 buffer = np.empty((len(phi), coef.shape[1]))
@@ -305,119 +276,84 @@ def stream_work(n_entries: float, m: int, entry_seconds: float) -> Work:
     return Work(element_seconds=n_entries * (SECONDS_PER_STREAMED_ENTRY * m + entry_seconds))
 
 
-def normal_product(
-    meter: Meter, feature_map: FeatureMap, segment: Segment, centre: Array | None, vectors: Array
-) -> Array:
-    """Task: sum of a segment for (Φ − 1φ̄ᵀ)ᵀ W (Φ − 1φ̄ᵀ) V, of shape (D, m)."""
-    total, weights = np.zeros(vectors.shape), segment.weight_rows()
-    offset = None if centre is None else centre @ vectors
+def normal_product(meter: Meter, design: Design, segment: Segment, vectors: Array) -> Array:
+    """Task: sum of a segment for ΦᵀWΦ V, of shape (D, m)."""
+    total, multiply, weights = np.zeros(vectors.shape), design.times(vectors), segment.weight_rows()
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
-            u = feature_map.multiply(x, vectors)
-            if offset is not None:
-                u -= offset
-            _add_adjoint(total, feature_map, x, centre, u, None if weights is None else weights[where])
+            total += design.adjoint(x, _weighted(multiply(x), weights, where))
     return total
 
 
-def normal_moments(
-    meter: Meter, feature_map: FeatureMap, segment: Segment, centre: Array | None, coef: Array | None
-) -> Array:
-    """Task: sum of a segment for (Φ − 1φ̄ᵀ)ᵀ W (Y − (Φ − 1φ̄ᵀ) w), of shape (D, t); w None means 0."""
-    total: Array | None = None
-    targets, weights = segment.target_rows(), segment.weight_rows()
+def normal_moments(meter: Meter, design: Design, segment: Segment, coef: Array | None) -> Array:
+    """Task: sum of a segment for ΦᵀW (Y − Φw), of shape (D, t); w None means 0."""
+    total: Array | float = 0.0
+    targets, weights, multiply = (
+        segment.target_rows(),
+        segment.weight_rows(),
+        None if coef is None else design.times(coef),
+    )
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
             u = np.array(targets[where])
-            if coef is not None:
-                u -= feature_map.multiply(x, coef)
-                if centre is not None:
-                    u += centre @ coef
-            if total is None:
-                total = np.zeros((feature_map.dimension(x.shape[1]), u.shape[1]))
-            _add_adjoint(total, feature_map, x, centre, u, None if weights is None else weights[where])
-    assert total is not None
-    return total
+            if multiply is not None:
+                u -= multiply(x)
+            total = total + design.adjoint(x, _weighted(u, weights, where))
+    return np.asarray(total)
 
 
-def weighted_sums(meter: Meter, feature_map: FeatureMap, segment: Segment, _: None) -> Array:
+def weighted_sums(meter: Meter, design: Design, segment: Segment, _: None) -> Array:
     """Task: Σ wᵢ φ(xᵢ) over a segment, of shape (D, 1); no array is dense where the rows are sparse."""
     total: Array | float = 0.0
     weights = segment.weight_rows()
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
-            w = np.ones((x.shape[0], 1)) if weights is None else weights[where]
-            total = total + feature_map.adjoint(x, w)
+            total = total + design.adjoint(x, _weighted(np.ones((x.shape[0], 1)), weights, where))
     return np.asarray(total)
 
 
-def weighted_squares(meter: Meter, feature_map: FeatureMap, segment: Segment, _: None) -> Array:
+def weighted_squares(meter: Meter, design: Design, segment: Segment, _: None) -> Array:
     """Task: Σ wᵢ φ(xᵢ)² over a segment, of shape (D, 1)."""
     total: Array | float = 0.0
     weights = segment.weight_rows()
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
-            w = np.ones((x.shape[0], 1)) if weights is None else weights[where]
-            if segment.rows.is_sparse and feature_map.is_identity:
-                # In float64: squares of small integers do not fit in their own type.
-                total = total + x.astype(np.float64, copy=False).power(2).T @ w
-            else:
-                phi = feature_map.transform(x)
-                total = total + np.einsum("ij,ij,ik->jk", phi, phi, w)
+            total = total + design.adjoint_of_squares(x, _weighted(np.ones((x.shape[0], 1)), weights, where))
     return np.asarray(total)
 
 
-def training_errors(
-    meter: Meter,
-    feature_map: FeatureMap,
-    segment: Segment,
-    centre: Array | None,
-    errors: Array | ChunkedArray,
-    coef: Array,
-) -> None:
-    """Task: write Y − (Φ − 1φ̄ᵀ) w over a segment to its rows of `errors`, of shape (n, t)."""
-    out, targets = RowWriter(errors, segment, meter), segment.target_rows()
-    offset = None if centre is None else centre @ coef
+def training_errors(meter: Meter, design: Design, segment: Segment, errors: Array | ChunkedArray, coef: Array) -> None:
+    """Task: write Y − Φw over a segment to its rows of `errors`, of shape (n, t)."""
+    out, targets, multiply = RowWriter(errors, segment, meter), segment.target_rows(), design.times(coef)
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
             u = np.array(targets[where])
-            u -= feature_map.multiply(x, coef)
-            if offset is not None:
-                u += offset
+            u -= multiply(x)
         out.write(where, u)
 
 
-def _add_adjoint(
-    total: Array, feature_map: FeatureMap, x: Block, centre: Array | None, u: Array, weights: Array | None
-) -> None:
-    if weights is not None:
-        u *= weights
-    total += feature_map.adjoint(x, u)
-    if centre is not None:
-        total -= centre[:, None] * u.sum(axis=0)
+def _weighted(values: Array, weights: Window | None, where: slice) -> Array:
+    return values if weights is None else values * weights[where]
 
 
 @dataclass
 class NormalOperator(Operator):
-    """Product with (Φ − 1φ̄ᵀ)ᵀ W (Φ − 1φ̄ᵀ).
+    """Product with ΦᵀWΦ.
 
     Parameters
     ----------
-    feature_map : FeatureMap
+    design : Design
     segments : tuple of Segment
         One task each.
     executor : Executor
     n : int
         D.
-    centre : ndarray of shape (D,), optional
-        φ̄.
     """
 
-    feature_map: FeatureMap
+    design: Design
     segments: tuple[Segment, ...]
     executor: Executor
     n: int
-    centre: Array | None = None
     on_pass: Callable[[], None] = lambda: None
     record: RunRecord = field(default_factory=RunRecord)
 
@@ -428,9 +364,7 @@ class NormalOperator(Operator):
         columns: NDArray[np.intp] | None = None,  # noqa: ARG002
     ) -> Array:
         """See base class; always in float64."""
-        tasks = [
-            Task(f"normal-{k}", normal_product, (self.feature_map, s, self.centre)) for k, s in enumerate(self.segments)
-        ]
+        tasks = [Task(f"normal-{k}", normal_product, (self.design, s)) for k, s in enumerate(self.segments)]
         total, record = self.executor.total(tasks, np.ascontiguousarray(vectors))
         self.record.add(record)
         self.on_pass()

@@ -5,9 +5,9 @@ regression the scores Φβ + b are computed where the rows are, from the coeffic
 nothing as long as the rows is kept or sent. The intercept is a last feature that is 1 everywhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +141,68 @@ class Window:
         return self._held[rows.start - self._start : rows.stop - self._start]
 
 
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Φ as a fit has it: features less their means, or with a last feature that is 1 everywhere."""
+
+    feature_map: FeatureMap
+    centre: Matrix | None = None
+    """Means of the features (D,), subtracted where they are used."""
+    has_constant: bool = False
+
+    def dimension(self, n_features: int) -> int:
+        """Features, the constant included."""
+        return self.feature_map.dimension(n_features) + self.has_constant
+
+    def features(self, x: Block, columns: slice = ALL, root: Matrix | None = None) -> Matrix:
+        """Some columns of Φ, times the roots of the weights; to be read only. All of them with the constant."""
+        is_plain = isinstance(x, np.ndarray) and x.dtype == np.float64 and x.flags.c_contiguous
+        if self.centre is None and root is None and not self.has_constant and is_plain and self.feature_map.is_identity:
+            rows: Matrix = x[:, columns]  # themselves
+            return rows
+        phi = self.feature_map.transform(x, columns)
+        if self.has_constant:
+            phi = np.column_stack([phi, np.ones(len(phi))])
+        if self.centre is not None:
+            phi -= self.centre[columns]
+        if root is not None:
+            phi *= root
+        return phi
+
+    def times(self, vectors: Matrix) -> Callable[[Block], Matrix]:
+        """Function of a block of rows that gives Φ V."""
+        multiply = self.feature_map.multiply
+        if self.has_constant:
+            return lambda x: np.asarray(multiply(x, vectors[:-1]) + vectors[-1])
+        if self.centre is None:
+            return lambda x: multiply(x, vectors)
+        offset = self.centre @ vectors
+        return lambda x: np.asarray(multiply(x, vectors) - offset)
+
+    def adjoint(self, x: Block, values: Matrix) -> Matrix:
+        """Φᵀ U, of shape (D, m)."""
+        found = self.feature_map.adjoint(x, values)
+        if self.has_constant:
+            return np.vstack([found, values.sum(axis=0)])
+        if self.centre is not None:
+            found -= self.centre[:, None] * values.sum(axis=0)
+        return found
+
+    def adjoint_of_squares(self, x: Block, values: Matrix) -> Matrix:
+        """Σᵢ φ(xᵢ)² uᵢ of features that are not centred, (D, m); sparse rows stay sparse where φ does nothing."""
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the sum
+            if self.feature_map.is_identity and not isinstance(x, np.ndarray):
+                # In float64: squares of small integers do not fit in their own type.
+                found = np.asarray(x.astype(np.float64, copy=False).power(2).T @ values)
+            else:
+                phi = self.feature_map.transform(x)
+                found = (phi * phi).T @ values
+        return np.vstack([found, values.sum(axis=0)]) if self.has_constant else found
+
+
 @dataclass
 class RowWriter:
     """Writer of the rows of a segment, one strip after another, to an array in memory or to the chunks of a stored one.
@@ -190,9 +252,14 @@ class Passes:
     curvature: Curvature
 
     @property
+    def design(self) -> Design:
+        """Φ, with the constant of a free intercept."""
+        return Design(self.feature_map, has_constant=self.fit_intercept)
+
+    @property
     def dimension(self) -> int:
         """Features, the constant included."""
-        return self.feature_map.dimension(self.n_features) + (1 if self.fit_intercept else 0)
+        return self.design.dimension(self.n_features)
 
     def pack_sizes(self) -> tuple[int, int, int]:
         """Lengths of the objective, the gradient and the curvature in what a pass returns."""
@@ -217,7 +284,8 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
     Only the lower triangles of matrices are computed. With softmax the features of a class are consecutive: row
     k p + j is feature j of class k.
     """
-    like = passes.likelihood
+    like, design = passes.likelihood, passes.design
+    multiply = design.times(coef)
     packed = np.zeros(sum(passes.pack_sizes()))
     values, gradient, curvature = passes.unpack(packed)
     codes, row_weights = segment.target_rows(), segment.weight_rows()
@@ -225,12 +293,12 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
         y, weights = codes[where][:, 0].astype(np.intp), None if row_weights is None else row_weights[where][:, 0]
         if passes.curvature == "matrix":
             with meter.time("features"):
-                phi = _augmented(passes, x)
+                phi = design.features(x)
             with meter.time("multiply"):
                 scores = blas.product(phi, coef)
         else:
             with meter.time("multiply"):
-                scores = _multiply(passes, x, coef)
+                scores = multiply(x)
         with meter.time("likelihood"):
             values += like.values(scores, y, weights)
             g = like.gradient(scores, y, weights)
@@ -242,8 +310,8 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
                 root.add_products(curvature, phi)
         else:
             with meter.time("multiply"):
-                gradient += _adjoint(passes, x, g)
-                curvature += _adjoint_of_squares(passes, x, root.diagonal())
+                gradient += design.adjoint(x, g)
+                curvature += design.adjoint_of_squares(x, root.diagonal())
     return packed
 
 
@@ -258,50 +326,17 @@ def curvature_product(meter: Meter, passes: Passes, segment: Segment, shared: tu
     """
     coef, vectors = shared
     k = coef.shape[1]
-    total = np.zeros(vectors.shape)
-    both, row_weights = np.hstack([coef, vectors]), segment.weight_rows()
+    total, design = np.zeros(vectors.shape), passes.design
+    multiply, row_weights = design.times(np.hstack([coef, vectors])), segment.weight_rows()
     for where, x in segment.strips(meter, passes.dimension):
         weights = None if row_weights is None else row_weights[where][:, 0]
         with meter.time("multiply"):
-            u = _multiply(passes, x, both)
+            u = multiply(x)
         with meter.time("likelihood"):
             weighted = passes.likelihood.root(np.ascontiguousarray(u[:, :k]), weights).weigh(u[:, k:])
         with meter.time("multiply"):
-            total += _adjoint(passes, x, weighted)
+            total += design.adjoint(x, weighted)
     return total
-
-
-def _augmented(passes: Passes, x: Any) -> Array:
-    """Features, and the constant as the last."""
-    if not passes.fit_intercept:
-        return passes.feature_map.transform(x)
-    phi = np.empty((x.shape[0], passes.dimension))
-    phi[:, :-1] = passes.feature_map.transform(x)
-    phi[:, -1] = 1.0
-    return phi
-
-
-def _multiply(passes: Passes, x: Any, coef: Array) -> Array:
-    if not passes.fit_intercept:
-        return passes.feature_map.multiply(x, coef)
-    return np.asarray(passes.feature_map.multiply(x, coef[:-1]) + coef[-1])
-
-
-def _adjoint(passes: Passes, x: Any, values: Array) -> Array:
-    found = passes.feature_map.adjoint(x, values)
-    return np.vstack([found, values.sum(axis=0)]) if passes.fit_intercept else found
-
-
-def _adjoint_of_squares(passes: Passes, x: Any, values: Array) -> Array:
-    """Σᵢ φ(xᵢ)² valuesᵢ, of shape (p, m); sparse rows stay sparse where φ does nothing."""
-    if passes.feature_map.is_identity and not isinstance(x, np.ndarray):
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks the sum
-            found = np.asarray(x.astype(np.float64, copy=False).power(2).T @ values)
-    else:
-        phi = passes.feature_map.transform(x)
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = (phi * phi).T @ values
-    return np.vstack([found, values.sum(axis=0)]) if passes.fit_intercept else found
 
 
 @dataclass

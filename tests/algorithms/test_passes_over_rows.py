@@ -24,7 +24,7 @@ from dkrr.linalg.normal import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.passes import Passes, Segment, likelihood_pass
+from dkrr.linalg.passes import Design, Passes, Segment, likelihood_pass
 from dkrr.linalg.sources import SummedTiles
 from dkrr.store import TileGrid
 from tests import systems
@@ -74,7 +74,7 @@ def test_sums_of_least_squares_are_those_of_single_samples(
     phi, w, y = (case.phi - (0.0 if centre is None else centre))[here], case.own_w[here], case.y[here]
     matrix, moments = naive_normal(phi, w, y)
     V, coef = random(case.p, 3, seed=4), random(case.p, 2, seed=5)
-    meter, common = Meter(), (case.map, case.segment, centre)
+    meter, common, raw_rows = Meter(), (Design(case.map, centre), case.segment), (Design(case.map), case.segment)
     for callers in (V, coef, case.y, case.X):
         callers.flags.writeable = False
     with pytest.MonkeyPatch.context() as patch:
@@ -87,9 +87,9 @@ def test_sums_of_least_squares_are_those_of_single_samples(
         assert_allclose(normal_moments(Meter(), *common, None), moments, **TOLERANCE)
         assert_allclose(normal_moments(Meter(), *common, coef), moments - matrix @ coef, **TOLERANCE)
         raw, weight = case.phi[here], case.own_w[here]
-        assert_allclose(weighted_sums(Meter(), *common[:2], None)[:, 0], weight @ raw, **TOLERANCE)
-        assert_allclose(weighted_squares(Meter(), *common[:2], None)[:, 0], weight @ raw**2, **TOLERANCE)
-        assert_allclose(feature_sums(Meter(), *common[:2]), weight @ raw, **TOLERANCE)
+        assert_allclose(weighted_sums(Meter(), *raw_rows, None)[:, 0], weight @ raw, **TOLERANCE)
+        assert_allclose(weighted_squares(Meter(), *raw_rows, None)[:, 0], weight @ raw**2, **TOLERANCE)
+        assert_allclose(feature_sums(Meter(), *raw_rows), weight @ raw, **TOLERANCE)
         for grid in (TileGrid(case.p, case.p, case.p), TileGrid(case.p, 2, 2)):
             tiles, found = normal_part(Meter(), *common, grid)
             assert_allclose(systems.whole(SummedTiles((tiles,)), grid), matrix, **TOLERANCE)
@@ -98,8 +98,8 @@ def test_sums_of_least_squares_are_those_of_single_samples(
         for means in (None, np.array([0.5, -2.0])):
             segment, shifted = replace(case.segment, means=means), y - (0.0 if means is None else means)
             errors, residuals = np.full_like(case.y, 7.0), np.full_like(case.y, 7.0)
-            training_errors(Meter(), case.map, segment, centre, errors, coef)
-            gradient = primal_residual(Meter(), case.map, segment, centre, coef, residuals)
+            training_errors(Meter(), common[0], segment, errors, coef)
+            gradient = primal_residual(Meter(), common[0], segment, coef, residuals)
             expected = np.full_like(case.y, 7.0)
             expected[here] = shifted - phi @ coef
             assert_allclose(errors, expected, **TOLERANCE)
@@ -116,7 +116,7 @@ def test_residuals_are_written_in_chunks_that_strips_do_not_begin_or_end_with(tm
     coef, found, middle = random(case.p, 3), systems.empty_vectors(tmp_path, by_rows, 2), N // 2 // block * block
     for a, b in ((0, middle), (middle, N)) if middle else [(0, N)]:
         segment = replace(case.segment, start=a, stop=b, block=block)
-        primal_residual(Meter(), case.map, segment, None, coef, found)
+        primal_residual(Meter(), Design(case.map), segment, coef, found)
     assert_allclose(found.load(), case.y - case.phi @ coef[:, :2], **TOLERANCE)
 
 
@@ -127,8 +127,12 @@ def test_numbers_of_other_types_are_summed_in_float64(sparse, dtype):
 
     def sums(rows):
         segment = Segment(as_rows(rows), 0, N, 6, np.ones((N, 1)))
-        common = (Meter(), IdentityMap(), segment, None)
-        yield from (weighted_squares(*common), weighted_sums(*common), normal_product(*common, random(D, 2)))
+        common = (Meter(), Design(IdentityMap()), segment)
+        yield from (
+            weighted_squares(*common, None),
+            weighted_sums(*common, None),
+            normal_product(*common, random(D, 2)),
+        )
         yield likelihood_pass(Meter(), passes, segment, 0.01 * random(D, 3))
 
     for found, expected in zip(sums(sp.csr_array(X) if sparse else X), sums(X.astype(float)), strict=True):
@@ -140,8 +144,9 @@ def test_rows_with_many_features_stay_sparse():
     n, d = 50, 1_000_000
     X = sp.random_array((n, d), density=1e-5, format="csr", rng=np.random.default_rng(0))
     segment, V = Segment(MemoryRows(X), 0, n, 20, np.ones((n, 1)), np.ones((n, 1))), np.ones((d, 1))
-    for sums in (weighted_sums, weighted_squares, lambda *common: normal_product(*common, V)):
-        assert systems.traced_peak(lambda: sums(Meter(), IdentityMap(), segment, None)) < 8 * 8 * d  # noqa: B023
+    for sums, shared in ((weighted_sums, None), (weighted_squares, None), (normal_product, V)):
+        peak = systems.traced_peak(lambda: sums(Meter(), Design(IdentityMap()), segment, shared))  # noqa: B023
+        assert peak < 8 * 8 * d
 
 
 @every_pair(which=list(MAPS), loss=list(LIKELIHOODS), **YES_OR_NO, intercept=[False, True])

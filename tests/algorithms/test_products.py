@@ -17,7 +17,7 @@ from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg import products, sources
 from dkrr.linalg.normal import NormalOperator
-from dkrr.linalg.passes import Segment
+from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, ResidentRows, TiledOperator, TileGroup, tile_work
 from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, SummedTiles
 from dkrr.planning.problem import Problem
@@ -71,7 +71,7 @@ def test_passes_and_records_are_counted():
     passes = []
     tiled = operator(MatrixTiles(RowsElsewhere(positive_definite(47))), RAGGED, on_pass=lambda: passes.append(1))
     segments = tuple(Segment(RowsElsewhere(random(47, 3)), a, a + 10, 4, np.ones((47, 1))) for a in (0, 10))
-    normal = NormalOperator(IdentityMap(), segments, SerialExecutor(), 3, on_pass=lambda: passes.append(1))
+    normal = NormalOperator(Design(IdentityMap()), segments, SerialExecutor(), 3, on_pass=lambda: passes.append(1))
     for one, n_tasks, n_bytes in ((tiled, GROUPS_PER_PLACE, 8 * (47 * 47 + 3 * 144 + 121) / 2), (normal, 2, 8 * 60)):
         one.multiply(np.ones((one.n, 1)))
         one.multiply(np.ones((one.n, 1)))

@@ -18,7 +18,7 @@ from dkrr.linalg.curvature import Curvature, CurvatureOperator
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.normal import NormalOperator
-from dkrr.linalg.passes import CurvatureProduct, Passes, Segment
+from dkrr.linalg.passes import CurvatureProduct, Design, Passes, Segment
 from dkrr.linalg.products import LastProduct, TiledOperator, TrainingSetOperator, TrainingSets
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
 from dkrr.store import TileGrid
@@ -85,7 +85,7 @@ def normal(feature_map, sparse, weighted, centred, folder, executor):
     matrix, _ = naive_normal(phi - (0.0 if centre is None else centre), w, np.zeros((N, 1)))
     rows = MemoryRows(sp.csr_array(X) if sparse else X)
     segments = segments_of(rows, np.zeros((N, 1)), C[:, None] if weighted else None)
-    return NormalOperator(feature_map, segments, executor, phi.shape[1], centre), same(matrix)
+    return NormalOperator(Design(feature_map, centre), segments, executor, phi.shape[1]), same(matrix)
 
 
 def likelihood(like, sparse, intercept, folder, executor):
