@@ -1,11 +1,10 @@
 """Direct solutions of (A + diag(s)) X = B for one s after another, with A and its factors in memory or in a store."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,10 @@ from dkrr.linalg.cholesky import (
     tile_steps,
 )
 from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
+from dkrr.linalg.products import Precision
 from dkrr.linalg.residual import Check, SolvedProbe, TiledSolution, check_tiled, checked, scaling_of, with_probe
 from dkrr.linalg.sources import TileSource
-from dkrr.linalg.substitution import Substitution, both_sweeps, substituted, sums_grid
+from dkrr.linalg.substitution import LocalFactor, SharedFactor, Substitution, both_sweeps, substituted, sums_grid
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
@@ -46,6 +46,8 @@ class SystemSolution:
 class DirectSystems(ABC):
     """A matrix A that is factored with one diagonal after another."""
 
+    source: TileSource
+    """Tiles of A."""
     diagonal: Array
     """Diagonal of A, of shape (n,)."""
 
@@ -86,6 +88,26 @@ class DirectSystems(ABC):
             If a pivot is not positive.
         """
 
+    @abstractmethod
+    def factors(self, groups: Sequence[str], shifts: Array, details: Sequence[str]) -> list[Callable[[Array], Array]]:
+        """Solvers of A + diag(s) for every column of shifts, of shape (n, k), valid until others are made."""
+
+    @abstractmethod
+    def applied(
+        self, group: str, shift: Array, dtype: Precision, detail: str, source: TileSource | None = None
+    ) -> LocalFactor | SharedFactor:
+        """Factor of A + diag(s), or of another source, that is applied again and again until `discard`.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If a pivot is not positive.
+        """
+
+    @abstractmethod
+    def discard(self, group: str) -> None:
+        """Give up a factor of `factored`, `factors` or `applied`."""
+
 
 class MemorySystems(DirectSystems):
     """A in tiles of this process's memory, or formed again where it is used.
@@ -95,9 +117,11 @@ class MemorySystems(DirectSystems):
 
     def __init__(self, source: TileSource, grid: TileGrid, diagonal: Array, context: Context) -> None:
         check_diagonal(diagonal)
-        self.source, self.grid, self.diagonal = source, grid, diagonal
+        self.source, self.grid, self.diagonal, self._context = source, grid, diagonal, context
         self._threads, self._progress = context.threads, context.progress
-        self._factors = dict[str, MemoryMatrix]()
+        self._factors, self._applied = dict[str, MemoryMatrix](), dict[str, MemoryMatrix]()
+        self._free = list[MemoryMatrix]()
+        """Factors that were discarded: their memory is that of the next ones, as new pages take long to get."""
 
     @classmethod
     def kept(cls, kept: KeptTiles, context: Context) -> "MemorySystems":
@@ -153,8 +177,12 @@ class MemorySystems(DirectSystems):
             factor_in_memory(memory_system(self.source, shift, factor), executor, self._progress)
         return factor
 
-    def factors(self, shifts: Array) -> list[Callable[[Array], Array]]:
-        """Solvers of A + diag(s) for every column of shifts, of shape (n, k), valid until others are made."""
+    def factors(
+        self,
+        groups: Sequence[str],  # noqa: ARG002
+        shifts: Array,
+        details: Sequence[str],  # noqa: ARG002
+    ) -> list[Callable[[Array], Array]]:
         assert isinstance(self.source, KeptTiles)
         alone = shifts.shape[1] == 1
         matrices = [self.source.beside() if alone else MemoryMatrix(self.grid) for _ in range(shifts.shape[1])]
@@ -162,6 +190,18 @@ class MemorySystems(DirectSystems):
             for matrix, shift in zip(matrices, shifts.T, strict=True):
                 factor_in_memory(memory_system(self.source, shift, matrix), executor)
         return [partial(substituted, matrix) for matrix in matrices]
+
+    def applied(
+        self, group: str, shift: Array, dtype: Precision, detail: str, source: TileSource | None = None
+    ) -> LocalFactor:
+        self._applied[group] = matrix = self._free.pop() if self._free else MemoryMatrix(self.grid, dtype)
+        tasks = cholesky_tasks(memory_system(self.source if source is None else source, shift, matrix))
+        self._context.run_tasks("factorisation", tasks, detail=detail)
+        return LocalFactor(matrix, self._threads, self._context.record)
+
+    def discard(self, group: str) -> None:
+        if group in self._applied:
+            self._free.append(self._applied.pop(group))
 
 
 def tile_threads(grid: TileGrid, n_threads: int) -> AbstractContextManager[Executor]:
@@ -174,7 +214,6 @@ class TiledSystems(DirectSystems):
     """A in tiles, its factors in a store: what an earlier run has finished there is kept."""
 
     source: TileSource
-    """Tiles of A."""
     grid: TileGrid
     columns_per_task: int
     """Tile columns that one task of a factorisation subtracts; 0 means all."""
@@ -228,10 +267,26 @@ class TiledSystems(DirectSystems):
         if not self.context.storage.keeps:
             self.context.storage.delete(group)
 
+    def discard(self, group: str) -> None:
+        self.context.storage.delete(group)
+
     def factored(self, group: str, shift: Array, detail: str = "") -> TiledMatrix:
         return self.factor(group, shift, "float64", detail)
 
-    def factor(self, group: str, shift: Array, dtype: Literal["float64", "float32"], detail: str) -> TiledMatrix:
+    def factors(self, groups: Sequence[str], shifts: Array, details: Sequence[str]) -> list[Callable[[Array], Array]]:
+        each = zip(groups, np.ascontiguousarray(shifts.T), details, strict=True)
+        return [self.applied(group, shift, "float64", detail).apply for group, shift, detail in each]
+
+    def applied(
+        self, group: str, shift: Array, dtype: Precision, detail: str, source: TileSource | None = None
+    ) -> LocalFactor | SharedFactor:
+        context, systems = self.context, self if source is None else replace(self, source=source)
+        factor = systems.factor(group, shift, dtype, detail)
+        if context.cluster_is_running:
+            return SharedFactor(factor, context.executor, context.stored.store, group, context.slots, context.record)
+        return LocalFactor(factor, context.threads, context.record)
+
+    def factor(self, group: str, shift: Array, dtype: Precision, detail: str) -> TiledMatrix:
         """Factor A + diag(s) alone.
 
         Parameters

@@ -27,7 +27,7 @@ from dkrr.fitting.gaussian_process import (
     diagonal_of,
     product_of,
 )
-from dkrr.fitting.gram import direct_gram
+from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.normal_rows import (
     LEAST_UNLEVERAGED,
     NormalSums,
@@ -74,7 +74,7 @@ class DualPosterior(FactoredProcess):
         else:
             assert plan is not None and isinstance(plan.chosen.how, Direct)
             with open_context(plan, None, Progress()) as context, in_terms_of_alpha([alpha], "dual"):
-                matrix = direct_gram(self.data, plan.chosen.how, context, scale)
+                matrix = FactoredGram(self.data, plan.chosen.how, context, scale)
                 factor = matrix.systems.factored("posterior", shift)
                 self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
             self._threads = plan.resources.local_threads

@@ -1,12 +1,11 @@
-"""The Gram matrix of a fit, with a class for each way to work with it: factored in memory or a store, or multiplied.
+"""The Gram matrix of a fit: multiplied, or factored in float64 or in float32, in memory or in a store.
 
-The Gram matrix of a fit where it is factored in float32: in memory, or in tiles in a store.
+Where factors are and how they are applied is for `fitting.direct`; here is what is factored, and in which precision.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -20,8 +19,7 @@ from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
 from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.sampled import by_name
-from dkrr.linalg.cholesky import cholesky_tasks
-from dkrr.linalg.memory import KeptTiles, memory_system
+from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.products import Operator, Precision, ResidentRows, TiledOperator, column_norms
 from dkrr.linalg.solver_settings import RPCholesky
@@ -34,7 +32,6 @@ from dkrr.linalg.sources import (
     MatrixTiles,
     RoundedTiles,
     TileSource,
-    Vectors,
     least_relative_shift,
     refuse_asymmetry,
     rounding_ratio,
@@ -43,7 +40,7 @@ from dkrr.linalg.sources import (
 )
 from dkrr.linalg.substitution import LocalFactor, ScaledFactor, SharedFactor
 from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
-from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
+from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]
 
@@ -178,16 +175,37 @@ class GramMatrix(ABC):
 
 
 class FactoredGram(GramMatrix):
-    """Gram matrix with complete factors of the matrix + diag(s), for one s after another."""
+    """Gram matrix with complete factors of the matrix + diag(s), for one s after another, where the plan has them."""
 
-    @property
-    @abstractmethod
+    def __init__(
+        self, data: FitData, strategy: Direct | Float32Factor, context: Context, scale: Array | None = None
+    ) -> None:
+        super().__init__(data, context, strategy.tiling, scale, keeps_rows=strategy.keeps_rows)
+        self._strategy = strategy
+
+    @cached_property
     def systems(self) -> DirectSystems:
         """The matrix as a direct solver takes it."""
+        context, grid, source = self._context, self._grid, self._scaled_tiles()
+        if not context.in_memory:
+            return TiledSystems(source, grid, self._strategy.tiling.columns_per_task, self.scaled_diagonal, context)
+        if not self._strategy.keeps_matrix:
+            return MemorySystems(source, grid, self.scaled_diagonal, context)
+        with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
+            return MemorySystems.kept(KeptTiles.of_source(source, grid, executor, context.progress), context)
 
-    @abstractmethod
+    def operator(self) -> Operator:
+        if isinstance(self.systems.source, KeptTiles):
+            return self.systems.source
+        how = self._strategy
+        return self._operator(self._tiles(), tile=how.products_tile if isinstance(how, Float32Factor) else None)
+
     def factors(
-        self, groups: Sequence[str], shifts: Array, family: str, details: Sequence[str]
+        self,
+        groups: Sequence[str],
+        shifts: Array,
+        family: str,  # noqa: ARG002
+        details: Sequence[str],
     ) -> list[Callable[[Array], Array]]:
         """Factor the matrix + diag(s) for every column of shifts, and return what solves with them.
 
@@ -201,6 +219,7 @@ class FactoredGram(GramMatrix):
         details : sequence of str
             Which of several factors these are, for the display of the progress.
         """
+        return self.systems.factors(groups, shifts, details)
 
     def residual(self, shift: Array, right_sides: Array, solution: Array) -> float:
         """Largest true relative residual ‖B − (A + diag(s)) X‖ / ‖B‖ of a column, A the matrix with c."""
@@ -211,76 +230,7 @@ class FactoredGram(GramMatrix):
 
     def release(self, group: str) -> None:
         """Give up a factor that is not needed any more."""
-        self._context.storage.delete(group)
-
-
-class GramInMemory(FactoredGram):
-    """Gram matrix that is factored in the memory of the calling process."""
-
-    def __init__(
-        self, data: FitData, strategy: Direct | Float32Factor, context: Context, scale: Array | None = None
-    ) -> None:
-        super().__init__(data, context, strategy.tiling, scale)
-        self._keeps_matrix = strategy.keeps_matrix
-
-    @cached_property
-    def systems(self) -> MemorySystems:
-        context, grid, source = self._context, self._grid, self._scaled_tiles()
-        if not self._keeps_matrix:
-            return MemorySystems(source, grid, self.scaled_diagonal, context)
-        with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
-            return MemorySystems.kept(KeptTiles.of_source(source, grid, executor, context.progress), context)
-
-    def operator(self) -> Operator:
-        kept = self.systems.source
-        assert isinstance(kept, KeptTiles)
-        return kept
-
-    def factors(
-        self,
-        groups: Sequence[str],  # noqa: ARG002
-        shifts: Array,
-        family: str,  # noqa: ARG002
-        details: Sequence[str],  # noqa: ARG002
-    ) -> list[Callable[[Array], Array]]:
-        return self.systems.factors(shifts)
-
-
-class GramInStore(FactoredGram):
-    """Gram matrix that is factored in tiles in a store."""
-
-    def __init__(
-        self, data: FitData, strategy: Direct | Float32Factor, context: Context, scale: Array | None = None
-    ) -> None:
-        super().__init__(data, context, strategy.tiling, scale, keeps_rows=strategy.keeps_rows)
-        self._columns_per_task = strategy.tiling.columns_per_task
-
-    @cached_property
-    def systems(self) -> TiledSystems:
-        diagonal = self.scaled_diagonal
-        return TiledSystems(self._scaled_tiles(), self._grid, self._columns_per_task, diagonal, self._context)
-
-    def operator(self) -> Operator:
-        return self._operator(self._tiles())
-
-    def factors(
-        self,
-        groups: Sequence[str],
-        shifts: Array,
-        family: str,  # noqa: ARG002
-        details: Sequence[str],
-    ) -> list[Callable[[Array], Array]]:
-        each = zip(groups, np.ascontiguousarray(shifts.T), details, strict=True)
-        return [
-            self._applied(self.systems.factor(group, shift, "float64", detail), group).apply
-            for group, shift, detail in each
-        ]
-
-    def _applied(self, factor: TiledMatrix, group: str) -> LocalFactor | SharedFactor:
-        context = self._context
-        if context.cluster_is_running:
-            return SharedFactor(factor, context.executor, context.stored.store, group, context.slots, context.record)
-        return LocalFactor(factor, context.threads, context.record)
+        self.systems.discard(group)
 
 
 class MultipliedGram(GramMatrix):
@@ -345,11 +295,6 @@ class MultipliedGram(GramMatrix):
         return factor
 
 
-def direct_gram(data: FitData, strategy: Direct, context: Context, scale: Array | None = None) -> FactoredGram:
-    """Gram matrix of a direct solver, where the plan has it."""
-    return (GramInMemory if context.in_memory else GramInStore)(data, strategy, context, scale)
-
-
 AppliedFactor = LocalFactor | SharedFactor | ScaledFactor
 
 TOO_SMALL = (
@@ -365,11 +310,11 @@ FACTORING_IN_FLOAT64 = "{reason}: factoring in float64 instead, which takes twic
 
 
 class Float32Gram(FactoredGram):
-    """Gram matrix that is factored in float32, by factors that are applied to right-hand sides again and again."""
+    """Gram matrix that is factored in float32, by factors that are applied to right-hand sides again and again.
 
-    _is_requested: bool
+    In a store, factors of a family that float32 does not hold are in float64. In memory one may have no place.
+    """
 
-    @abstractmethod
     def factor(self, group: str, shift: Array, family: str, detail: str = "") -> AppliedFactor:
         """Factor the matrix + diag(s).
 
@@ -387,12 +332,26 @@ class Float32Gram(FactoredGram):
         Raises
         ------
         Float32BreakdownError
-            If float32 does not hold it, in memory, where the plan has no room for a factor in float64.
+            If float32 does not hold it, in memory.
         NotPositiveDefiniteError
             If a pivot is not positive in float64; what exists of the factor is deleted.
         """
+        if not self.breakdown(family):
+            refusal = self._refusal(shift)
+            if not refusal:
+                try:
+                    return self._in_float32(group, shift, detail)
+                except NotPositiveDefiniteError as error:
+                    refusal = BROKE_DOWN.format(row=error.row)
+            self.give_up(group, family, refusal)
+        return self.systems.applied(group, shift, "float64", detail)
 
-    @abstractmethod
+    def _in_float32(self, group: str, shift: Array, detail: str) -> AppliedFactor:
+        source, scaled_shift, scale = self._rounded(group, shift)
+        detail = f"{detail}, float32" if detail else "float32"
+        factor = self.systems.applied(group, scaled_shift, "float32", detail, source)
+        return factor if scale is None else ScaledFactor(factor, scale)
+
     def give_up(self, group: str, family: str, reason: str) -> None:
         """Delete a factor in float32 that does not serve, and make those of its family in float64 from now on.
 
@@ -401,10 +360,16 @@ class Float32Gram(FactoredGram):
         Float32BreakdownError
             In memory.
         """
+        if self._context.in_memory:
+            raise Float32BreakdownError(FACTORING_IN_FLOAT64.format(reason=reason))
+        self._context.storage.delete(group)
+        self._context.storage.set_note(f"{family}-broken", reason)
+        self._context.progress.note(self.breakdown(family))
 
-    @abstractmethod
     def breakdown(self, family: str) -> str:
         """Message that float32 did not hold a factor of a family; empty where it did."""
+        reason = self._context.storage.note(f"{family}-broken")
+        return "" if reason is None else FACTORING_IN_FLOAT64.format(reason=reason)
 
     def factors(
         self, groups: Sequence[str], shifts: Array, family: str, details: Sequence[str]
@@ -414,110 +379,17 @@ class Float32Gram(FactoredGram):
 
     def _refusal(self, shift: Array) -> str:
         """Reason against a factor in float32 that nobody requested, known before the work; empty without one."""
-        if self._is_requested:
+        assert isinstance(self._strategy, Float32Factor)
+        if self._strategy.tol is not None:
             return ""
         ratio = rounding_ratio(self.n, least_relative_shift(self.scaled_diagonal, shift))
         return "" if ratio <= MAX_ROUNDING_RATIO else TOO_SMALL.format(ratio=ratio)
 
-    def _rounded(
-        self, source: TileSource, shift: Array, place: Callable[[Array], Vectors]
-    ) -> tuple[TileSource, Array, Array | None]:
-        """Tiles of P A P, P s P and P; None for P where all of it is 1.
-
-        Parameters
-        ----------
-        source : TileSource
-            A.
-        shift : ndarray of shape (n,)
-            s.
-        place : callable
-            Puts P where tasks read it.
-        """
-        scale = rounding_scale(self.scaled_diagonal + shift)
+    def _rounded(self, group: str, shift: Array) -> tuple[TileSource, Array, Array | None]:
+        """Tiles of P A P, P s P and P; None for P where all of it is 1."""
+        source, scale = self.systems.source, rounding_scale(self.scaled_diagonal + shift)
         if scale is None and self._scale is None and self._kernel.has_unit_diagonal:
             return source, shift, None  # no entry is out of range, and kernels compute in float32
         ones = np.ones((self.n, 1)) if scale is None else scale
-        return RoundedTiles(source, place(ones)), shift * ones[:, 0] ** 2, scale
-
-
-class Float32GramInStore(Float32Gram, GramInStore):
-    """Gram matrix in tiles in a store; factors of a family that float32 does not hold are in float64."""
-
-    def __init__(self, data: FitData, strategy: Float32Factor, context: Context, scale: Array | None = None) -> None:
-        super().__init__(data, strategy, context, scale)
-        self._is_requested = strategy.tol is not None
-
-    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> AppliedFactor:
-        if not self.breakdown(family):
-            refusal = self._refusal(shift)
-            if not refusal:
-                try:
-                    return self._in_float32(group, shift, detail)
-                except NotPositiveDefiniteError as error:
-                    refusal = BROKE_DOWN.format(row=error.row)
-            self.give_up(group, family, refusal)
-        return self._applied(self.systems.factor(group, shift, "float64", detail), group)
-
-    def _in_float32(self, group: str, shift: Array, detail: str) -> AppliedFactor:
-        def place(scale: Array) -> Vectors:
-            return self._context.storage.vectors(group, "rounding", self._grid, 1, scale)
-
-        source, scaled_shift, scale = self._rounded(self.systems.source, shift, place)
-        systems = replace(self.systems, source=source)
-        factor = systems.factor(group, scaled_shift, "float32", ", ".join(filter(None, (detail, "float32"))))
-        applied = self._applied(factor, group)
-        return applied if scale is None else ScaledFactor(applied, scale)
-
-    def give_up(self, group: str, family: str, reason: str) -> None:
-        self._context.storage.delete(group)
-        self._context.storage.set_note(f"{family}-broken", reason)
-        self._context.progress.note(self.breakdown(family))
-
-    def breakdown(self, family: str) -> str:
-        reason = self._context.storage.note(f"{family}-broken")
-        return "" if reason is None else FACTORING_IN_FLOAT64.format(reason=reason)
-
-
-class Float32GramInMemory(Float32Gram, GramInMemory):
-    """Gram matrix in the memory of the calling process, in which a factor in float64 may have no place.
-
-    Memory of a factor that is released is that of the next one: the system takes long to give new pages.
-    """
-
-    def __init__(self, data: FitData, strategy: Float32Factor, context: Context, scale: Array | None = None) -> None:
-        super().__init__(data, strategy, context, scale)
-        self._is_requested, self._products_tile = strategy.tol is not None, strategy.products_tile
-        self._factors = dict[str, MemoryMatrix]()
-        self._released = list[MemoryMatrix]()
-
-    def operator(self) -> Operator:
-        return super().operator() if self._keeps_matrix else self._operator(self._tiles(), tile=self._products_tile)
-
-    def factor(self, group: str, shift: Array, family: str, detail: str = "") -> AppliedFactor:
-        refusal = self._refusal(shift)
-        if refusal:
-            self.give_up(group, family, refusal)
-        matrix = self._released.pop() if self._released else MemoryMatrix(self._grid, np.float32)
-        self._factors[group] = matrix
-        source, scaled_shift, scale = self._rounded(self.systems.source, shift, lambda ones: ones)
-        tasks = cholesky_tasks(memory_system(source, scaled_shift, matrix))
-        try:
-            self._context.run_tasks("factorisation", tasks, detail=", ".join(filter(None, (detail, "float32"))))
-        except NotPositiveDefiniteError as error:
-            self.give_up(group, family, BROKE_DOWN.format(row=error.row))
-        factor = LocalFactor(matrix, self._context.threads, self._context.record)
-        return factor if scale is None else ScaledFactor(factor, scale)
-
-    def give_up(self, group: str, family: str, reason: str) -> None:  # noqa: ARG002
-        raise Float32BreakdownError(FACTORING_IN_FLOAT64.format(reason=reason))
-
-    def breakdown(self, family: str) -> str:  # noqa: ARG002
-        return ""  # it ends the run
-
-    def release(self, group: str) -> None:
-        self._released.append(self._factors.pop(group))
-
-
-def float32_gram(data: FitData, strategy: Float32Factor, context: Context, scale: Array | None = None) -> Float32Gram:
-    """Gram matrix that is factored in float32, where the plan has it."""
-    return (Float32GramInMemory if context.in_memory else Float32GramInStore)(data, strategy, context, scale)
+        placed = self._context.storage.vectors(group, "rounding", self._grid, 1, ones)
+        return RoundedTiles(source, placed), shift * ones[:, 0] ** 2, scale

@@ -18,7 +18,7 @@ from dkrr.data import Rows
 from dkrr.data.rows import digest_of
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.gram import FactoredGram, GramMatrix, MultipliedGram, direct_gram, float32_gram
+from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, MultipliedGram
 from dkrr.fitting.iteration import pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import NormalRows
 from dkrr.fitting.requests import FitRequest, WarmStart
@@ -121,13 +121,13 @@ def _dual(
 
 def dual_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Context) -> Made:
     """Systems with K, by complete factors."""
-    matrix = direct_gram(data, strategy, context)
+    matrix = FactoredGram(data, strategy, context)
     return _dual(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
 def dual_factored(strategy: Float32Factor, data: LabelledData, plan: Plan, context: Context) -> Made:
     """Systems with K, by conjugate gradient with complete factors in float32."""
-    matrix = float32_gram(data, strategy, context)
+    matrix = Float32Gram(data, strategy, context)
     return _dual(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 

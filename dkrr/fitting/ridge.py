@@ -20,8 +20,6 @@ from dkrr.fitting.gram import (
     Float32Gram,
     GramMatrix,
     MultipliedGram,
-    direct_gram,
-    float32_gram,
 )
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
@@ -205,7 +203,7 @@ class DirectDual(DualRidge):
 
     def __init__(self, strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan)
-        self.matrix: FactoredGram = direct_gram(data, strategy, context, self.scale)
+        self.matrix: FactoredGram = FactoredGram(data, strategy, context, self.scale)
 
     def solve(self, system: RidgeSystem) -> None:
         """Solve a system."""
@@ -291,7 +289,7 @@ class FactoredDual(DualRidge):
     def __init__(self, strategy: Float32Factor, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan)
         self._strategy, self._context = strategy, context
-        self.matrix: Float32Gram = float32_gram(data, strategy, context, self.scale)
+        self.matrix: Float32Gram = Float32Gram(data, strategy, context, self.scale)
         self._factors = dict[str, CompleteFactor]()
 
     def solve(self, system: RidgeSystem) -> CGOutcome:

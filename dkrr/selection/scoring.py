@@ -20,7 +20,7 @@ from dkrr.errors import ConvergenceWarning
 from dkrr.fitting import fit
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.gram import FactoredGram, direct_gram
+from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets, with_spectrum
 from dkrr.fitting.results import scale_of
@@ -130,7 +130,7 @@ def score_by_factors(
     NotPositiveDefiniteError
         If K + λI is not positive definite; the message names λ.
     """
-    matrix = direct_gram(data, strategy, context, data.dual_scale())
+    matrix = FactoredGram(data, strategy, context, data.dual_scale())
     for a, alpha in enumerate(alphas):
         with in_terms_of_alpha([float(alpha)], "dual", partial(scale_of, data, "dual")):
             predictions, residual = _predictions(matrix, data, context, folds, float(alpha), f"factor-{a}")

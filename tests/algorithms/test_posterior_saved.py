@@ -81,7 +81,7 @@ def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, mon
 def test_nothing_is_factored_again_after_loading(data, tmp_path, monkeypatch):
     model = KernelRidge(kernel=RBF(0.1), alpha=[0.1, 0.2, 0.1]).fit(data.X, data.y)
     again = saved(model, tmp_path)
-    monkeypatch.setattr("dkrr.fitting.factored_process.direct_gram", None)
+    monkeypatch.setattr("dkrr.fitting.factored_process.FactoredGram", None)
     same_bits(model, again, data.X_new)
     dkrr.save(again, tmp_path / "m.zarr", overwrite=True, uncertainty=True)  # over the model that it reads
     same_bits(model, dkrr.load(tmp_path / "m.zarr"), data.X_new)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulation import SimulatedCluster, TaskCosts, simulate_factorisation, step_flops
+from benchmarks.simulation import SimulatedCluster, TaskCosts, simulate_factorisation
 from dkrr.linalg.cholesky import tile_steps
 from dkrr.planning import Rates
 from dkrr.planning.resources import cold_fraction
@@ -109,15 +109,3 @@ def test_a_plan_meets_the_simulation_of_dask(n_tiles, chain_seconds):
         for columns_per_task in (0, 1, 4):
             exact = simulate_factorisation(grid, columns_per_task, costs, cluster).seconds
             assert 0.8 * exact <= factorisation_seconds(grid, columns_per_task, slots, rates, 0.0) <= 1.15 * exact
-
-
-@given(cases())
-def test_the_operations_of_a_task_are_those_of_its_kind(case):
-    grid, columns_per_task = case
-    for step in tile_steps(grid.n_tiles, columns_per_task):
-        gemm, syrk, trsm, potrf = step_flops(step, grid)
-        assert gemm + syrk + trsm + potrf == pytest.approx(step.flops(grid))
-        assert (gemm == trsm == 0) if step.i == step.j else (syrk == potrf == 0)
-        # The triangles on the diagonal of L_jj are as wide as a panel; with one panel they are all of it.
-        if step.i != step.j and step.is_last and grid.height(step.j) <= grid.panel:
-            assert trsm == grid.height(step.i) * grid.height(step.j) ** 2
