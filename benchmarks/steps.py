@@ -636,8 +636,8 @@ STEPS: tuple[Step, ...] = (
             Column("choices that other rates change", "n_changed", "count"),
         ),
         (
-            Goal("worst regret", "summary.regret.worst", at_most=1.10),
-            Goal("median regret", "summary.regret.median", at_most=1.10),
+            Goal("worst regret", "summary.regret.worst", at_most=1.25),
+            Goal("median regret", "summary.regret.median", at_most=1.05),
         ),
         timeout=7200.0,
         on_request=True,

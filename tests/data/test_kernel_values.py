@@ -10,7 +10,7 @@ from sklearn.metrics.pairwise import pairwise_kernels
 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import RBF, CallableKernel, Chi2, Linear, Polynomial, Precomputed, as_kernel, kernel_from_dict
-from dkrr.kernels.descriptions import taken_by
+from dkrr.kernels.names import taken_by
 from tests.oracles import naive_gram
 
 RNG = np.random.default_rng(0)
