@@ -133,7 +133,7 @@ _MAPS: dict[type, Callable[[Any, int], FeatureMap | None]] = {
     Linear: lambda *_: IdentityMap(),
     CentredLinear: lambda kernel, _: CentredMap(kernel.origin),
     Cosine: lambda *_: NormalizedMap(),
-    BagOfWords: lambda kernel, _: NormalizedMap() if kernel.cosine else IdentityMap(),
+    BagOfWords: lambda kernel, _: NormalizedMap() if kernel.normalized else IdentityMap(),
     TaylorRBF: lambda kernel, d: TaylorMap(kernel.degree, _gamma(kernel, d)),
     MapKernel: lambda kernel, d: kernel.base.resolved(d),
     Polynomial: _of_polynomial,

@@ -385,7 +385,7 @@ def _checked_finite(sums: Floats, decay: float) -> Floats:
     if not np.isfinite(sums).all():
         raise InputError(
             f"the walks of graph {int(np.flatnonzero(~np.isfinite(sums))[0])} are too many for float64 with "
-            f"decay={decay:g}; expected a finite sum: use a smaller decay or fewer steps"
+            f"decay={decay:g}; expected a finite sum: use a smaller decay or max_length"
         )
     return sums
 
@@ -397,7 +397,7 @@ def _infinite_sum(decay: float, radii: Floats, graphs: Integers, name: str) -> I
         f"decay is {decay:.6g}; expected less than {limit:.6g} (1 / {radii[worst]:.6g}, the spectral radius of the "
         f"product of graph {graphs[worst]} of {name} with itself), above which its sum over all walks is infinite, or "
         f"cannot be computed; {len(graphs)} of these graphs have a limit below decay: "
-        f"use decay={SAFE_FRACTION * limit:.3g} or less, or a finite number of steps"
+        f"use decay={SAFE_FRACTION * limit:.3g} or less, or a max_length"
     )
 
 
@@ -433,7 +433,7 @@ class RandomWalk(Kernel):
         largest degrees, for every graph of X and of Y; the error names a λ that is small enough. Very near the limit
         rounding would be multiplied by 1 / (1 - λρ): the same error is raised unless a proven bound of λρ, which the
         solution gives, is at most 1 - 1e-6.
-    steps : int, optional
+    max_length : int, optional
         Length of the longest walks that are counted, at least 1; None means all. If given, λ may have any value
         whose sums are within the range of float64.
     normalized : bool
@@ -454,7 +454,7 @@ class RandomWalk(Kernel):
     --------
     >>> from dkrr.kernels import RandomWalk
     >>> water, hydroxyl = (3, [(0, 1), (0, 2)], ["O", "H", "H"]), (2, [(0, 1)], ["O", "H"])
-    >>> RandomWalk(decay=0.1, steps=1, normalized=False)([water], [hydroxyl])
+    >>> RandomWalk(decay=0.1, max_length=1, normalized=False)([water], [hydroxyl])
     array([[3.4]])
     """
 
@@ -465,14 +465,16 @@ class RandomWalk(Kernel):
     _strip_buffers: ClassVar[int] = 3
 
     decay: float
-    steps: int | None = None
+    max_length: int | None = None
     normalized: bool = True
     label: str | None = "label"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decay", positive(self.decay, "decay"))
-        if self.steps is not None:
-            object.__setattr__(self, "steps", whole(self.steps, "steps", 1, "None counts walks of any length"))
+        if self.max_length is not None:
+            object.__setattr__(
+                self, "max_length", whole(self.max_length, "max_length", 1, "None counts walks of any length")
+            )
         object.__setattr__(self, "normalized", flag(self.normalized, "normalized"))
         if self.label is not None and not isinstance(self.label, str):
             raise InputTypeError(f"label is {shown(self.label)}; expected the name of an attribute of nodes, or None")
@@ -506,7 +508,7 @@ class RandomWalk(Kernel):
         return GRAPH_BYTES * (n_rows + n_columns) + pieces + FIXED_WORKSPACE_BYTES
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
-        walks = common_walks(X, Y, self.decay, self.steps)
+        walks = common_walks(X, Y, self.decay, self.max_length)
         scale, scale_right = 1 / np.sqrt(walks.own_left), 1 / np.sqrt(walks.own_right)
         scratch = Scratch()
 
@@ -525,4 +527,4 @@ class RandomWalk(Kernel):
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         if self.normalized or X.shape[0] == 0:
             return np.ones(X.shape[0])
-        return common_walks(X, X, self.decay, self.steps).own_left
+        return common_walks(X, X, self.decay, self.max_length).own_left

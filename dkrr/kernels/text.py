@@ -73,7 +73,7 @@ def _fault(document: object) -> str:
     return f"is of type {type(document).__qualname__} ({shown}); expected a string: rows of numbers are an array or CSR"
 
 
-Weighting = Literal["tfidf", "counts", "binary"]
+TermWeighting = Literal["tfidf", "counts", "binary"]
 
 TOKEN_PATTERN = r"(?u)\b\w\w+\b"
 """scikit-learn's: two or more letters, digits or underscores."""
@@ -92,15 +92,15 @@ class BagOfWords(Kernel):
 
     `fitted` learns the vocabulary and how rare each term is from a corpus; `encode` turns documents into CSR rows of
     weights, from which the kernel is then computed: those of scikit-learn's `TfidfVectorizer(norm=None)`. A document
-    without any known term has k(x, z) = 0 for every z, itself included. Hashing (`n_hashed`) needs no vocabulary, and
+    without any known term has k(x, z) = 0 for every z, itself included. Hashing (`n_features`) needs no vocabulary, and
     `fitted` learns the rarities alone.
 
     Parameters
     ----------
-    weighting : {"tfidf", "counts", "binary"}
+    term_weighting : {"tfidf", "counts", "binary"}
         w: counts times ln((1 + n) / (1 + nₜ)) + 1, where nₜ of n documents have the term; counts; or 1 for every term
         in the document.
-    cosine : bool
+    normalized : bool
         Divide by the lengths of both rows of weights, so that long documents count no more than short ones.
     ngram_range : (int, int)
         A term is this many words in a row, from the first number to the second.
@@ -110,7 +110,7 @@ class BagOfWords(Kernel):
         Whether to treat capital and small letters alike.
     token_pattern : str
         Regular expression of a word; if it has a group, the word is what the group matches.
-    n_hashed : int, optional
+    n_features : int, optional
         Number of columns that terms are hashed to, in place of a vocabulary. Terms that share a column are added up,
         which is rare with 2**18 or more.
     vocabulary : sequence of str, optional
@@ -129,7 +129,7 @@ class BagOfWords(Kernel):
     array([[1.  , 0.54, 0.  ],
            [0.54, 1.  , 0.  ],
            [0.  , 0.  , 1.  ]])
-    >>> BagOfWords("counts", cosine=False, vocabulary=["cat", "dog"]).encode(["Cat and cat", "dog"]).toarray()
+    >>> BagOfWords("counts", normalized=False, vocabulary=["cat", "dog"]).encode(["Cat and cat", "dog"]).toarray()
     array([[2., 0.],
            [0., 1.]])
     """
@@ -140,28 +140,28 @@ class BagOfWords(Kernel):
     _strip_buffers: ClassVar[int] = 3
     """A sparse product (a value and an index of 8 bytes for each entry) and the same made dense."""
 
-    weighting: Weighting = "tfidf"
-    cosine: bool = True
+    term_weighting: TermWeighting = "tfidf"
+    normalized: bool = True
     ngram_range: tuple[int, int] = (1, 1)
     min_df: int | float = 1
     lowercase: bool = True
     token_pattern: str = TOKEN_PATTERN
-    n_hashed: int | None = None
+    n_features: int | None = None
     vocabulary: tuple[str, ...] | None = None
     idf: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        choice(self.weighting, "weighting", get_args(Weighting))
-        for name in ("cosine", "lowercase"):
+        choice(self.term_weighting, "term_weighting", get_args(TermWeighting))
+        for name in ("normalized", "lowercase"):
             object.__setattr__(self, name, flag(getattr(self, name), name))
         object.__setattr__(self, "ngram_range", _checked_range(self.ngram_range))
         object.__setattr__(self, "min_df", _checked_min_df(self.min_df))
         _check_pattern(self.token_pattern)
-        if self.n_hashed is not None:
-            object.__setattr__(self, "n_hashed", whole(self.n_hashed, "n_hashed", 1, maximum=MAX_HASHED))
+        if self.n_features is not None:
+            object.__setattr__(self, "n_features", whole(self.n_features, "n_features", 1, maximum=MAX_HASHED))
             if self.vocabulary is not None or self.min_df != 1:
                 raise InputError(
-                    "n_hashed is given beside vocabulary or min_df; expected it alone: hashed terms have no vocabulary"
+                    "n_features is given beside vocabulary or min_df; expected it alone: hashed terms have none"
                 )
         if self.vocabulary is not None:
             object.__setattr__(self, "vocabulary", _checked_vocabulary(self.vocabulary))
@@ -186,7 +186,7 @@ class BagOfWords(Kernel):
             return self
         if not documents:
             raise InputError("the corpus is empty; expected at least 1 document to learn the vocabulary from")
-        if self.vocabulary is not None or self.n_hashed is not None:
+        if self.vocabulary is not None or self.n_features is not None:
             return replace(self, idf=_idf(self._counts(documents)))
         try:
             vectorizer = self._vectorizer()
@@ -209,7 +209,7 @@ class BagOfWords(Kernel):
         return replace(
             self,
             vocabulary=tuple(str(terms[k]) for k in kept),
-            idf=_idf(counts[:, kept]) if self.weighting == "tfidf" else None,
+            idf=_idf(counts[:, kept]) if self.term_weighting == "tfidf" else None,
         )
 
     def encode(self, X: Any) -> Any:
@@ -225,7 +225,7 @@ class BagOfWords(Kernel):
             raise InputError(
                 f"the bag of words has no {self._lacks} yet; expected a fitted kernel: use "
                 "kernel.fitted(training documents)"
-                + ("" if self._lacks == "idf" else ', or hashing, BagOfWords("counts", n_hashed=2**18)')
+                + ("" if self._lacks == "idf" else ', or hashing, BagOfWords("counts", n_features=2**18)')
             )
         counts = self._counts(documents)
         if self.idf is not None:
@@ -241,7 +241,7 @@ class BagOfWords(Kernel):
 
     @property
     def has_unit_diagonal(self) -> bool:
-        return self.cosine
+        return self.normalized
 
     @property
     def row_degree(self) -> float | None:
@@ -254,14 +254,14 @@ class BagOfWords(Kernel):
     @property
     def _of_rows(self) -> Kernel:
         """The kernel of encoded rows."""
-        return Cosine() if self.cosine else Linear()
+        return Cosine() if self.normalized else Linear()
 
     @property
     def _lacks(self) -> str:
         """Name of the first field that `fitted` has to set; empty if none."""
-        if self.vocabulary is None and self.n_hashed is None:
+        if self.vocabulary is None and self.n_features is None:
             return "vocabulary"
-        return "idf" if self.weighting == "tfidf" and self.idf is None else ""
+        return "idf" if self.term_weighting == "tfidf" and self.idf is None else ""
 
     @property
     def _term(self) -> str:
@@ -283,17 +283,17 @@ class BagOfWords(Kernel):
             "lowercase": self.lowercase,
             "token_pattern": self.token_pattern,
             "ngram_range": self.ngram_range,
-            "binary": self.weighting == "binary",
+            "binary": self.term_weighting == "binary",
             "dtype": np.float64,
         }
-        if self.n_hashed is not None:
+        if self.n_features is not None:
             # No signs: counts stay counts, and those of terms that share a column never cancel.
-            return HashingVectorizer(n_features=self.n_hashed, norm=None, alternate_sign=False, **settings)
+            return HashingVectorizer(n_features=self.n_features, norm=None, alternate_sign=False, **settings)
         return CountVectorizer(vocabulary=None if self.vocabulary is None else list(self.vocabulary), **settings)
 
     def _counts(self, documents: Sequence[str]) -> Any:
         """Number of times that each document has each known term (or 1 for "binary")."""
-        width = self.n_hashed if self.vocabulary is None else len(self.vocabulary)
+        width = self.n_features if self.vocabulary is None else len(self.vocabulary)
         if not documents:
             return sp.csr_array((0, width or 0), dtype=np.float64)
         counts = sp.csr_array(self._vectorizer().transform(documents), dtype=np.float64)
@@ -301,11 +301,13 @@ class BagOfWords(Kernel):
         return counts
 
     def _checked_idf(self, idf: Any) -> tuple[float, ...]:
-        if self.weighting != "tfidf":
-            raise InputError(f'idf is given with weighting={self.weighting!r}; expected weighting="tfidf", or no idf')
-        if self.vocabulary is None and self.n_hashed is None:
-            raise InputError("idf is given without vocabulary or n_hashed; expected the terms that it belongs to")
-        width = self.n_hashed if self.vocabulary is None else len(self.vocabulary)
+        if self.term_weighting != "tfidf":
+            raise InputError(
+                f'idf is given with {self.term_weighting!r} weights; expected term_weighting="tfidf", or no idf'
+            )
+        if self.vocabulary is None and self.n_features is None:
+            raise InputError("idf is given without vocabulary or n_features; expected the terms that it belongs to")
+        width = self.n_features if self.vocabulary is None else len(self.vocabulary)
         try:
             values = np.asarray(idf, np.float64)
         except (TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ MAPS = [
 KERNELS = [
     *(case.kernel for case in kernels.DISTINCT),
     Columns(Polynomial(), [0, 2, 5]),
-    BagOfWords(vocabulary=tuple("abcdef"), weighting="counts"),
+    BagOfWords(vocabulary=tuple("abcdef"), term_weighting="counts"),
     RandomFourier(RBF(), 6).kernel(),
     CentredLinear(range(6)),
 ]

@@ -118,7 +118,7 @@ dense_or_csr = pytest.mark.parametrize("convert", [np.asarray, sp.csr_array], id
         Normalized(Linear()),
         Normalized(0.5 * Polynomial(3, coef0=0.0) + Polynomial(3, gamma=2.0, coef0=0.0)),
         Normalized(Polynomial(2, coef0=0.0) * Linear()),
-        BagOfWords(vocabulary=tuple("abc"), weighting="counts"),
+        BagOfWords(vocabulary=tuple("abc"), term_weighting="counts"),
     ],
     ids=str,
 )

@@ -290,7 +290,7 @@ DOCUMENTS = [" ".join(np.random.default_rng(i).choice(list("abcdefghijklmnopqrst
 LEARNING = {
     "centres": Nystroem(RBF(2.0), 15),
     "words": BagOfWords(token_pattern="[a-z]"),
-    "sum": BagOfWords(token_pattern="[a-z]", n_hashed=64) + BagOfWords("counts", token_pattern="[a-z]"),
+    "sum": BagOfWords(token_pattern="[a-z]", n_features=64) + BagOfWords("counts", token_pattern="[a-z]"),
 }
 
 

@@ -84,7 +84,7 @@ MEANINGS = by_argument(
     (FLAG, "progress fit_intercept"),
     (NONE, "preconditioner KernelLogisticRegressionCV.store load.kernel"),
     (COUNT, "max_evaluations max_iter n_components n_features n_nodes n_sample n_targets plan.n plan.d"),
-    (COUNT, "chunks n_hashed rank steps tile workers"),
+    (COUNT, "chunks max_length rank tile workers"),
     (COUNT | ZERO, "random_state start stop"),
     (COUNT - {"1"}, "Graph.n_nodes KernelLogisticRegressionCV.cv RandomFourier.n_components"),
     (NONE | COUNT - {"1"}, "cv n_classes"),

@@ -304,7 +304,7 @@ def test_the_limit_of_a_large_graph_is_found_by_iteration(first):
 
 @every_kind
 def test_too_many_walks_for_floats_are_refused(kind):
-    with pytest.raises(InputError, match="too many for float64.*use a smaller decay or fewer steps"):
+    with pytest.raises(InputError, match="too many for float64.*use a smaller decay or max_length"):
         RandomWalk(1e200, 9)(random_graphs(9, kind, 13))
 
 

@@ -101,8 +101,8 @@ def table():
 
 KERNELS = {
     "words": BagOfWords(),
-    "counts": BagOfWords("counts", cosine=False),
-    "hashed": BagOfWords(n_hashed=2**12),
+    "counts": BagOfWords("counts", normalized=False),
+    "hashed": BagOfWords(n_features=2**12),
     "function": letters,
     "graphs": RandomWalk(decay=0.1),
 }
@@ -329,7 +329,7 @@ def test_words_are_what_token_pattern_says():
 @every_weighting
 def test_hashed_columns_are_those_of_scikit_learn(weighting):
     training, others = corpus(40), corpus(20, seed=1)
-    kernel = BagOfWords(weighting, n_hashed=2**16).fitted(training)
+    kernel = BagOfWords(weighting, n_features=2**16).fitted(training)
     assert kernel.vocabulary is None and (kernel.idf is not None) is (weighting == "tfidf")
     theirs = HashingVectorizer(n_features=2**16, norm=None, alternate_sign=False, binary=weighting == "binary")
     expected = theirs.transform(others)
@@ -348,7 +348,7 @@ def test_fitting_learns_only_what_is_missing():
     assert kernel.fitted(others) is kernel.fitted(rows) is kernel
     given = BagOfWords(vocabulary=["cost", "bar", "dine"])
     assert given.fitted(training).vocabulary == given.vocabulary
-    for complete in (BagOfWords("counts", vocabulary=["bar"]), BagOfWords("binary", n_hashed=8)):
+    for complete in (BagOfWords("counts", vocabulary=["bar"]), BagOfWords("binary", n_features=8)):
         assert complete.fitted(training) is complete
     assert BagOfWords("counts", vocabulary=["bar"]).encode(["bar bar"]).toarray() == 2.0
 
@@ -412,7 +412,7 @@ def test_documents_without_terms_are_refused_with_the_reason():
     ("kernel", "message"),
     [
         *((BagOfWords(w), r"no vocabulary yet.*kernel\.fitted\(training.*or hashing") for w in ("tfidf", "counts")),
-        (BagOfWords(n_hashed=16), r"no idf yet.*kernel\.fitted\(training documents\)$"),
+        (BagOfWords(n_features=16), r"no idf yet.*kernel\.fitted\(training documents\)$"),
     ],
 )
 def test_a_kernel_that_has_not_learnt_says_how_to(kernel, message):
