@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dkrr.cli.report import report
     from dkrr.data import Table, open_table
     from dkrr.estimators import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
-    from dkrr.estimators.gram import gram
+    from dkrr.estimators.gram_matrix import gram
     from dkrr.estimators.predict_to import predict_to
     from dkrr.estimators.saving import load, save
     from dkrr.fitting.plans import plan
@@ -30,7 +30,7 @@ _MODULES = {
     "dkrr.cli.report": ("report",),  # not dkrr.report: an imported submodule would take the function's name
     "dkrr.data": ("Table", "open_table"),
     "dkrr.estimators": ("KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"),
-    "dkrr.estimators.gram": ("gram",),
+    "dkrr.estimators.gram_matrix": ("gram",),
     "dkrr.store.inspection": ("status", "verify"),
     "dkrr.planning.calibration": ("calibrate",),
     "dkrr.estimators.saving": ("load", "save"),

@@ -86,7 +86,7 @@ def select(**given: Any) -> None:
     import dkrr as library
     from dkrr.cli import pictures
     from dkrr.cli.show import search_text, search_values
-    from dkrr.estimators.description import search_summary
+    from dkrr.estimators.model_description import search_summary
 
     _refuse_other_loss(given, RIDGE)
     _check_places(given)

@@ -9,8 +9,8 @@ from dkrr.checks import location, shown
 from dkrr.cli import pictures
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError, StoreError
-from dkrr.estimators.base import KernelEstimator
-from dkrr.estimators.description import VERSIONS, outcome_of, summary_of
+from dkrr.estimators.kernel_estimator import KernelEstimator
+from dkrr.estimators.model_description import VERSIONS, outcome_of, summary_of
 from dkrr.store.description import describe_model, is_model
 from dkrr.store.inspection import notes_of_run, status, tile_maps
 from dkrr.store.paths import refuse_enclosing, resolved_place

@@ -18,7 +18,7 @@ from sklearn.utils.validation import column_or_1d
 from dkrr.checks import checked_max_iter, checked_multi_class, checked_path, flag, not_negative, shown
 from dkrr.data import NO_LABELS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
-from dkrr.estimators.base import OF_INPUTS, KernelEstimator, is_local, is_plain
+from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain
 from dkrr.estimators.typed import ClassifierMixin, InMemory
 from dkrr.fitting import Fit, Solved, fit
 from dkrr.fitting.requests import FitRequest, Labels, Settings, WarmStart, checked_weights, likelihood_of

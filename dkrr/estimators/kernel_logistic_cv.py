@@ -13,7 +13,7 @@ from dkrr.checks import checked_path, flag, shown
 from dkrr.cluster import Whole, make_progress
 from dkrr.data import Rows, with_columns
 from dkrr.errors import ConvergenceWarning, InputError
-from dkrr.estimators.base import OF_INPUTS
+from dkrr.estimators.kernel_estimator import OF_INPUTS
 from dkrr.estimators.kernel_logistic import KernelClassifier, KernelLogisticRegression
 from dkrr.estimators.search import (
     SEARCHED,

@@ -16,7 +16,7 @@ from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_t
 from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
-from dkrr.estimators.base import DTYPES, KernelEstimator, is_local, is_plain, named_error
+from dkrr.estimators.kernel_estimator import DTYPES, KernelEstimator, is_local, is_plain, named_error
 from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit

@@ -14,7 +14,7 @@ from dkrr.cluster import Whole, make_progress
 from dkrr.data import MemoryRows, Rows, in_memory, with_columns
 from dkrr.data.rows import check_finite
 from dkrr.errors import ConvergenceWarning, InputError
-from dkrr.estimators.base import OF_INPUTS, is_local
+from dkrr.estimators.kernel_estimator import OF_INPUTS, is_local
 from dkrr.estimators.kernel_ridge import KernelRidge, RidgeRegressor, as_columns
 from dkrr.estimators.search import (
     SEARCHED,

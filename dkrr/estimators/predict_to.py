@@ -16,7 +16,7 @@ from dkrr.data.table import beside, regrouped
 from dkrr.data.table_opening import arrow_tables
 from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
-from dkrr.estimators.base import KernelEstimator
+from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_logistic import KernelClassifier
 from dkrr.estimators.kernel_ridge import RidgeRegressor
 from dkrr.fitting.gaussian_process import power_of_two

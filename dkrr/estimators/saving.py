@@ -16,8 +16,8 @@ from dkrr.data import MemoryRows, Rows, described_rows, whole, write_rows
 from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
-from dkrr.estimators.base import KernelEstimator
-from dkrr.estimators.description import (
+from dkrr.estimators.kernel_estimator import KernelEstimator
+from dkrr.estimators.model_description import (
     VERSIONS,
     custom_parts,
     described_solver,
@@ -36,9 +36,9 @@ from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.descriptions import kernel_from_dict, try_given
+from dkrr.kernels.documents import TOKEN_PATTERN
 from dkrr.kernels.implied import arrays_of, parts_of, required_feature_map
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.text import TOKEN_PATTERN
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
 from dkrr.store import description as form

@@ -26,7 +26,7 @@ from dkrr.linalg.residual import worst
 from dkrr.linalg.result import Status
 from dkrr.planning import Plan
 from dkrr.store import TileGrid
-from dkrr.store.run import BATCHES, N_BATCHES
+from dkrr.store.run_store import BATCHES, N_BATCHES
 
 DualForm = DirectDual | FactoredDual | IteratedDual
 SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]

@@ -40,7 +40,7 @@ from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
 from dkrr.store.places import delete_partial, place_at
-from dkrr.store.run import PLAN
+from dkrr.store.run_store import PLAN
 from dkrr.text import format_bytes
 
 logger = logging.getLogger("dkrr")

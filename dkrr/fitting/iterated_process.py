@@ -131,7 +131,7 @@ class IteratedPosterior(Posterior):
         with self._opened(0) as run:
             return self._solved_targets(run)
 
-    def _constant_of(self, run: "_Run") -> BoundedSolution | None:
+    def _constant_of(self, run: "_BoundedRun") -> BoundedSolution | None:
         """System of the free constant; None without one."""
         if not self.data.fit_intercept:
             return None
@@ -139,7 +139,7 @@ class IteratedPosterior(Posterior):
             self._known = self._solved_targets(run)
         return self._known[1]  # its bounds are certified
 
-    def _solved_targets(self, run: "_Run") -> tuple[Array, BoundedSolution | None]:
+    def _solved_targets(self, run: "_BoundedRun") -> tuple[Array, BoundedSolution | None]:
         data, tol = self.data, min(self._tol, KNOWN_TOL)
         means, found, constant = data.target_means(), np.empty(data.targets.shape[1]), None
         for start in range(0, len(found), run.width):
@@ -168,13 +168,13 @@ class IteratedPosterior(Posterior):
                 f"a smaller tol, a larger alpha, or solver='cholesky'"
             )
 
-    def _solved(self, run: "_Run", right_sides: Array, tol: float) -> BoundedSolution:
+    def _solved(self, run: "_BoundedRun", right_sides: Array, tol: float) -> BoundedSolution:
         solved, doubt = run.solved(right_sides, tol)
         self._doubts += [doubt] if doubt else []
         return solved
 
     @contextmanager
-    def _opened(self, n_rows: int) -> Iterator["_Run"]:
+    def _opened(self, n_rows: int) -> Iterator["_BoundedRun"]:
         """What a run needs, for as long as it takes."""
         if self.plan is None:  # another process: its memory and cores are not those of the plan
             settings = self._request.settings
@@ -183,14 +183,14 @@ class IteratedPosterior(Posterior):
         plan = self.plan.plan
         with open_context(plan, None, Progress()) as context, in_terms_of_alpha([self.alpha], "dual"):
             try:
-                yield _Run.of(self.data, self.alpha, self.plan, context, n_rows)
+                yield _BoundedRun.of(self.data, self.alpha, self.plan, context, n_rows)
             finally:
                 if context.temporary is not None:
                     context.temporary.delete()
 
 
 @dataclass
-class _Run:
+class _BoundedRun:
     """K, its preconditioner and the bounds, while the workers have them."""
 
     plan: Any
@@ -206,7 +206,7 @@ class _Run:
     """c, also without a free constant: the direction of the largest eigenvalue."""
 
     @classmethod
-    def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_Run":
+    def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_BoundedRun":
         """Run for some number of rows; 0: for the targets."""
         plan, scale = how.plan, data.dual_scale()
         strategy = plan.chosen.how

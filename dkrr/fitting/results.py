@@ -34,7 +34,7 @@ from dkrr.linalg.result import SolveResult, caution, direct_status
 from dkrr.linalg.sources import located
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form
-from dkrr.store.run import WORK
+from dkrr.store.run_store import WORK
 
 KEPT_BYTES = 16 * 2**20
 """Most memory of what a function keeps of the training rows for predictions of a few rows."""

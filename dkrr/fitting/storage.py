@@ -24,7 +24,7 @@ from dkrr.linalg.sources import Vectors
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import check_owned, owned
 from dkrr.store.paths import resolved_place
-from dkrr.store.run import CHECKPOINT, PIVOTS
+from dkrr.store.run_store import CHECKPOINT, PIVOTS
 
 
 class Storage(ABC):

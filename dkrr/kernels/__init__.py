@@ -7,13 +7,13 @@ from dkrr.kernels.composite import Normalized, Product, Scaled, Sum, weighted_su
 from dkrr.kernels.custom import CallableKernel, Precomputed
 from dkrr.kernels.descriptions import kernel_from_dict
 from dkrr.kernels.diagnosis import SampledSpectrum, smallest_eigenvalue
+from dkrr.kernels.documents import BagOfWords
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid, TaylorRBF
 from dkrr.kernels.euclidean import RBF, Matern
 from dkrr.kernels.graphs import Graph
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
 from dkrr.kernels.names import as_kernel
 from dkrr.kernels.random_walk import RandomWalk
-from dkrr.kernels.text import BagOfWords
 
 __all__ = [
     "RBF",

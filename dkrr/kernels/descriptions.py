@@ -15,6 +15,7 @@ from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
 from dkrr.kernels.custom import CallableKernel, Precomputed
+from dkrr.kernels.documents import BagOfWords
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid, TaylorRBF
 from dkrr.kernels.euclidean import RBF, Matern
 from dkrr.kernels.fourier import RandomFourier
@@ -26,7 +27,6 @@ from dkrr.kernels.names import listed, made, parameters
 from dkrr.kernels.nystroem import Nystroem, NystroemMap
 from dkrr.kernels.random_walk import RandomWalk
 from dkrr.kernels.taylor import TaylorMap
-from dkrr.kernels.text import BagOfWords
 
 DESCRIBED: Mapping[str, Mapping[str, type]] = {
     kind: {value.tag: value for value in classes}

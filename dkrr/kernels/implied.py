@@ -10,6 +10,7 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.columns import Columns
 from dkrr.kernels.composite import Normalized, Scaled, Sum
+from dkrr.kernels.documents import BagOfWords
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, TaylorRBF
 from dkrr.kernels.interactions import InteractionMap
 from dkrr.kernels.map_base import FeatureMap, MapKernel
@@ -25,7 +26,6 @@ from dkrr.kernels.maps import (
 )
 from dkrr.kernels.nystroem import Nystroem, NystroemMap
 from dkrr.kernels.taylor import TaylorMap
-from dkrr.kernels.text import BagOfWords
 
 
 def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:

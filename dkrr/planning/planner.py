@@ -6,13 +6,13 @@ from typing import NoReturn
 
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning.batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, is_soon_done, why_form, why_solver
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import Reason, Strategy
+from dkrr.planning.target_batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.tiles import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.ways import ways
 from dkrr.text import format_bytes, format_count

@@ -1,9 +1,9 @@
 """Choosing λ and the kernel by held-out predictions, in far less time than separate fits take."""
 
+from dkrr.selection.candidates import Selected, best_of, no_choice, select
 from dkrr.selection.curve import LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Optimum, Search
-from dkrr.selection.run import Selected, best_of, no_choice, select
 from dkrr.selection.scores import (
     Report,
     Score,

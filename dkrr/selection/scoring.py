@@ -33,9 +33,9 @@ from dkrr.planning.detection import detect
 from dkrr.planning.problem import Form
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.selection.curve import LearningCurve
+from dkrr.selection.fold_sums import PrimalFolds
 from dkrr.selection.folds import Folds, SelectionData
 from dkrr.selection.optimum import Search
-from dkrr.selection.primal import PrimalFolds
 from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
 from dkrr.selection.sweep import LEAST_TOL, Refit, sweep
 from dkrr.store.paths import resolved_place

@@ -2,6 +2,6 @@
 
 from dkrr.store.chunks import ChunkedArray
 from dkrr.store.matrix import MemoryMatrix, TiledMatrix, TileGrid
-from dkrr.store.run import RunStore
+from dkrr.store.run_store import RunStore
 
 __all__ = ["ChunkedArray", "MemoryMatrix", "RunStore", "TileGrid", "TiledMatrix"]

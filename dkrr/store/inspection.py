@@ -15,7 +15,7 @@ from dkrr.store.chunks import ChunkedArray
 from dkrr.store.description import SIZE, arrays_of_rows, describe_model, fits, is_model, model_arrays
 from dkrr.store.lock import who_owns
 from dkrr.store.paths import resolved_place
-from dkrr.store.run import BATCHES, CHECKPOINT, N_BATCHES, PIVOTS, PLAN, WORK, RunStore
+from dkrr.store.run_store import BATCHES, CHECKPOINT, N_BATCHES, PIVOTS, PLAN, WORK, RunStore
 from dkrr.text import Explained, format_bytes, one_line
 
 MAX_TILES = 2**23

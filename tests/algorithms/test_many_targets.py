@@ -90,9 +90,9 @@ WAYS = {
 def batched(monkeypatch):
     """Batches of WIDTH targets at most, and files of all targets."""
     for name, value in {
-        "planning.batches.WHOLE_BYTES": 0,
-        "planning.batches.MIN_BATCH": WIDTH,
-        "planning.batches.BATCH_FRACTION": 0.0,
+        "planning.target_batches.WHOLE_BYTES": 0,
+        "planning.target_batches.MIN_BATCH": WIDTH,
+        "planning.target_batches.BATCH_FRACTION": 0.0,
         "data.open.HELD_BYTES": 0,
         "data.open.COPIED_BYTES": 400,
     }.items():
@@ -176,7 +176,7 @@ def test_a_stopped_run_keeps_its_finished_batches(way, tmp_path, batched, monkey
     chunk = tmp_path / "run.zarr/batches/0-0-5-coef/c.0.0"
     flip(chunk, 40)
     assert not verify(store).is_whole
-    monkeypatch.setattr("dkrr.planning.batches.MIN_BATCH", 2 * WIDTH)  # the run keeps its own width
+    monkeypatch.setattr("dkrr.planning.target_batches.MIN_BATCH", 2 * WIDTH)  # the run keeps its own width
     resumed = fitted(way, store=store)
     assert sorted(saved) == sorted([*set(saved), "0-0-5"]), "the damaged batch is solved again, and no other"
     assert_right(resumed)

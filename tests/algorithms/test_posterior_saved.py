@@ -8,7 +8,7 @@ from sklearn.model_selection import KFold
 import dkrr
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
-from dkrr.estimators.description import search_of
+from dkrr.estimators.model_description import search_of
 from dkrr.features import Nystroem, RandomFourier
 from dkrr.kernels import RBF, Columns, Linear
 from dkrr.solvers import ConjugateGradient, RPCholesky

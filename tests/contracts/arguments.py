@@ -24,7 +24,7 @@ import dkrr
 from dkrr import features, kernels, solvers
 from dkrr.errors import DkrrError, KernelFunctionError, NotFiniteError, NotPositiveDefiniteError, PlanError
 from dkrr.fitting import run as fitting_run
-from dkrr.selection import run as selection_run
+from dkrr.selection import candidates as selection_run
 from dkrr.selection.scoring import all_scored
 from tests.contracts import options
 from tests.contracts.wrong_values import MATRICES, VALUES, VECTORS, D, N, by_argument, labels, rows, targets

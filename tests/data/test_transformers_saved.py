@@ -25,7 +25,7 @@ import dkrr
 from dkrr.data.transformers import transformed_block
 from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_transformer
 from dkrr.errors import DkrrError, InputError, StoreError
-from dkrr.estimators.description import VERSIONS
+from dkrr.estimators.model_description import VERSIONS
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, targets
 from tests.stores import flip
 
@@ -141,7 +141,7 @@ def test_what_a_file_cannot_hold_or_name_is_refused_when_it_is_saved(transformer
 def test_another_version_of_scikit_learn_is_a_warning(tmp_path, monkeypatch):
     model = dkrr.KernelRidge(transformer=preprocessing.OneHotEncoder()).fit(flights()[TEXT], targets())
     with monkeypatch.context() as patched:
-        patched.setattr("dkrr.estimators.description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
+        patched.setattr("dkrr.estimators.model_description.VERSIONS", VERSIONS | {"scikit-learn": "1.5.0"})
         dkrr.save(model, tmp_path / "m.zarr")
     with pytest.warns(UserWarning, match="fitted with scikit-learn '1.5.0', and this is"):
         dkrr.load(tmp_path / "m.zarr")

@@ -158,3 +158,10 @@ def modules(code):
 )
 def test_heavy_libraries_are_imported_where_they_are_used(code, allowed):
     assert LAZY & modules(code) <= allowed
+
+
+def test_no_two_modules_or_classes_of_packages_have_one_name() -> None:
+    modules = [path.stem for path in FILES if path.parent != PACKAGE and path.stem != "__init__"]
+    classes = [name for path in FILES for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)]
+    for names in (modules, classes):
+        assert not {name for name in names if names.count(name) > 1}

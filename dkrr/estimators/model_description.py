@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dkrr.checks import is_object
 from dkrr.errors import InputError
-from dkrr.estimators.base import KernelEstimator
+from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.search import parameter_columns
 from dkrr.fitting.requests import Targets
 from dkrr.fitting.results import FittedFunction
