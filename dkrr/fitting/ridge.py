@@ -144,10 +144,12 @@ class DualRidge:
         residuals, squares = self._checked(groups, iteration, products, outcome)
         for _ in range(MAX_TIGHTENINGS):
             smaller = tightened(tol, min(float(iteration.tol), float(outcome.residuals.max())), float(residuals.max()))
-            if outcome.status is not Status.CONVERGED or (residuals <= tol).all() or smaller is None:
+            if (residuals <= tol).all() or smaller is None:
                 break
-            iteration.tol = smaller
-            outcome = iteration.run(state=iteration.last)
+            further = iteration.continued(outcome, smaller)
+            if further is None:
+                break
+            outcome = further
             residuals, squares = self._checked(groups, iteration, products, outcome)
         if outcome.status is Status.CONVERGED and not (residuals <= tol).all():
             outcome = replace(outcome, status=Status.STALLED, messages=(*outcome.messages, CANCELLED))

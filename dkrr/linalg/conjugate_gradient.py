@@ -251,6 +251,16 @@ class Iteration:
             condition=self._condition(state),
         )
 
+    def continued(self, outcome: CGOutcome, wanted: Array | float) -> CGOutcome | None:
+        """Continue until columns have the residuals that are wanted; None if they have, or never will.
+
+        Columns that have been given up, with a tolerance of infinity, stay so.
+        """
+        if outcome.status is not Status.CONVERGED or np.all(np.asarray(wanted) >= self.tol):
+            return None
+        self.tol = np.where(np.isfinite(self.tol), np.minimum(self.tol, wanted), np.inf)
+        return self.run(state=self.last)
+
     def _unscaled(self, x: Array) -> Array:
         if self._b is self.right_sides:
             return x

@@ -31,9 +31,9 @@ from dkrr.linalg.length_sums import LengthTiles, length_sums_tasks
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import TrainingSetOperator, TrainingSets, column_sizes, root_mean_squares
-from dkrr.linalg.result import Status
 from dkrr.planning import Iterative, Plan
 from dkrr.selection.folds import Folds
+from dkrr.selection.scores import freed_predictions
 from dkrr.selection.sweep import LEAST_TOL, MAX_TIGHTENINGS, SLACK, target_batches
 
 Array = NDArray[np.float64]
@@ -210,9 +210,7 @@ class HeldOutError:
         products = solution.products()[self._folds.test[fold], where]
         if not self._data.fit_intercept:
             return products
-        sums = self._scales[:, fold] @ solution.x[:, where]
-        constants = sums[:-1] / sums[-1]
-        return np.asarray(products[:, :-1] - products[:, -1:] * constants + constants)
+        return freed_predictions(products, self._scales[:, fold] @ solution.x[:, where])
 
     def _wanted(self, errors: Array, targets: slice) -> float:
         """Residual that the errors of a fold ask for (see `sweep`)."""
@@ -328,9 +326,6 @@ class FoldSolution:
 
     def tighten(self, wanted: Array) -> bool:
         """Go on until every fold has the residual that is wanted, of shape (folds,); False if it has, or never will."""
-        tol = np.repeat(wanted, self._width)
-        if self._outcome.status is not Status.CONVERGED or (tol >= self._iteration.tol).all():
-            return False
-        self._iteration.tol = np.minimum(self._iteration.tol, tol)
-        self._outcome = self._iteration.run(state=self._iteration.last)
-        return True
+        further = self._iteration.continued(self._outcome, np.repeat(wanted, self._width))
+        self._outcome = self._outcome if further is None else further
+        return further is not None

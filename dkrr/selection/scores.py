@@ -333,9 +333,7 @@ class FoldSystems:
         """Predictions from K C β of held-out rows, (k, width), and cᵀβ, (width,): shape (k, t')."""
         if not self.frees_constant:
             return products + self._means
-        u, v, constants = products[:, :-1], products[:, -1:], _constants(sums)
-        with np.errstate(invalid="ignore"):  # what is not finite has no score
-            return np.asarray(u - v * constants + constants + self._means)
+        return freed_predictions(products, sums) + self._means
 
     def shares_of_constants(self, sums: Array, fold: int) -> Array:
         """How much of each target's size the system of the constants is multiplied by, of shape (t',).
@@ -366,6 +364,13 @@ def _spread(roots: Array) -> float:
     """Root mean square of √w over the median: if few weights are far larger, a residual says little of other rows."""
     roots = roots[roots > 0]
     return max(1.0, float(np.sqrt(np.mean(roots**2)) / np.median(roots))) if roots.size else 1.0
+
+
+def freed_predictions(products: Array, sums: Array) -> Array:
+    """Predictions of rows with a free constant, from their K C β, (k, t + 1), and cᵀβ, (t + 1,): the last is of c."""
+    u, v, constants = products[:, :-1], products[:, -1:], _constants(sums)
+    with np.errstate(invalid="ignore"):  # what is not finite has no score
+        return np.asarray(u - v * constants + constants)
 
 
 def _constants(sums: Array) -> Array:

@@ -289,11 +289,10 @@ class FoldSweep:
         outcome = resumed(context, iteration, start) if systems.is_whole else start(None)
         for left in reversed(range(MAX_TIGHTENINGS + 1)):
             held_out, wanted, shares = self._held_out(operator, outcome, plan.problem.tol)
-            wanted_of_columns = np.maximum(wanted / shares, LEAST_TOL)
-            if left == 0 or outcome.status is not Status.CONVERGED or (wanted_of_columns >= iteration.tol).all():
+            further = iteration.continued(outcome, np.maximum(wanted / shares, LEAST_TOL)) if left else None
+            if further is None:
                 break
-            iteration.tol = np.minimum(iteration.tol, np.where(np.isfinite(iteration.tol), wanted_of_columns, np.inf))
-            outcome = iteration.run(state=iteration.last)
+            outcome = further
         n_kept = len(systems.alphas) if watch is None else watch.n_kept
         for (a, f), values in held_out.items():
             where = systems.columns(a, f)
