@@ -288,11 +288,8 @@ def normal_product(meter: Meter, design: Design, segment: Segment, vectors: Arra
 def normal_moments(meter: Meter, design: Design, segment: Segment, coef: Array | None) -> Array:
     """Task: sum of a segment for ΦᵀW (Y − Φw), of shape (D, t); w None means 0."""
     total: Array | float = 0.0
-    targets, weights, multiply = (
-        segment.target_rows(),
-        segment.weight_rows(),
-        None if coef is None else design.times(coef),
-    )
+    targets, weights = segment.target_rows(), segment.weight_rows()
+    multiply = None if coef is None else design.times(coef)
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
             u = np.array(targets[where])

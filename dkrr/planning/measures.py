@@ -50,7 +50,6 @@ N_CHUNKS = 96
 FROM_A_DISK = 2.0
 """Least time of a read from the disk over that from the system's cache, whose copying and checking it includes."""
 
-
 MIN_ROWS = 256
 """Training rows below which a fit calls a function on blocks that are hardly larger than those of a measurement."""
 FIRST_ROWS = 16
@@ -64,7 +63,7 @@ MAX_BYTES = 256 * 2**20
 MAX_BLOCK_BYTES = 16 * 2**20
 """Bytes of the rows that kernels are measured with."""
 GRAM_SECONDS = 0.05
-"""Nominal time of a Gram matrix from which its kernel is measured, in about 10 ms: a fit takes many times as long."""
+"""Nominal time of a Gram matrix from which its kernel is measured, in 20 to 90 ms."""
 SHORT_SECONDS = 2e-3
 """Time of a block of a kernel from which no larger one is tried."""
 MAX_KNOWN = 256
