@@ -215,7 +215,7 @@ def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
         return problem
     half = block.shape[0] // 2
     X, Y = block[:half], block[half:]
-    if has_new and rows is not None and not rows.is_computed:
+    if has_new:
         kernel = _with_costs(problem.kernel, X, Y)
         problem = problem if kernel is problem.kernel else replace(problem, kernel=kernel)
     if is_large:
