@@ -1,10 +1,12 @@
 """Direct solutions of (A + diag(s)) X = B for one s after another, with A and its factors in memory or in a store."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,8 +122,8 @@ class MemorySystems(DirectSystems):
         self.source, self.grid, self.diagonal, self._context = source, grid, diagonal, context
         self._threads, self._progress = context.threads, context.progress
         self._factors, self._applied = dict[str, MemoryMatrix](), dict[str, MemoryMatrix]()
-        self._free = list[MemoryMatrix]()
-        """Factors that were discarded: their memory is that of the next ones, as new pages take long to get."""
+        self._free = defaultdict[np.dtype[Any], list[MemoryMatrix]](list)
+        """Factors that were discarded, by type: their memory is for the next ones, as new pages take long to get."""
 
     @classmethod
     def kept(cls, kept: KeptTiles, context: Context) -> "MemorySystems":
@@ -194,14 +196,16 @@ class MemorySystems(DirectSystems):
     def applied(
         self, group: str, shift: Array, dtype: Precision, detail: str, source: TileSource | None = None
     ) -> LocalFactor:
-        self._applied[group] = matrix = self._free.pop() if self._free else MemoryMatrix(self.grid, dtype)
+        free = self._free[np.dtype(dtype)]
+        self._applied[group] = matrix = free.pop() if free else MemoryMatrix(self.grid, dtype)
         tasks = cholesky_tasks(memory_system(self.source if source is None else source, shift, matrix))
         self._context.run_tasks("factorisation", tasks, detail=detail)
         return LocalFactor(matrix, self._threads, self._context.record)
 
     def discard(self, group: str) -> None:
         if group in self._applied:
-            self._free.append(self._applied.pop(group))
+            matrix = self._applied.pop(group)
+            self._free[matrix.dtype].append(matrix)
 
 
 def tile_threads(grid: TileGrid, n_threads: int) -> AbstractContextManager[Executor]:
