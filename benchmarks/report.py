@@ -399,13 +399,10 @@ def _goals(shown: Mapping[str, Record]) -> list[str]:
 
 def _section(step: Step, run: Record, pictures: Sequence[str]) -> list[str]:
     load = run.get("load", {}).get("other_cores_busy_during")
-    noise = (
-        "simulated"
-        if not step.is_timed
-        else f"NOISY, do not quote (others kept {load} cores busy in the mean)"
-        if run["noisy"]
-        else "quiet"
-    )
+    noise = "quiet" if step.is_timed else "simulated"
+    if step.is_timed and run["noisy"]:
+        where = "some of its runs" if load is None else f"others kept {load} cores busy in the mean"
+        noise = f"NOISY, do not quote ({where})"
     lines = [
         "",
         f"## {step.title}",
