@@ -2,6 +2,7 @@
 
 from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict
 from dkrr.kernels.fourier import RandomFourier
+from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.given_maps import CallableMap
 from dkrr.kernels.implied import arrays_of, feature_map, required_feature_map
 from dkrr.kernels.interactions import InteractionMap
@@ -12,6 +13,7 @@ from dkrr.kernels.taylor import TaylorMap
 __all__ = [
     "CallableMap",
     "FeatureMap",
+    "FourierGrid",
     "InteractionMap",
     "MapKernel",
     "Nystroem",

@@ -19,6 +19,7 @@ from dkrr.kernels.documents import BagOfWords
 from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid, TaylorRBF
 from dkrr.kernels.euclidean import RBF, Matern
 from dkrr.kernels.fourier import RandomFourier
+from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.given_maps import CallableMap
 from dkrr.kernels.interactions import InteractionMap
 from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
@@ -35,7 +36,9 @@ DESCRIBED: Mapping[str, Mapping[str, type]] = {
             Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2, TaylorRBF, Normalized,
             CentredLinear, Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk, Categories,
         ),
-        "feature_map": (RandomFourier, Nystroem, NystroemMap, InteractionMap, TaylorMap),
+        "feature_map": (
+            RandomFourier, Nystroem, NystroemMap, InteractionMap, TaylorMap, FourierGrid, FourierZones,
+        ),
     }.items()
 }  # fmt: skip
 """Classes by the key that names a value in its description, and by tag."""

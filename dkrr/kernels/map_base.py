@@ -78,6 +78,9 @@ class FeatureMap(Parameters):
     is_identity: ClassVar[bool] = False
     """φ(x) = x."""
 
+    is_transform: ClassVar[bool] = False
+    """Φ is never formed: products with it are transforms of many rows at once."""
+
     @property
     def keeps_sparse(self) -> bool:
         """Whether `multiply` and `adjoint` work on the stored entries of CSR rows alone."""

@@ -30,7 +30,8 @@ GATEWAYS = {
     "cluster": ("distributed", "rich", "IPython", "resource"),
     "preload": ("distributed",),
     # Kernels turn documents into rows of numbers with its vectorisers, in the calling process, imported where used.
-    "kernels": ("sklearn",),
+    # And finufft, behind its own gateway.
+    "kernels": ("sklearn", "finufft"),
     "data": ("pandas", "pyarrow", "polars", "narwhals", "h5py", "sklearn", "skops"),
     "estimators": ("sklearn",),
     "cli": ("click", "matplotlib", "jinja2", "markupsafe"),
