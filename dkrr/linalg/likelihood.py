@@ -74,6 +74,10 @@ class Root(ABC):
         """(Σᵢ Wᵢ)⁺, of shape (m, m)."""
 
     @abstractmethod
+    def pairs(self) -> Array:
+        """Entries of the Wᵢ for every pair of columns with one, (n, pairs); of a softmax (k, l ≤ k), row by row."""
+
+    @abstractmethod
     def add_products(self, matrices: Array, phi: Array) -> None:
         """Add the lower triangles of ΦᵀWΦ to the matrices of the systems.
 
@@ -151,6 +155,9 @@ class DiagonalRoot(Root):
         totals = (self.scale**2).sum(axis=0)
         return np.diag(np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0))
 
+    def pairs(self) -> Array:
+        return self.diagonal()
+
     def add_products(self, matrices: Array, phi: Array) -> None:
         for k, matrix in enumerate(matrices):
             blas.syrk(matrix, phi * self.scale[:, k, None], transpose=True, beta=1.0)
@@ -214,6 +221,13 @@ class SoftmaxRoot(Root):
 
     def inverse_total(self) -> Array:
         return _pseudo_inverse(self.total())
+
+    def pairs(self) -> Array:
+        shares, diagonal = self.scale * self.unit, np.maximum(self.diagonal(), 0.0)
+        columns = range(self.scale.shape[1])
+        return np.stack(
+            [diagonal[:, k] if k == j else -shares[:, k] * shares[:, j] for k in columns for j in range(k + 1)], axis=1
+        )
 
     def add_products(self, matrices: Array, phi: Array) -> None:
         (matrix,) = matrices

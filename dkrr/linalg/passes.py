@@ -267,6 +267,38 @@ class Passes:
         whole = s * (p * m // s) ** 2
         return s, p * m, whole if self.curvature == "matrix" else p * m
 
+    def pass_over(self, meter: Meter, segment: Segment, coef: Array) -> Array:
+        """Sums of a segment for the objective, its gradient and its curvature, packed; see `likelihood_pass`."""
+        like, design = self.likelihood, self.design
+        multiply = design.times(coef)
+        packed = np.zeros(sum(self.pack_sizes()))
+        values, gradient, curvature = self.unpack(packed)
+        codes, row_weights = segment.target_rows(), segment.weight_rows()
+        for where, x in segment.strips(meter, self.dimension):
+            y, weights = codes[where][:, 0].astype(np.intp), None if row_weights is None else row_weights[where][:, 0]
+            if self.curvature == "matrix":
+                with meter.time("features"):
+                    phi = design.features(x)
+                with meter.time("multiply"):
+                    scores = blas.product(phi, coef)
+            else:
+                with meter.time("multiply"):
+                    scores = multiply(x)
+            with meter.time("likelihood"):
+                values += like.values(scores, y, weights)
+                g = like.gradient(scores, y, weights)
+                root = like.root(scores, weights)
+            if self.curvature == "matrix":
+                with meter.time("gemm"):
+                    blas.gemm(gradient, phi, g, transpose_a=True, beta=1.0)
+                with meter.time("syrk"):
+                    root.add_products(curvature, phi)
+            else:
+                with meter.time("multiply"):
+                    gradient += design.adjoint(x, g)
+                    curvature += design.adjoint_of_squares(x, root.diagonal())
+        return packed
+
     def unpack(self, packed: Array) -> tuple[Array, Array, Array]:
         """Objective (s,), gradient (p, m) and curvature: s matrices (p m / s, p m / s) or the diagonal (p, m)."""
         p, m, s = self.dimension, self.likelihood.n_columns, self.likelihood.n_systems
@@ -284,35 +316,7 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
     Only the lower triangles of matrices are computed. With softmax the features of a class are consecutive: row
     k p + j is feature j of class k.
     """
-    like, design = passes.likelihood, passes.design
-    multiply = design.times(coef)
-    packed = np.zeros(sum(passes.pack_sizes()))
-    values, gradient, curvature = passes.unpack(packed)
-    codes, row_weights = segment.target_rows(), segment.weight_rows()
-    for where, x in segment.strips(meter, passes.dimension):
-        y, weights = codes[where][:, 0].astype(np.intp), None if row_weights is None else row_weights[where][:, 0]
-        if passes.curvature == "matrix":
-            with meter.time("features"):
-                phi = design.features(x)
-            with meter.time("multiply"):
-                scores = blas.product(phi, coef)
-        else:
-            with meter.time("multiply"):
-                scores = multiply(x)
-        with meter.time("likelihood"):
-            values += like.values(scores, y, weights)
-            g = like.gradient(scores, y, weights)
-            root = like.root(scores, weights)
-        if passes.curvature == "matrix":
-            with meter.time("gemm"):
-                blas.gemm(gradient, phi, g, transpose_a=True, beta=1.0)
-            with meter.time("syrk"):
-                root.add_products(curvature, phi)
-        else:
-            with meter.time("multiply"):
-                gradient += design.adjoint(x, g)
-                curvature += design.adjoint_of_squares(x, root.diagonal())
-    return packed
+    return passes.pass_over(meter, segment, coef)
 
 
 def curvature_product(meter: Meter, passes: Passes, segment: Segment, shared: tuple[Array, Array]) -> Array:

@@ -89,9 +89,10 @@ class SolveResult(Explained):
     status: Status
     residual: float
     """Largest ‖b − (A + λI) x‖ / ‖b‖ over the targets, computed from A itself: of the dual system, scaled by √w where
-    there are weights, or of the normal equations in the primal form (where a target has no part in any feature, ‖b‖ is
-    that of the largest b for its length). Of kernel logistic regression the largest norm of
-    the gradient of the penalised objective in the kernel's space, relative to that where all scores are 0."""
+    there are weights (also on a Fourier grid, with what the error of the grid may add), or of the normal equations in
+    the primal form (where a target has no part in any feature, ‖b‖ is that of the largest b for its length). Of kernel
+    logistic regression the largest norm of the gradient of the penalised objective in the kernel's space, relative to
+    that where all scores are 0."""
     iterations: int
     """Iterations of conjugate gradient, also those that refine a factor in float32 (0 with a factor in float64); for
     kernel logistic regression, steps of Newton's method."""

@@ -1,0 +1,443 @@
+"""ΦᵀWΦ of Fourier features from its generator, sums over the rows for every difference of two waves.
+
+With T[k] = Σᵢ wᵢ e^{ikθᵢ} entries are ½ Re or Im of T[j − l] ± T[j + l]. One pass over the rows by nonuniform Fourier
+transforms gives T; the D × D matrix is gathered from it, and products with it are convolutions. Sums of parts of the
+rows add up. With a free constant features are centred by their means, which T has too.
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+import scipy.fft
+import scipy.linalg
+from numpy.typing import NDArray
+
+from dkrr import blas
+from dkrr.cluster import Meter, RunRecord
+from dkrr.data.arrays import release_pages
+from dkrr.data.rows import check_finite, dense
+from dkrr.errors import NotPositiveDefiniteError
+from dkrr.kernels.blocks import mirror_lower
+from dkrr.kernels.fourier_grid import FourierGrid, Grid, flat_offsets
+from dkrr.kernels.nonuniform import Complex, Transform
+from dkrr.linalg.passes import RowWriter, Segment
+from dkrr.linalg.products import Operator, Precision
+from dkrr.linalg.sources import ColumnSource
+from dkrr.store import ChunkedArray
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
+
+CHUNK_ENTRIES = 2**19
+"""Entries of the matrix that are gathered together: their positions stay in the cache."""
+
+
+@dataclass
+class GridSums:
+    """Sums of some rows: of w, and of w y for every target, times e^{ikθ}; and of w y²."""
+
+    modes: Complex
+    """Of shape (1 + t, *n_sum_modes)."""
+    squares: Array
+    """Of shape (t,)."""
+
+    @classmethod
+    def zeros(cls, grid: Grid, n_targets: int) -> Self:
+        """Sums of no rows."""
+        return cls(np.zeros((1 + n_targets, *grid.n_sum_modes), np.complex128), np.zeros(n_targets))
+
+    def add(self, grid: Grid, x: Array, targets: Array, weights: Array | None) -> None:
+        """Add rows x, with targets of shape (m, t) and weights of shape (m,)."""
+        one = np.ones(len(x)) if weights is None else weights
+        weighted = targets * one[:, None]
+        self.modes += Transform(grid.angles(x), grid.n_sum_modes).to_modes(np.column_stack([one, weighted]))
+        self.squares += np.einsum("ij,ij->j", weighted, targets)
+
+    def include(self, other: "GridSums") -> None:
+        """Add the sums of other rows."""
+        self.modes += other.modes
+        self.squares += other.squares
+
+    def with_rows_of(self, others: "Iterable[GridSums]") -> Self:
+        """Sums of these and of other rows."""
+        found = type(self)(self.modes.copy(), self.squares.copy())
+        for other in others:
+            found.include(other)
+        return found
+
+    def packed(self) -> Array:
+        """All numbers, as one vector."""
+        return np.concatenate([self.modes.ravel().view(np.float64), self.squares])
+
+    @classmethod
+    def unpacked(cls, grid: Grid, numbers: Array) -> Self:
+        """Undo `packed`."""
+        n_modes = prod(grid.n_sum_modes)
+        t = (len(numbers) - 2 * n_modes) // (2 * n_modes + 1)
+        modes = numbers[: 2 * n_modes * (1 + t)].copy().view(np.complex128)
+        return cls(modes.reshape(1 + t, *grid.n_sum_modes), numbers[-t:].copy())
+
+
+def grid_sums(meter: Meter, phi: FourierGrid, segment: Segment, kept: ChunkedArray | None) -> Array | None:
+    """Task: packed sums of a segment, returned or written where a run that resumes finds them."""
+    grid = phi.grid(segment.rows.shape[1])
+    sums, targets, weights = (
+        GridSums.zeros(grid, segment.targets.shape[1]),
+        segment.target_rows(),
+        segment.weight_rows(),
+    )
+    for where, x in finite_blocks(meter, segment):
+        with meter.time("transform"):
+            sums.add(grid, x, targets[where], None if weights is None else weights[where][:, 0])
+    if kept is None:
+        return sums.packed()
+    meter.bytes_written += kept.write((0, 0), sums.packed()[:, None])
+    return None
+
+
+def dual_pass(
+    meter: Meter,
+    phi: FourierGrid,
+    segment: Segment,
+    duals: Any,
+    coef: Array,
+    offset: Array,
+    inverse: Array,
+    first: bool,
+) -> Array:
+    """Task: α of a segment, and their sums times e^{ikθ} for half of the waves of the doubled grid, with Σ |α|, packed.
+
+    Parameters
+    ----------
+    duals : ndarray or ChunkedArray of shape (n, t)
+        α, overwritten: w (y − Φc + o) / λ, or what it is plus w (Φc − o) / λ.
+    coef : ndarray of shape (D, t)
+        c.
+    offset : ndarray of shape (t,)
+        o.
+    inverse : ndarray of shape (t,)
+        1 / λ of every target.
+    first : bool
+        Whether α is begun.
+    """
+    grid, t = phi.grid(segment.rows.shape[1]), coef.shape[1]
+    wide = tuple(4 * m + 1 for m in grid.most)
+    modes, total, sizes = _spread(grid.to_modes(coef), grid), np.zeros((t, *wide), np.complex128), np.zeros(t)
+    out, targets, weights = RowWriter(duals, segment, meter), segment.target_rows(), segment.weight_rows()
+    for where, x in finite_blocks(meter, segment):
+        with meter.time("transform"):
+            # Modes of the doubled grid at half of the angles: the even ones are those of the grid itself.
+            transform = Transform(0.5 * grid.angles(x), wide)
+            change = transform.to_points(modes) - offset
+        alpha = targets[where] - change if first else change
+        alpha *= inverse
+        if weights is not None:
+            alpha *= weights[where]
+        if not first:
+            alpha += duals[where] if isinstance(duals, np.ndarray) else duals.read_rows(where.start, where.stop)
+        out.write(where, alpha)
+        sizes += np.abs(alpha).sum(axis=0)
+        release_pages(duals)
+        with meter.time("transform"):
+            total += transform.to_modes(alpha)
+    return np.concatenate([total.ravel().view(np.float64), sizes])
+
+
+def _spread(modes: Complex, grid: Grid) -> Complex:
+    """Coefficients of a grid as those of the doubled grid, which has them at its even modes."""
+    out = np.zeros((len(modes), *(4 * m + 1 for m in grid.most)), np.complex128)
+    out[(slice(None), *(slice(None, None, 2) for _ in grid.most))] = modes
+    return out
+
+
+def totals_of(modes: Complex) -> Array:
+    """Sums themselves, those times e^{ikθ} for k = 0; of shape (m,)."""
+    return modes.reshape(len(modes), -1)[:, modes[0].size // 2].real
+
+
+def even_modes(modes: Complex, grid: Grid) -> Complex:
+    """Sums for the modes of a grid, of those for the doubled grid."""
+    return modes[(slice(None), *(slice(None, None, 2) for _ in grid.most))]
+
+
+def finite_blocks(meter: Meter, segment: Segment) -> Iterable[tuple[slice, Array]]:
+    """Blocks of a segment as dense rows, without NaN and infinity."""
+    for where, x in segment.blocks(meter):
+        check_finite(x, "X", where.start)
+        yield where, dense(x)
+        release_pages(segment.targets)  # of a mapped file, whose pages would all count as memory of this process
+
+
+@dataclass
+class Generator(Operator):
+    """A = ΦᵀWΦ, of features that are centred if there is a free constant.
+
+    Parameters
+    ----------
+    grid : Grid
+    sums : ndarray of shape n_sum_modes
+        T.
+    is_centred : bool
+    threads : int
+    """
+
+    grid: Grid
+    sums: Complex
+    is_centred: bool
+    threads: int = 1
+    record: RunRecord = field(default_factory=RunRecord)
+
+    def __post_init__(self) -> None:
+        self.n = self.grid.dimension
+
+    @cached_property
+    def total(self) -> float:
+        """Σ w."""
+        return float(self.sums.ravel()[self.sums.size // 2].real)
+
+    @cached_property
+    def totals(self) -> Array:
+        """Σ w φ, of shape (D,)."""
+        flat = self.sums.ravel()[self._offsets[: self.grid.n_cosines] + self.sums.size // 2]
+        return np.concatenate([flat.real, flat.imag[1:]]) * self.grid.scale
+
+    @property
+    def means(self) -> Array:
+        """Means that are subtracted from the features, of shape (D,); 0 without a free constant."""
+        return self.totals / self.total if self.is_centred else np.zeros(self.n)
+
+    def moments(self, sums: Complex, totals: Array) -> Array:
+        """ΦᵀWy, of shape (D, t), from Σ w y e^{ikθ}, (t, *n_sum_modes), and Σ w y, (t,)."""
+        flat = sums.reshape(len(sums), -1)[:, self._offsets[: self.grid.n_cosines] + self.sums.size // 2].T
+        found = np.concatenate([flat.real, flat.imag[1:]]) * self.grid.scale[:, None]
+        return found - self.means[:, None] * totals
+
+    @cached_property
+    def _offsets(self) -> Numbers:
+        """Position of the mode of every feature in an array of `n_sum_modes`, from the middle."""
+        half = flat_offsets(self.grid.frequencies, self.grid.n_sum_modes)
+        return np.concatenate([half, half[1:]])
+
+    @cached_property
+    def _parts(self) -> tuple[Array, Array]:
+        flat = self.sums.ravel()
+        return np.ascontiguousarray(flat.real), np.ascontiguousarray(flat.imag)
+
+    def diagonal(self) -> Array:
+        """Diagonal of A, of shape (D,)."""
+        real, _ = self._parts
+        plus = real[self.sums.size // 2 + 2 * self._offsets]
+        plus[self.grid.n_cosines :] *= -1.0
+        found = 0.5 * self.grid.scale**2 * (self.total + plus)
+        return np.maximum(found - self.total * self.means**2, 0.0) if self.is_centred else found
+
+    def entries(self, rows: slice | Numbers, columns: Numbers | slice) -> Array:
+        """Entries of A; rows are all cosines or all sines."""
+        h, middle, (real, imaginary) = self.grid.n_cosines, self.sums.size // 2, self._parts
+        numbers = np.arange(self.n)[columns]
+        order = None if isinstance(columns, slice) else np.argsort(numbers >= h, kind="stable")
+        numbers = numbers if order is None else numbers[order]
+        cut, left, right = int(np.count_nonzero(numbers < h)), self._offsets[rows], self._offsets[numbers]
+        minus, plus = middle + left[:, None] - right, middle + left[:, None] + right
+        out, (cosines, sines) = np.empty(minus.shape), (slice(0, cut), slice(cut, None))
+        if (rows.start if isinstance(rows, slice) else rows[0]) < h:
+            out[:, cosines] = real[minus[:, cosines]] + real[plus[:, cosines]]
+            out[:, sines] = imaginary[plus[:, sines]] - imaginary[minus[:, sines]]
+        else:
+            out[:, cosines] = imaginary[plus[:, cosines]] + imaginary[minus[:, cosines]]
+            out[:, sines] = real[minus[:, sines]] - real[plus[:, sines]]
+        scale = self.grid.scale
+        out *= (0.5 * scale[rows])[:, None] * scale[numbers]
+        if self.is_centred:
+            means = self.means
+            out -= (self.total * means[rows])[:, None] * means[numbers]
+        if order is None:
+            return out
+        found = np.empty_like(out)
+        found[:, order] = out
+        return found
+
+    def row_chunks(self, rows: slice, width: int) -> list[slice]:
+        """Rows of the matrix that are gathered together: all cosines or all sines."""
+        h, height = self.grid.n_cosines, max(1, CHUNK_ENTRIES // max(width, 1))
+        cuts = sorted(
+            {rows.start, rows.stop, min(max(h, rows.start), rows.stop), *range(rows.start, rows.stop, height)}
+        )
+        return [slice(a, b) for a, b in pairwise(cuts)]
+
+    def matrix(self) -> Array:
+        """Lower triangle of A, of shape (D, D)."""
+        out, _ = np.empty((self.n, self.n)), (self._parts, self._offsets)
+
+        def fill(rows: slice) -> None:
+            out[rows, : rows.stop] = self.entries(rows, slice(0, rows.stop))
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            list(pool.map(fill, self.row_chunks(slice(0, self.n), self.n)))
+        return out
+
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(int(scipy.fft.next_fast_len(k)) for k in self.grid.n_sum_modes)
+
+    @cached_property
+    def _transformed(self) -> Array:
+        """Transform of T, which is real, as T[−k] = conj(T[k])."""
+        return np.ascontiguousarray(self._padded(self.sums[None])[0].real)
+
+    def _padded(self, modes: Complex) -> Complex:
+        """Transform of modes around 0, of shape (m, ...), on a grid where convolutions do not overlap."""
+        sizes, axes = modes.shape[1:], tuple(range(1, modes.ndim))
+        wide = np.zeros((len(modes), *self._shape), np.complex128)
+        wide[(slice(None), *(slice(0, k) for k in sizes))] = modes
+        wide = np.roll(wide, [-(k // 2) for k in sizes], axes)
+        return np.asarray(scipy.fft.fftn(wide, axes=axes, workers=self.threads, overwrite_x=True))
+
+    def multiply(
+        self,
+        vectors: Array,
+        precision: Precision = "float64",  # noqa: ARG002
+        columns: NDArray[np.intp] | None = None,  # noqa: ARG002
+    ) -> Array:
+        """See base class: a convolution with T; always in float64."""
+        out = np.empty(vectors.shape)
+        for k in range(vectors.shape[1]):
+            modes = np.conj(self.grid.to_modes(vectors[:, k : k + 1]))
+            spectrum = self._padded(modes)
+            spectrum *= self._transformed
+            axes = tuple(range(1, spectrum.ndim))
+            found = scipy.fft.ifftn(spectrum, axes=axes, workers=self.threads, overwrite_x=True)
+            sizes = self.grid.n_modes
+            found = np.roll(found, [k // 2 for k in sizes], axes)[(slice(None), *(slice(0, k) for k in sizes))]
+            out[:, k] = self.grid.of_modes(found)[:, 0]
+        if self.is_centred:
+            means = self.means
+            out -= (self.total * means)[:, None] * (means @ vectors)
+        return out
+
+    def factor(self, alpha: float, matrix: Array | None = None) -> Array:
+        """Lower Cholesky factor of A + λI; in place of A, where it is given.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If λ is below the rounding of A.
+        """
+        factor = self.matrix() if matrix is None else matrix
+        factor[np.arange(self.n), np.arange(self.n)] += alpha
+        failed = blas.cholesky_in_place(factor)
+        if failed:
+            raise NotPositiveDefiniteError("the normal matrix is not positive definite", failed - 1)
+        return factor
+
+
+def solved(factor: Array, right_sides: Array) -> Array:
+    """(L Lᵀ)⁻¹ B, of shape (D, m)."""
+    x = np.array(right_sides, order="C")
+    blas.solve_lower(factor, x)
+    blas.solve_lower(factor, x, transpose=True)
+    return x
+
+
+@dataclass(frozen=True)
+class GeneratorColumns(ColumnSource):
+    """Columns of A, for a partial factor."""
+
+    generator: Generator
+
+    @property
+    def n(self) -> int:
+        return self.generator.n
+
+    def diagonal(self, rows: slice) -> Array:
+        return self.generator.diagonal()[rows]
+
+    def take(self, index: Numbers) -> Numbers:
+        """The numbers."""
+        return index
+
+    def block(self, rows: slice, taken: Numbers) -> Array:
+        chunks = self.generator.row_chunks(rows, len(taken))
+        return np.concatenate([self.generator.entries(chunk, taken) for chunk in chunks])
+
+    def among(self, left: Numbers, right: Numbers) -> Array:
+        out, is_sine = np.empty((len(left), len(right))), left >= self.generator.grid.n_cosines
+        for kind in (is_sine, ~is_sine):
+            if kind.any():
+                out[kind] = self.generator.entries(left[kind], right)
+        return out
+
+
+def length_modes(grid: Grid, inverse: Array, means: Array) -> Complex:
+    """Coefficients of x ↦ (φ(x) − φ̄)ᵀ B (φ(x) − φ̄) on the modes of sums and differences, for one transform a row.
+
+    Parameters
+    ----------
+    grid : Grid
+    inverse : ndarray of shape (D, D)
+        B, symmetric.
+    means : ndarray of shape (D,)
+        φ̄.
+    """
+    h, sizes = grid.n_cosines, grid.n_sum_modes
+    n, middle = prod(sizes), prod(sizes) // 2
+    offsets, scale = flat_offsets(grid.frequencies, sizes), grid.scale
+    real, imaginary = np.zeros(n), np.zeros(n)
+
+    def add(out: Array, at: Numbers, values: Array) -> None:
+        out += np.bincount(at.ravel(), values.ravel(), n)
+
+    for start in range(0, h, max(1, CHUNK_ENTRIES // h)):
+        rows = slice(start, min(start + max(1, CHUNK_ENTRIES // h), h))
+        minus = middle + offsets[rows, None] - offsets
+        plus = middle + offsets[rows, None] + offsets
+        both = 0.5 * scale[rows, None] * inverse[rows, :h] * scale[:h]
+        add(real, minus, both)
+        add(real, plus, both)
+        sines = slice(max(rows.start, 1) + h - 1, rows.stop + h - 1)
+        skipped = int(rows.start == 0)
+        if sines.start >= sines.stop:
+            continue
+        both = 0.5 * scale[sines, None] * inverse[sines, h:] * scale[h:]
+        add(real, minus[skipped:, 1:], both)
+        add(real, plus[skipped:, 1:], -both)
+        # sin a cos b = (sin(a + b) + sin(a − b)) / 2, from both sides of the diagonal.
+        both = scale[sines, None] * inverse[sines, :h] * scale[:h]
+        add(imaginary, plus[skipped:], both)
+        add(imaginary, minus[skipped:], both)
+    # Re Σ c e^{ikθ} with c₋ₖ = conj(cₖ) is Σ (cos kθ Re − sin kθ Im).
+    found = real - 1j * imaginary
+    product = scale * (inverse @ means)
+    found[middle + offsets] -= 2.0 * product[:h]
+    found[middle + offsets[1:]] += 2.0j * product[h:]
+    found[middle] += means @ inverse @ means
+    mirrored = np.asarray(found + np.conj(found[::-1]), np.complex128)
+    mirrored *= 0.5
+    return mirrored.reshape(1, *sizes)
+
+
+def lengths(grid: Grid, modes: Complex, x: Array) -> Array:
+    """Values of `length_modes` at rows, of shape (n,)."""
+    return Transform(grid.angles(x), grid.n_sum_modes).to_points(modes)[:, 0]
+
+
+def inverse_of(factor: Array) -> Array:
+    """(L Lᵀ)⁻¹, of shape (D, D)."""
+    found, _ = scipy.linalg.lapack.dpotri(factor.T, lower=0)  # in Fortran's order Lᵀ is an upper factor
+    out = np.ascontiguousarray(found.T)
+    mirror_lower(out)
+    return out
+
+
+def sum_of(parts: Sequence[Array]) -> Array:
+    """Sum in the order of the parts, in place of the first."""
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    return total
