@@ -142,7 +142,7 @@ def predict(**given: Any) -> None:
     answer(given, {"out": out, "shape": shape}, f"{shape} predictions in {out}")
 
 
-@command("config x y", ROWS, *SIZES, "alphas cv train_sizes", MODEL, "json")
+@command("config x y", ROWS, *SIZES, "extent alphas cv train_sizes", MODEL, "json")
 def plan(**given: Any) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
@@ -164,6 +164,7 @@ def plan(**given: Any) -> None:
         given["y"],
         **_settings(given),
         **{name: given[name] for name in SIZES},
+        extent=None if given["extent"] is None else candidates([given["extent"]], "--extent"),
         loss="logistic" if given["logistic"] else "squared",
         transformer=transformer,
         alphas=alphas,

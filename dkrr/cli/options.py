@@ -132,6 +132,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scheduler": _value("ADDRESS", "Use a running Dask cluster, for example tcp://host:8786."),
     "workers": _value(int, "Worker processes.  [default: one for each core]"),
     "worker_memory": _value(None, "With --workers: memory of each, for a cluster that need not exist."),
+    "extent": _value("L|L1,L2", "Largest difference of rows in each column, at most three, for a Fourier grid."),
     "cores": _value(int, "With --worker-memory: threads of each worker.  [default: 1]"),
     "calibrate.folder": _value(None, "Folder on the file system to measure.  [default: the temporary directory]"),
     "calibrate.store": _value(None, "No longer an option.", hidden=True),

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -44,6 +44,7 @@ from dkrr.fitting import Fit
 from dkrr.fitting.prediction import predict
 from dkrr.fitting.requests import Settings, checked_kernel, checked_store, checked_weights
 from dkrr.fitting.results import FittedFunction
+from dkrr.fitting.sampled import boxed
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
@@ -183,6 +184,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             if names is not None and isinstance(rows, MemoryRows) and len(names) == rows.shape[1]:
                 rows.names = tuple(names)
         check_sizes(kernel, rows, len(y))
+        settings = replace(settings, kernel=boxed(settings.kernel, rows))
         return X, settings, rows, y, checked_weights(sample_weight, len(y))
 
     def _transformed(self, kernel: Kernel, X: Any) -> Any:
@@ -274,7 +276,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if dual_coef is not None:
             self.dual_coef_ = dual_coef[:, columns]
         if function.coef is not None:
-            self.coef_ = function.coef[:, columns]
+            grid = function.grid
+            inside = slice(None) if grid is None else slice(grid.dimension(function.n_features))
+            self.coef_ = function.coef[inside, columns]
 
     def _table(self, kernel: Kernel, X: Any, *, reset: bool) -> Any:
         """X in a form that scikit-learn or `as_rows` takes; column names are checked if scikit-learn does not see it.

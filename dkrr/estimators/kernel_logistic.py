@@ -420,7 +420,8 @@ class KernelLogisticRegression(KernelClassifier):
     dual_coef_ : ndarray of shape (n_samples, n_models)
         α; available only after a fit in dual form. One model for two classes, else one for each class.
     coef_ : ndarray of shape (D, n_models)
-        w, the weights of the D features. Available only if the model predicts in primal form.
+        w, the weights of the D features (of a Fourier grid those in the box of the rows). Available only if the model
+        predicts in primal form.
     intercept_ : ndarray of shape (n_models,)
         Constants that are added to the scores; 0 without `fit_intercept`.
     n_iter_ : int

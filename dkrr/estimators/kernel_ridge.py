@@ -368,7 +368,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
         (solved,) = fitted.solved
-        self._known_processes = Processes(request, solved.model.kernel, learned=self.__dict__.pop("_learned", None))
+        learned = self.__dict__.pop("_learned", None)
+        self._known_processes = Processes(request, solved.model.kernel, learned=learned, grid=solved.model.grid)
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
@@ -410,8 +411,9 @@ class KernelRidge(RidgeRegressor):
     fit_intercept : bool, default=False
         Whether to fit a constant that is not penalised.
     form : {"auto", "primal", "dual"}, default="auto"
-        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite feature map), "dual"
-        one coefficient for each training row, "auto" the form that is projected to be faster within the limits.
+        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite feature map, and RBF
+        kernels of at most three columns on a Fourier grid), "dual" one coefficient for each training row, "auto" the
+        form that is projected to be faster within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
         A Cholesky factorisation in float64 or preconditioned conjugate gradient; settings are values of dkrr.solvers.
         "auto" factors in float32 where λ allows it and refines in float64 to the level of rounding, and takes conjugate
@@ -444,8 +446,8 @@ class KernelRidge(RidgeRegressor):
         α. Unavailable after a primal fit with λ = 0, which does not determine it. If `solve_result_.condition` is high,
         rounding may leave few correct digits although predictions are accurate; a message of `solve_result_` says so.
     coef_ : ndarray of shape (D,) or (D, n_targets)
-        w, the weights of the D features. Available only if the model predicts in primal form; rounding affects it as it
-        does `dual_coef_`.
+        w, the weights of the D features (of a Fourier grid those in the box of the rows). Available only if the model
+        predicts in primal form; rounding affects it as it does `dual_coef_`.
     intercept_ : float or ndarray of shape (n_targets,)
         Constant that is added to predictions; 0 without `fit_intercept`.
     rkhs_norm_ : float or ndarray of shape (n_targets,)

@@ -20,6 +20,7 @@ from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.kernels.descriptions import GIVEN_AGAIN
+from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.given_maps import CallableMap
 from dkrr.kernels.implied import parts_of
 from dkrr.kernels.map_base import FeatureMap
@@ -136,7 +137,7 @@ def description_of(
     """
     asked = model._kernel()
     # A loaded model can be fitted with the original kernel, if the fit changed it (centres, vocabulary, origin).
-    is_changed = encodes(asked) or any(isinstance(part, Nystroem) for part in parts_of(asked))
+    is_changed = encodes(asked) or any(isinstance(part, Nystroem | FourierGrid) for part in parts_of(asked))
     is_changed = is_changed or fitted.intercept_shift is not None
     n_samples = None if fitted.rows is None else int(fitted.rows.shape[0])  # unknown of a loaded model in primal form
     return {

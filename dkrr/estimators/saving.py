@@ -35,8 +35,9 @@ from dkrr.fitting.requests import FitRequest, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import BagOfWords, Kernel
-from dkrr.kernels.descriptions import kernel_from_dict, try_given
+from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict, try_given
 from dkrr.kernels.documents import TOKEN_PATTERN
+from dkrr.kernels.fourier_grid import FourierZones
 from dkrr.kernels.implied import arrays_of, parts_of, required_feature_map
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.selection import Folds
@@ -118,7 +119,8 @@ def save(
             f"uncertainty is {uncertainty!r}, and model is a {type(model).__name__}; expected a regression"
         )
     check_model_path(path, overwrite=overwrite)
-    dual_coef = getattr(model, "dual_coef_", fitted.dual_coef)
+    # Of a Fourier grid, whose models do without anything as long as the rows, they are not needed either.
+    dual_coef = getattr(model, "dual_coef_", fitted.dual_coef) if fitted.grid is None else None
     columns = (fitted.coef, dual_coef, fitted.intercept, fitted.intercept_shift)
     arrays = {k: np.asarray(a, np.float64) for k, a in zip(form.COEFFICIENTS, columns, strict=True) if a is not None}
     parts: dict[str, Rows] = {
@@ -199,7 +201,7 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
     given = asked if is_drawn(asked) else function.kernel  # models without a fold draw anew
     request = FitRequest(model._settings(given), rows, Targets(targets, alphas), weights)
     learned = Learned(asked, None) if asked.learns_values else None
-    model._known_processes = Processes(request, function.kernel, kept, learned)
+    model._known_processes = Processes(request, function.kernel, kept, learned, function.grid)
     if fold_of is not None:
         if not np.array_equal(np.unique(fold_of), np.arange(fold_of.max() + 1)):
             raise ValueError("folds that are not numbered from 0")
@@ -338,7 +340,7 @@ def _loaded(
         kernel=value,
         n_features=found["n_features"],
         coef=coef,
-        feature_map=None if found["feature_map"] is None else required_feature_map(value, found["n_features"]),
+        feature_map=_feature_map(found["feature_map"], value, found["n_features"]),
         dual_coef=None if coef is not None else dual_coef,
         rows=None if rows is None else _held(rows, column_major=found["column_major"]),
         intercept=arrays["intercept"][:, 0],
@@ -362,6 +364,14 @@ def _loaded(
     if found["feature_names"] is not None:
         model.feature_names_in_ = np.array(found["feature_names"], object)
     return model
+
+
+def _feature_map(described: Any, kernel: Kernel, n_features: int) -> FeatureMap | None:
+    """Features of the fitted function: those of the kernel, or of its grid, which only the description has."""
+    if described is None or described.get("feature_map") != FourierZones.tag:
+        return None if described is None else required_feature_map(kernel, n_features)
+    found: FeatureMap = feature_map_from_dict(described)
+    return found
 
 
 def _held(rows: StoredCopy, *, column_major: bool) -> Rows:

@@ -35,7 +35,7 @@ from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import Checkpoints, MemoryStorage, Storage, StoredArrays, TemporaryFolder
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.products import ResidentRows
-from dkrr.planning import Plan
+from dkrr.planning import Generated, Plan
 from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
@@ -483,7 +483,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
 
 def _needs_one_blas_thread(plan: Plan) -> bool:
     """Whether tasks run side by side in this process, or are so small that BLAS's threads would not pay."""
-    if plan.execution == "dask":
+    if plan.execution == "dask" or isinstance(plan.chosen.how, Generated):  # whose threads transform, without BLAS
         return False
     if plan.execution == "memory":
         return plan.uses_threads or plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS

@@ -177,11 +177,7 @@ class PrimalPosterior(FactoredProcess):
             return
         if kept.numbers["centred"]:
             self._centre(weighted_means(self.data, np.arange(self.data.n), self._whole))
-        self._factor, self._coef = (_array(kept.arrays[name]) for name in ("factor", "coef"))
-        if self._factor.shape != (width, width) or self._coef.shape != (width, len(columns)):
-            raise StoreError(
-                f"a factor of the model has shape {self._factor.shape}; expected {(width, width)}: the model is damaged"
-            )
+        self._factor, self._coef = array_of(kept.arrays["factor"], width), array_of(kept.arrays["coef"], width)
         self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
 
     _origin: Array | None
@@ -340,7 +336,9 @@ class PrimalPosterior(FactoredProcess):
         return coef
 
 
-def _array(rows: Rows) -> Array:
-    """Stored array in memory."""
+def array_of(rows: Rows, width: int) -> Array:
+    """Stored array of so many rows, in memory."""
     assert isinstance(rows, CheckedRows)
+    if rows.shape[0] != width:
+        raise StoreError(f"a factor of the model has {rows.shape[0]} rows; expected {width}: the model is damaged")
     return np.asarray(whole(rows))

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster import Progress
+from dkrr.cluster import Progress, Task
 from dkrr.data import Rows
 from dkrr.data.rows import digest_of
 from dkrr.fitting.context import Context, open_context
@@ -26,6 +26,7 @@ from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.fitting.storage import Checkpoints
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
 from dkrr.linalg.dual_objective import DualObjective
+from dkrr.linalg.generated_likelihood import GridPasses, near_pass
 from dkrr.linalg.likelihood import LabelTerms
 from dkrr.linalg.newton import (
     CURVATURE_SHIFT,
@@ -37,11 +38,11 @@ from dkrr.linalg.newton import (
     Objective,
     Point,
 )
-from dkrr.linalg.passes import Passes
+from dkrr.linalg.passes import Passes, Segment
 from dkrr.linalg.primal_objective import PrimalObjective
 from dkrr.linalg.products import Operator
 from dkrr.linalg.result import Residuals, SolveResult, Status
-from dkrr.planning import Direct, Float32Factor, Iterative, Plan
+from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
 from dkrr.planning.problem import Form
 from dkrr.planning.strategy import How
 
@@ -49,8 +50,16 @@ Array = NDArray[np.float64]
 
 ObjectiveAt = Callable[[float, Point, Array | None], Objective]
 """Objective of a λ at a point, given the norms of the gradients at zero if they are known."""
-Made = tuple[Rows | None, ObjectiveAt]
-"""The training rows, readable after the fit (None in the primal form), and the objectives."""
+
+
+class Made(NamedTuple):
+    """What a form makes of the data."""
+
+    rows: Rows | None
+    """The training rows, readable after the fit; None in the primal form."""
+    objective: ObjectiveAt
+    near: Callable[[float, Point], Array] | None = None
+    """Coefficients of a Fourier grid outside of its box, of a solution with this λ."""
 
 
 @dataclass
@@ -116,7 +125,7 @@ def _dual(
             known=known,
         )
 
-    return matrix.rows, objective
+    return Made(matrix.rows, objective)
 
 
 def dual_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Context) -> Made:
@@ -153,10 +162,19 @@ def _primal(
     plan: Plan,
     context: Context,
 ) -> Made:
-    """Objectives in the primal form, which pass over the same segments of the rows."""
-    rows = NormalRows(data, context, row_block, "labels", data.codes[:, None].astype(np.float64))
+    """Objectives in the primal form."""
+    rows = _labelled_rows(data, context, row_block)
     passes = Passes(rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, curvature)
-    segments, settings = rows.segments(row_parts), settings_of(plan)
+    return _by_passes(passes, rows.segments(row_parts), data, plan, context)
+
+
+def _labelled_rows(data: LabelledData, context: Context, row_block: int) -> NormalRows:
+    return NormalRows(data, context, row_block, "labels", data.codes[:, None].astype(np.float64))
+
+
+def _by_passes(passes: Passes, segments: tuple[Segment, ...], data: LabelledData, plan: Plan, context: Context) -> Made:
+    """Objectives that pass over the same segments of the rows."""
+    settings = settings_of(plan)
     least_weight = 1.0 if data.weights is None else float(data.weights[data.weights > 0].min(initial=np.inf))
 
     def objective(alpha: float, start: Point, known: Array | None) -> Objective:
@@ -175,7 +193,25 @@ def _primal(
             known=known,
         )
 
-    return None, objective
+    return Made(None, objective)
+
+
+def primal_generated(strategy: Generated, data: LabelledData, plan: Plan, context: Context) -> Made:
+    """Systems with ΦᵀWΦ on a Fourier grid, gathered from transforms."""
+    rows = _labelled_rows(data, context, strategy.row_block)
+    passes = GridPasses(
+        rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, "matrix", threads=context.threads
+    )
+    segments = rows.segments(strategy.row_parts, by_blocks=not context.in_memory)
+
+    def near(alpha: float, point: Point) -> Array:
+        """By α = −g / 2λ, where the gradient of the objective is 0."""
+        coef = np.vstack([point.coef, point.intercept]) if data.fit_intercept else point.coef
+        tasks = [Task(f"near-{k}", near_pass, (passes, s)) for k, s in enumerate(segments)]
+        with context.progress.measured("training errors"):
+            return context.total(tasks, coef) / (-2.0 * alpha)
+
+    return _by_passes(passes, segments, data, plan, context)._replace(near=near)
 
 
 def primal_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Context) -> Made:
@@ -195,6 +231,7 @@ OBJECTIVES: Mapping[tuple[Form, type[How]], Callable[[Any, LabelledData, Plan, C
     ("dual", Iterative): dual_iterative,
     ("primal", Direct): primal_direct,
     ("primal", Iterative): primal_iterative,
+    ("primal", Generated): primal_generated,
 }
 
 
@@ -318,9 +355,13 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
     with open_context(plan, request.settings.store, progress) as context:
         how = plan.chosen.how
-        rows, objective_at = OBJECTIVES[plan.form, type(how)](how, scaled, plan, context)
-        found = _minimise(scaled, plan, context, objective_at, request.settings.max_iter, start)
-    models = [_solved(data, plan, context, rows, one) for one in found]
+        made = OBJECTIVES[plan.form, type(how)](how, scaled, plan, context)
+        found = _minimise(scaled, plan, context, made.objective, request.settings.max_iter, start)
+        of_near = [
+            None if made.near is None else made.near(alpha, one.point)
+            for alpha, one in zip(scaled.alphas, found, strict=True)
+        ]
+    models = [_solved(data, plan, context, made.rows, one, near) for one, near in zip(found, of_near, strict=True)]
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
     if context.temporary is not None and all(m.model.keep_alive is None for m in models):
@@ -351,13 +392,16 @@ def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
     )
 
 
-def _solved(data: LabelledData, plan: Plan, context: Context, rows: Rows | None, found: PathPoint) -> Solved:
+def _solved(
+    data: LabelledData, plan: Plan, context: Context, rows: Rows | None, found: PathPoint, near: Array | None
+) -> Solved:
     outcome, state, point, is_dual = found.outcome, found.outcome.state, found.point, plan.form == "dual"
     solution = Solution(
         dual_coef=point.coef if is_dual else None,
         coef=None if is_dual else point.coef,
         intercept=point.intercept,
         rows=rows,
+        near=near,
         residual=outcome.gradient,
         messages=tuple(dict.fromkeys(state.messages)),
     )

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import scipy.linalg
@@ -122,9 +122,9 @@ class NormalSums:
             return None
         return NormalSums(self.gram - other.gram, self.right_sides - other.right_sides, self.squares - other.squares)
 
-    def with_rows_of(self, others: "Sequence[NormalSums]") -> "NormalSums":
+    def with_rows_of(self, others: "Sequence[NormalSums]") -> Self:
         """Sums of these and of other rows."""
-        found = NormalSums(self.gram.copy(), self.right_sides.copy(), self.squares.copy())
+        found = type(self)(self.gram.copy(), self.right_sides.copy(), self.squares.copy())
         for other in others:
             found.include(other)
         return found
@@ -136,7 +136,17 @@ class NormalSums:
         self.squares[...] += other.squares
 
 
-def sums_of_others(parts: Sequence[NormalSums], rest: NormalSums) -> Iterator[NormalSums]:
+class Addable(Protocol):
+    """Sums of some rows."""
+
+    def with_rows_of(self, others: Any) -> Self:
+        """Sums of these and of other rows."""
+
+
+Sums = TypeVar("Sums", bound=Addable)
+
+
+def sums_of_others(parts: Sequence[Sums], rest: Sums) -> Iterator[Sums]:
     """Sums of the rest and of all parts but one, for one part after the other.
 
     They are added, half of the parts at a time: the sums of all rows less those of a part have no digits of the others
@@ -260,11 +270,25 @@ def _by_others(
             factor, coef = rest.solved(alpha, n_penalised)
         inner = features.copy()
         blas.solve_lower_right(factor, inner)
-        unit = np.eye(len(numbers))
-        inverse = scipy.linalg.solve_triangular(np.linalg.cholesky(inner @ inner.T + unit), unit, lower=True)
-        errors = inverse.T @ (inverse @ (targets - features @ coef))
-        found[a] = errors / (np.einsum("ij,ij->j", inverse, inverse) * roots)[:, None]
+        found[a] = without_each(inner, targets - features @ coef, roots)
     return found
+
+
+def without_each(inner: Array, errors: Array, roots: Array) -> Array:
+    """Errors of rows by the model of all rows but each of them, of shape (m, t).
+
+    Parameters
+    ----------
+    inner : ndarray of shape (m, p)
+        Uᵀ.
+    errors : ndarray of shape (m, t)
+        Scaled errors by the model of the rows outside.
+    roots : ndarray of shape (m,)
+        Roots of their weights.
+    """
+    unit = np.eye(len(inner))
+    inverse = scipy.linalg.solve_triangular(np.linalg.cholesky(inner @ inner.T + unit), unit, lower=True)
+    return np.asarray(inverse.T @ (inverse @ errors) / (np.einsum("ij,ij->j", inverse, inverse) * roots)[:, None])
 
 
 def features_of(data: TrainingData, x: Any) -> Array:

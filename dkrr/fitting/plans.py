@@ -22,6 +22,7 @@ from dkrr.checks import (
 from dkrr.data import as_rows, in_memory, with_columns
 from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError
+from dkrr.fitting.grids import Box
 from dkrr.fitting.requests import (
     Settings,
     checked_kernel,
@@ -30,10 +31,13 @@ from dkrr.fitting.requests import (
     fields_of_classes,
     fields_of_targets,
     plan_for_rows,
-    with_spectrum,
+    plan_in_box,
+    selection_plan,
 )
+from dkrr.fitting.sampled import boxed
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.implied import feature_map, refuse_more_components_than_rows
 from dkrr.planning import Plan, Problem
 from dkrr.planning.calibration import measured_plan
@@ -86,6 +90,7 @@ def plan(  # type: ignore[misc]
     cv_tol: float = 1e-3,
     train_sizes: Any = None,
     transformer: Any = None,
+    extent: Any = None,
 ) -> Plan | SelectionPlan:
     """Plan of a fit or of a selection of λ, without carrying it out; it needs only sizes, not data.
 
@@ -155,6 +160,9 @@ def plan(  # type: ignore[misc]
         Sizes of the learning curve of a KernelRidgeCV: fractions of the training rows, or numbers of rows.
     transformer : "standardize" or transformer of scikit-learn, optional
         What X passes through before the kernel (see KernelRidge): a copy of it is fitted to all rows, which are read.
+    extent : float or sequence of float, optional
+        Largest difference of two rows in each column, where an RBF kernel takes at most three: a Fourier grid depends
+        on it. None: it is found in X, all of which is read once; without X no grid is considered.
 
     Returns
     -------
@@ -183,6 +191,9 @@ def plan(  # type: ignore[misc]
     >>> wide = dkrr.plan(n=10**6, d=79, kernel="rbf", workers=64, worker_memory="16GiB", cores=4)
     >>> wide.chosen.place.slots, wide.seconds < plan.seconds
     (256, True)
+    >>> plan = dkrr.plan(n=10**8, d=2, kernel="rbf", gamma=50.0, extent=1.0)  # positions within a unit square
+    >>> plan.form, plan.problem.dimension < 3000
+    ('primal', True)
     """
     is_regression = checked_loss(loss) == "squared"
     multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
@@ -211,6 +222,7 @@ def plan(  # type: ignore[misc]
     rows = None if X is None else as_rows(X)
     n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
     refuse_more_components_than_rows(value, n)
+    value = value if rows is None else boxed(value, rows)
     if rows is None and y is not None and is_regression:
         raise InputError("y is given without X; expected X and y, or n_targets= instead of y")
     if likelihood is not None:
@@ -236,19 +248,37 @@ def plan(  # type: ignore[misc]
     fractions = () if train_sizes is None else _fractions(sizes, train_sizes, n)
     if sizes is not None:
         fields |= {"alphas": candidates, "tol": cv_tol}
+    box = None if extent is None else _box(extent, value.resolved(d), d)
     if rows is not None:
         problem = Problem.of_rows(rows, value, **fields)
         if sizes is None:
-            return plan_for_rows(problem, rows, resources)
-        problem = with_spectrum(problem, rows)
+            return plan_for_rows(problem, rows, resources, box)
+        found = selection_plan(problem, sizes, rows, resources)
     else:
         known = value.resolved(d)
         problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
         problem = with_measured_kernel(problem, None)
         if sizes is None:
-            return measured_plan(problem, resources)
-    found = plan_selection(problem, sizes, resources)
+            return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
+        found = plan_selection(problem, sizes, resources)
     return with_parts(found, problem, fractions, resources) if fractions else found
+
+
+def _box(extent: Any, kernel: Kernel, d: int) -> Box:
+    """Box of rows that are so far apart."""
+    columns = grid_columns(kernel, d)
+    if not columns:
+        raise InputError(f"extent is given with {kernel!r}; expected an RBF kernel of at most three columns, or None")
+    expected = f"a number > 0, or one for each of the columns {columns}"
+    lengths = [extent] if is_real(extent) else extent
+    try:
+        values = np.array([float(length) for length in lengths])
+    except (TypeError, ValueError, OverflowError):
+        values = np.array([np.nan])
+    values = np.repeat(values, len(columns)) if len(values) == 1 else values
+    if len(values) != len(columns) or not (np.isfinite(values) & (values > 0)).all():
+        raise InputError(f"extent is {shown(extent)}; expected {expected}")
+    return Box.of_lengths(columns, values.tolist())
 
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:

@@ -28,6 +28,8 @@ from dkrr.planning.detection import usable_threads
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
+TRANSFORMED_ROWS = 2**18
+"""The same with features whose products are transforms."""
 BLOCK_TRAINING_ROWS = 4096
 """Training rows of a strip of the kernel that is in memory at once (32 MiB with BLOCK_ROWS)."""
 MIN_PARALLEL_ENTRIES = 4e6
@@ -82,7 +84,9 @@ def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDAr
 
     size = 0 if model.rows is None else n * model.rows.shape[0]
     share = usable_threads()
-    wanted = 1 if model.coef is not None or size < MIN_PARALLEL_ENTRIES else min(len(starts), share)
+    is_transform = model.feature_map is not None and model.feature_map.is_transform
+    is_parallel = is_transform or (model.coef is None and size >= MIN_PARALLEL_ENTRIES)
+    wanted = min(len(starts), share) if is_parallel else 1
     with _threads_in_use(os.getpid()).take(wanted, share) as threads:
         if threads == 1:
             width = rows.shape[1] + model.n_targets
@@ -140,6 +144,8 @@ def _check_predictions(out: NDArray[np.float64], first: int) -> None:
 
 def block_rows(model: FittedFunction, rows: Rows) -> int:
     """Number of rows that are predicted together: fewer if they, their features or their predictions are wide."""
+    if model.feature_map is not None and model.feature_map.is_transform:
+        return TRANSFORMED_ROWS
     widths = [rows.heavy_row_bytes, 8 * model.n_targets]
     if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
         widths.append(8 * model.feature_map.dimension(model.n_features))
@@ -150,7 +156,7 @@ def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.f
     """Predictions of one block of rows, dense or CSR, of shape (m, t); `first` is the number of its first row."""
     m = x.shape[0]
     if model.coef is not None and model.feature_map is not None:
-        if sp.issparse(x) and model.feature_map.keeps_sparse:
+        if model.feature_map.is_transform or (sp.issparse(x) and model.feature_map.keeps_sparse):
             return np.asarray(model.feature_map.multiply(x, model.coef) + model.intercept)
         return blas.product(model.feature_map.transform(x), model.coef) + model.intercept
     assert model.dual_coef is not None

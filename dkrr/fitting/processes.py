@@ -23,11 +23,13 @@ from dkrr.errors import InputError
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
 from dkrr.fitting.gaussian_process import Array, FactoredProcess, Kept, Numbers, Posterior
+from dkrr.fitting.generated_process import GeneratedPosterior
 from dkrr.fitting.intervals import CrossValidationIntervals, Learned, refitted
 from dkrr.fitting.iterated_process import IteratedPosterior
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
+from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.implied import parts_of
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect
@@ -48,6 +50,8 @@ class Processes:
         By λ, what a saved model holds of the processes with a factor.
     learned : Learned, optional
         What its kernel was fitted to, if its values depend on that.
+    grid : FourierGrid, optional
+        Of the fit.
     """
 
     def __init__(
@@ -56,7 +60,10 @@ class Processes:
         kernel: Kernel,
         kept: Mapping[float, Kept] | None = None,
         learned: Learned | None = None,
+        grid: FourierGrid | None = None,
     ) -> None:
+        if grid is not None:
+            request = request.with_settings(grid=grid, form="primal")
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         self._learned, self._given = learned, request
@@ -132,7 +139,8 @@ class Processes:
         if alpha not in self._factored:
             kept = self._kept.get(alpha)
             is_primal = self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
-            kind = PrimalPosterior if is_primal else DualPosterior
+            is_on_grid = is_primal and self._request.settings.grid is not None
+            kind = GeneratedPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
             self._factored[alpha] = kind(self._scaled, alpha, columns, kept)
         return self._factored[alpha]
 

@@ -22,9 +22,12 @@ from dkrr.checks import (
 from dkrr.data import Rows, as_rows, load_array, load_labels
 from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
+from dkrr.fitting.grids import SURELY_FASTER, Box, box_of, cheaper, in_dual_form, is_compared, may_have_grid, on_grid
 from dkrr.kernels import Kernel, as_kernel
+from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.implied import refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.nonuniform import is_available
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
@@ -38,6 +41,7 @@ from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
+from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
 
@@ -62,6 +66,8 @@ class Settings:
     """Store given by the user; None: a temporary one."""
     max_iter: int = 100
     """Newton steps of kernel logistic regression."""
+    grid: FourierGrid | None = None
+    """Features of the kernel in the box of the rows, once a plan has chosen them."""
 
     @classmethod
     def checked(
@@ -213,13 +219,14 @@ class FitRequest:
 
     def problem(self) -> Problem:
         """Sizes and settings that its cost depends on."""
-        return Problem.of_rows(
+        found = Problem.of_rows(
             self.rows,
             self.settings.kernel,
             n_counting=None if self.weights is None else int(np.count_nonzero(self.weights)),
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
         )
+        return found if self.settings.grid is None else replace(found, feature_map=self.settings.grid)
 
 
 def plan_of(request: FitRequest) -> Plan:
@@ -232,9 +239,55 @@ def plan_of(request: FitRequest) -> Plan:
     return plan_for_rows(problem, rows, resources)
 
 
-def plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
-    """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit."""
+def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:
+    """Plan without rows, of which only the box is known."""
+    if not may_have_grid(problem):
+        return measured_plan(problem, resources)
+    return cheaper(in_dual_form(problem, lambda p: measured_plan(p, resources)), problem, resources, box)
+
+
+def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box | None = None) -> Plan:
+    """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit.
+
+    So it is with the box of the rows, for a Fourier grid, unless it is given.
+    """
     problem = with_measured_kernel(problem, rows)
+    if not may_have_grid(problem):
+        return _plan_for_rows(problem, rows, resources)
+    dual = in_dual_form(problem, lambda p: make_plan(p, resources))
+    if not is_compared(dual):
+        return _plan_for_rows(problem, rows, resources)
+    box = box_of(rows, grid_columns(problem.kernel, problem.d)) if box is None else box
+    found = cheaper(dual, problem, resources, box)
+    if isinstance(dual, Plan) and dual.seconds < SURELY_FASTER * found.seconds:  # the spectrum may make a difference
+        found = cheaper(in_dual_form(problem, lambda p: _plan_for_rows(p, rows, resources)), problem, resources, box)
+    return found
+
+
+def selection_plan(problem: Problem, sizes: FoldSizes, rows: Rows, resources: Resources) -> SelectionPlan:
+    """Plan of a selection of λ; with the sums of a Fourier grid where that takes less time than the dual form.
+
+    Parameters
+    ----------
+    problem : Problem
+        As for `plan_selection`, without the spectrum.
+    """
+    problem = with_measured_kernel(problem, rows)
+    grid: SelectionPlan | None = None
+    if may_have_grid(problem) and not sizes.are_learned:
+        dual = in_dual_form(problem, lambda p: make_plan(p, resources))
+        if is_compared(dual):
+            box = box_of(rows, grid_columns(problem.kernel, problem.d))
+            gridded, _ = on_grid(problem, box, ROUNDING)
+            grid = None if gridded is None or not is_available() else plan_selection(gridded, sizes, resources)
+            if grid is not None and (not isinstance(dual, Plan) or dual.seconds > SURELY_FASTER * grid.seconds):
+                return grid
+    found = plan_selection(with_spectrum(problem, rows), sizes, resources)
+    return found if grid is None or found.seconds <= grid.seconds else grid
+
+
+def _plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
+    """The same without a Fourier grid."""
     plan = make_plan(problem, resources) if problem.solver is None else None
     if plan is not None and plan.chosen.is_direct and is_soon_done(problem, plan.seconds):
         return plan

@@ -25,6 +25,7 @@ from dkrr.fitting.data import FitData, TrainingData
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import KernelTo
 from dkrr.kernels.centring import Centring
+from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.maps import difference_at_zero
 from dkrr.linalg.iteration_state import CGOutcome
@@ -90,6 +91,11 @@ class FittedFunction:
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # without what is kept
+
+    @property
+    def grid(self) -> FourierGrid | None:
+        """Grid of the fit in the box of its rows; None if it has none."""
+        return self.feature_map.inside if isinstance(self.feature_map, FourierZones) else None
 
     @property
     def n_targets(self) -> int:
@@ -207,6 +213,8 @@ class Solution:
     """αᵀKα as computed, of shape (t,)."""
     messages: tuple[str, ...] = ()
     """Differences from the plan."""
+    near: Array | None = None
+    """Coefficients of a Fourier grid for rows that are not in its box, (D', t)."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +300,7 @@ def _norms(
 ) -> tuple[Array, tuple[str, ...]]:
     """‖f‖ of every target and messages, where the targets of `data` have been divided by `sizes`."""
     if model.coef is not None:
-        return column_norms(model.coef), ()
+        return column_norms(model.coef if solution.coef is None else model.coef[: len(solution.coef)]), ()
     assert solution.rows is not None and solution.dual_coef is not None and solution.squares is not None
     norms, messages = function_norms(data, solution.rows, solution.dual_coef, solution.squares)
     with np.errstate(over="ignore"):
@@ -335,8 +343,12 @@ def _refuse_overflow(model: FittedFunction, dual_coef: Array | None) -> None:
 
 def fitted_function(data: FitData, plan: Plan, solution: Solution, owner: Any) -> FittedFunction:
     """Fitted value in the form of the predictions; it keeps the owner of a temporary folder only if it reads there."""
-    coef, feature_map, rows, keep = None, None, None, None
-    if solution.coef is not None:
+    coef, rows, keep = None, None, None
+    feature_map: FeatureMap | None = None
+    if solution.near is not None:
+        assert solution.coef is not None and isinstance(data.feature_map, FourierGrid)
+        coef, feature_map = np.vstack([solution.coef, solution.near]), FourierZones(data.feature_map)
+    elif solution.coef is not None:
         coef, feature_map = solution.coef, data.feature_map
     elif plan.prediction == "primal" and data.feature_map is not None:
         feature_map = data.feature_map

@@ -15,23 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress, make_progress
-from dkrr.errors import ConvergenceWarning, Float32BreakdownError, MemoryLimitError, PlanError
+from dkrr.errors import ConvergenceWarning, Float32BreakdownError, InputError, MemoryLimitError, PlanError
 from dkrr.fitting import logistic
 from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
+from dkrr.fitting.generated import GeneratedPrimal, lost_alpha
 from dkrr.fitting.iteration import resumed
 from dkrr.fitting.requests import DualStart, FitRequest, plan_of
 from dkrr.fitting.results import Solution, Solved, scale_of, solved
 from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.fitting.storage import with_repairs
+from dkrr.kernels.map_base import MapKernel
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.residual import worst
 from dkrr.linalg.result import SolveResult, Status
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning import Direct, Float32Factor, Iterative, Plan
+from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan, Reason
 from dkrr.planning.problem import Form, Loss
 from dkrr.planning.strategy import How
 
@@ -89,6 +91,18 @@ def solve_with_float32_factor(
     return form.solution(merged(outcomes))
 
 
+def solve_by_transforms(
+    form: GeneratedPrimal,
+    data: TrainingData,
+    plan: Plan,
+    context: Context,  # noqa: ARG001
+    start: DualStart | None = None,  # noqa: ARG001
+) -> Solution:
+    """One pass over the rows for all systems, and others that refine their solutions."""
+    with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
+        return form.solution()
+
+
 class Way(NamedTuple):
     """How a solver is carried out."""
 
@@ -101,6 +115,7 @@ SOLVERS: Mapping[type[How], Way] = {
     Direct: Way({"dual": DirectDual, "primal": DirectPrimal}, solve_directly),
     Iterative: Way({"dual": IteratedDual, "primal": IteratedPrimal}, solve_iteratively),
     Float32Factor: Way({"dual": FactoredDual}, solve_with_float32_factor),
+    Generated: Way({"primal": GeneratedPrimal}, solve_by_transforms),
 }
 
 
@@ -214,6 +229,12 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         plan = plan_of(request)  # there may be fewer features than requested
     loss = LOSSES[plan.problem.loss]
     data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
+    if lost := lost_alpha(plan, data):  # sums of weights, which no plan knows
+        if request.settings.form == "primal" or isinstance(plan.problem.kernel, MapKernel):
+            raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or form='dual'")
+        request = request.with_settings(form="dual")
+        plan = plan_of(request).noted(Reason("alpha-is-lost", lost))
+        data = loss.data(request.outputs, shared_fields(request, plan.problem))
     if data.fit_intercept:
         data = about_the_rows(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()

@@ -11,7 +11,9 @@ from dkrr.data import MemoryRows, Rows, scan, write_rows
 from dkrr.data.rows import check_finite
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import ORIGINS, FitData
+from dkrr.fitting.grids import box_of
 from dkrr.kernels import Kernel, Linear, centring
+from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.implied import feature_map as feature_map_of
 from dkrr.kernels.implied import parts_of
 from dkrr.kernels.map_base import Array, FeatureMap, MapKernel
@@ -47,6 +49,19 @@ def drawn(value: Value, rows: Rows) -> Value:
         If the rows hold NaN or infinity, or the kernel is not positive semidefinite on the centres.
     """
     return _replaced(value, lambda part: nystroem_map(part, rows) if isinstance(part, Nystroem) else part)
+
+
+def boxed(kernel: Kernel, rows: Rows) -> Kernel:
+    """Kernel in which every Fourier grid has the box of the rows, unless it was given one."""
+    return _replaced(kernel, lambda part: _boxed(part, rows) if isinstance(part, FourierGrid) else part)
+
+
+def _boxed(phi: FourierGrid, rows: Rows) -> FourierGrid:
+    if phi.box is not None:
+        return phi
+    d = rows.shape[1]
+    phi = phi.resolved(d)  # type: ignore[assignment]
+    return phi.in_box(box_of(rows, phi.columns(d)).pairs())
 
 
 def is_drawn(kernel: Kernel) -> bool:

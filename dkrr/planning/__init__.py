@@ -4,13 +4,14 @@ from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Layout, Problem
 from dkrr.planning.resources import Rates, Resources
-from dkrr.planning.strategy import Direct, Float32Factor, Iterative, Reason, Strategy, Tiling
+from dkrr.planning.strategy import Direct, Float32Factor, Generated, Iterative, Reason, Strategy, Tiling
 from dkrr.planning.ways import WAYS
 
 __all__ = [
     "WAYS",
     "Direct",
     "Float32Factor",
+    "Generated",
     "Iterative",
     "Layout",
     "Plan",

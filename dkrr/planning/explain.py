@@ -14,6 +14,7 @@ from dkrr.planning.strategy import (
     NO_REASON,
     Direct,
     Float32Factor,
+    Generated,
     Iterative,
     Reason,
     RowPasses,
@@ -21,6 +22,7 @@ from dkrr.planning.strategy import (
     TileProducts,
     codes_of,
 )
+from dkrr.planning.transforms import GOAL
 from dkrr.text import Explained, format_bytes, format_count, format_seconds, plural
 
 SMALL_SECONDS = 3.0
@@ -112,7 +114,7 @@ def solver_facts(c: Strategy, p: Problem) -> list[tuple[str, str]]:
     facts = [("where", _where(c))]
     if isinstance(how, Iterative):
         facts.append(("products", c.products_text()))
-    elif not c.place.is_memory and not c.streams:
+    elif not c.place.is_memory and not c.streams and not isinstance(how, Generated):
         facts.append(("tiles", _tiles(c, p)))
     return [("solver", (_newton(c, p) if c.n_steps else _solver(c, p)) + alphas), *facts]
 
@@ -121,6 +123,13 @@ def _solver(c: Strategy, p: Problem) -> str:
     how = c.how
     if isinstance(how, Direct):
         return "tiled Cholesky"
+    if isinstance(how, Generated):
+        by = (
+            f"conjugate gradient with a partial factor (rank up to {how.rank_limit:,})"
+            if how.rank_limit
+            else "Cholesky"
+        )
+        return f"{by}, refined to a true residual of {GOAL:.0e} of the dual system; entries of K within {how.bound:.1e}"
     if isinstance(how, Float32Factor):
         goal = "the level of rounding" if how.tol is None else f"a true residual of {how.tol:.0e}"
         return (
@@ -139,7 +148,7 @@ def _solver(c: Strategy, p: Problem) -> str:
 
 def _newton(c: Strategy, p: Problem) -> str:
     how, in_all = c.how, ""
-    if isinstance(how, Direct):
+    if isinstance(how, Direct | Generated):
         by = "Cholesky"
     else:
         by, in_all = "conjugate gradient", f", {how.iterations:,} iterations in all"
@@ -153,9 +162,9 @@ def _newton(c: Strategy, p: Problem) -> str:
 def _where(c: Strategy) -> str:
     if c.execution == "dask":
         threads = f" of {c.place.threads} threads" if c.place.threads > 1 else ""
-        disk = "" if isinstance(c.how, Iterative) else ", tiles on disk"
+        disk = "" if isinstance(c.how, Iterative | Generated) else ", tiles on disk"
         return f"on Dask workers{disk} ({plural(c.n_workers, 'process', 'es')}{threads})"
-    if isinstance(c.how, Iterative):
+    if isinstance(c.how, Iterative | Generated):
         return "in the calling process"
     return f"in the calling process, {'in memory' if c.place.is_memory else 'tiles on disk'}"
 
@@ -234,6 +243,11 @@ def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[
         return [Reason("rows-streamed", text)] + ([] if c.place.is_memory else _why_tiles(p))
     if isinstance(c.how, Direct):
         return _why_factor(p, c, candidates)
+    if isinstance(c.how, Generated):
+        text = "its matrix is gathered from sums over the rows, and factored"
+        if c.how.rank_limit:
+            text = "its products are convolutions of sums over the rows; a complete factor would take longer"
+        return [Reason("grid-iterates" if c.how.rank_limit else "grid-factored", text)]
     return _why_float32(c.how, candidates) if isinstance(c.how, Float32Factor) else _why_iterations(p, c, candidates)
 
 

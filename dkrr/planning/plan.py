@@ -1,12 +1,13 @@
 """The plan: a frozen value that explains itself."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.implied import arrays_of
 from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
@@ -86,6 +87,9 @@ class Plan(Explained):
     def saved_bytes(self) -> int:
         """Size of the saved model, in whole chunks, but for its description and a transformer."""
         p = self.problem
+        if isinstance(p.feature_map, FourierGrid) and self.form == "primal":
+            width = FourierZones(p.feature_map).dimension(p.d)
+            return sum(map(_bytes_of, [(width, p.n_targets), (p.n_targets, 1)]))
         coefficients = [(p.dimension or 0, p.n_targets)] if self.prediction == "primal" else []
         if self.form == "dual" or (p.loss == "squared" and min(p.alphas) > 0):
             coefficients.append((p.n, p.n_targets))
@@ -118,12 +122,16 @@ class Plan(Explained):
         """Whether errors are computed from a factor of D × D (for λ > 0): one of the fit, or the smaller one."""
         d = self.problem.dimension or 0
         is_small = d <= self.problem.n and 3 * 8 * d**2 <= self.resources.local_limit_bytes // 2
-        return self.form == "primal" and (self.chosen.is_direct or is_small)
+        return self.form == "primal" and ((self.chosen.is_direct and self.chosen.solver == "cholesky") or is_small)
 
     @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         return self.chosen.uses_threads
+
+    def noted(self, reason: Reason) -> Self:
+        """The same with one more reason."""
+        return replace(self, reasons=(*self.reasons, reason))
 
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""

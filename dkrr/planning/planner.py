@@ -139,6 +139,8 @@ def _forms(problem: Problem) -> tuple[list[Form], list[Reason]]:
     _check_form(problem, wanted)
     if wanted is not None:
         return [wanted], []
+    if problem.feature_map is not None and problem.feature_map.is_transform:
+        return ["primal"], []
     if dimension is None:
         return ["dual"], []
     against: dict[Form, Reason] = {"primal": Reason(), "dual": Reason()}

@@ -23,7 +23,8 @@ from dkrr.planning.planner import make_plan
 from dkrr.planning.primal import formed_in_caller
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.strategy import Direct, Iterative, Reason
+from dkrr.planning.strategy import Direct, Generated, Iterative, Reason
+from dkrr.planning.transforms import GATHER_SECONDS, MAX_SIDE, iterated, peak_of_passes, sums_bytes, transform_work
 from dkrr.planning.work import Site, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
@@ -36,6 +37,10 @@ RISES = 2
 INVERSE_RATES = {2000: 0.35, 5000: 0.6}
 """Rate of the strips of an inverse over that of a factorisation, by the number of rows (measured: a search over 2,000
 of `benchmarks.regret` is then planned at 1.6 s and takes 1.4)."""
+STAGES = ("normal matrix", "held-out errors")
+"""Stages of the transforms of a search on a Fourier grid."""
+SMALL_FACTOR_RATE = 0.75
+"""Rate of factorisations of some thousand rows, one a thread, over that of products."""
 ERROR_PASSES = 30
 """Passes over arrays of the targets' size from the solution for one λ to its scores."""
 NOT_THE_REST = Reason(
@@ -166,6 +171,8 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
     if one.form == "primal":
         if isinstance(one.chosen.how, Direct):
             return _primal(one, problem, sizes, resources)
+        if isinstance(one.chosen.how, Generated) and (one.solver == "cholesky" or not sizes.is_loo):
+            return _on_grid(one, problem, sizes, resources)
         if not sizes.is_loo:
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
             return _refits(problem, sizes, resources, streamed)
@@ -264,6 +271,42 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
     seconds = Site(p, resources, resources.in_caller("memory", threads)).seconds(recipe, peak)
     text = "the features are no more than the rows: a training set has the sums of the other folds"
     reason = Reason("sums-of-folds", text)
+    return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
+
+
+def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
+    """Sums of every fold by transforms, solutions for each fold and λ, and predictions by transforms."""
+    p, n_alphas, t, threads = problem, len(problem.alphas), problem.n_targets, resources.local_threads
+    side, n_sets, limit = p.side("primal"), 1 if sizes.is_loo else sizes.n_folds, resources.local_limit_bytes
+    place, columns = resources.in_caller("memory", threads, threads), n_alphas * t
+    site = Site(p, resources, place)
+    each = 3 if sizes.is_loo else 1  # leave-one-out takes the inverse
+    factored = [
+        Step("factorisation", Work(element_seconds=GATHER_SECONDS * side**2), n_sets),
+        Step("factorisation", Work(gemm_flops=each * side**3 / 3 / SMALL_FACTOR_RATE), n_sets * n_alphas),
+    ]
+    ways = {0: (factored, (1 + (3 if sizes.is_loo else min(threads, n_alphas))) * 8 * side**2)}
+    if not sizes.is_loo:
+        rank_limit, steps, held = iterated(p, resources, columns)
+        ways[rank_limit] = [step._replace(times=step.times * n_sets) for step in steps], held
+    if side > MAX_SIDE:
+        del ways[0]
+    rank_limit = min(ways, key=lambda limit: site.seconds(ways[limit][0], 0))
+    solving, held = ways[rank_limit]
+    held += (3 + 2 * n_sets) * sums_bytes(p) + n_sets * 16 * side * columns
+    held += 8 * p.n * (columns if sizes.predicts else t if sizes.is_loo else 0)
+    peak = max(peak_of_passes(site, held), one.peak_bytes if one.chosen.place.is_memory else 0)
+    if peak > limit:
+        what = f"the sums of all folds need {format_bytes(peak)} in the calling process, of the {format_bytes(limit)} "
+        return _refits(problem, sizes, resources, Reason(NOT_ENOUGH_MEMORY.code, f"{what}that are allowed"))
+    repeated = 1 if sizes.train_on_the_rest else n_sets
+    transforms = repeated * -(-(t + 1) // 2), n_alphas * (1 + -(-t // 2)) if sizes.is_loo else -(-columns // 2)
+    sums, predicted = (Step(stage, transform_work(p, count)) for stage, count in zip(STAGES, transforms, strict=True))
+    seconds = site.seconds([sums, *solving, predicted], peak)
+    how = one.chosen.how
+    assert isinstance(how, Generated)
+    one = replace(one, chosen=replace(one.chosen, how=replace(how, rank_limit=rank_limit)))
+    reason = Reason("sums-of-folds", "on a Fourier grid: a training set has the sums of the other folds")
     return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
 
 

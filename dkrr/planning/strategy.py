@@ -165,7 +165,31 @@ class Iterative:
         return self.products
 
 
-How = Direct | Float32Factor | Iterative
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """Features of a Fourier grid: sums over the rows by transforms, and systems whose size does not depend on rows."""
+
+    side: int
+    """Features."""
+    bound: float
+    """Largest error of an entry of K."""
+    row_block: int
+    """Rows of X that are transformed at once."""
+    row_parts: int
+    """Segments of the rows, a task each."""
+    rank_limit: int = 0
+    """Columns that fit in memory of a partial factor, with which conjugate gradient solves; 0: a complete factor."""
+
+    keeps_rows: ClassVar = False
+    iterations: ClassVar = 0
+
+    @property
+    def tiling(self) -> Tiling:
+        """The whole matrix is one tile."""
+        return Tiling(self.side, self.side)
+
+
+How = Direct | Float32Factor | Iterative | Generated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +211,8 @@ class Strategy:
         """Solver of linear systems, as users name it."""
         if isinstance(self.how, Float32Factor):
             return "cholesky" if self.how.tol is None else "cg"
+        if isinstance(self.how, Generated):
+            return "cg" if self.how.rank_limit else "cholesky"
         return "cholesky" if isinstance(self.how, Direct) else "cg"
 
     @property
@@ -202,14 +228,15 @@ class Strategy:
     @property
     def is_whole(self) -> bool:
         """The whole matrix is factored in memory."""
-        return self.is_direct and self.place.is_memory and not self.streams
+        is_formed = isinstance(self.how, Direct | Float32Factor)
+        return is_formed and self.place.is_memory and not self.streams
 
     @property
     def uses_threads(self) -> bool:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         if isinstance(self.how, Direct):
             return self.streams
-        return isinstance(self.how, Iterative) or self.place.is_memory
+        return isinstance(self.how, Iterative | Generated) or self.place.is_memory
 
     @property
     def task_threads(self) -> int:
@@ -282,6 +309,9 @@ class Strategy:
             where = f"{self.n_workers} workers" if self.execution == "dask" else "in this process"
             return f"{self.form}, conjugate gradient, {where}, {self.products_text()}"
         places = {"memory": "in memory", "serial": "on disk, one process", "dask": f"{self.n_workers} workers"}
+        if isinstance(self.how, Generated):
+            place = "in this process" if self.execution == "serial" else places[self.execution]
+            return f"{self.form}, Fourier grid of {self.how.side:,} features, {place}"
         factor = "Cholesky" if isinstance(self.how, Direct) else "Cholesky in float32 and refinement"
         tiles = f", tiles of {self.tile:,}" if not self.place.is_memory else ""
         return f"{self.form}, {factor}, {places[self.execution]}{tiles}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Literal
 
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
@@ -11,6 +12,7 @@ from dkrr.planning.primal import curvature_in_memory, factored_primal, streamed_
 from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Solver, Strategy
+from dkrr.planning.transforms import generated, generated_iterated
 
 Candidates = Callable[[Problem, Resources], Iterable[Strategy]]
 
@@ -20,7 +22,7 @@ def streamed_where_requested(p: Problem, r: Resources) -> Iterable[Strategy]:
     return streamed_primal(p, r) if p.settings is not None else ()
 
 
-WAYS: Mapping[tuple[Loss, Form, Solver], Candidates] = {
+WAYS: Mapping[tuple[Loss, Form | Literal["fourier"], Solver], Candidates] = {
     ("squared", "dual", "cholesky"): partial(factored_dual, itemsize=8),
     ("squared", "dual", "float32"): partial(factored_dual, itemsize=4),
     ("squared", "dual", "cg"): multiplied_dual,
@@ -32,8 +34,11 @@ WAYS: Mapping[tuple[Loss, Form, Solver], Candidates] = {
     ("logistic", "primal", "cholesky"): curvature_in_memory,
     ("logistic", "primal", "float32"): streamed_where_requested,
     ("logistic", "primal", "cg"): streamed_primal,
+    ("squared", "fourier", "cholesky"): generated,
+    ("squared", "fourier", "cg"): generated_iterated,
+    ("logistic", "fourier", "cholesky"): generated,
 }
-"""Candidates by loss, form and solver, those in memory first."""
+"""Candidates by loss, form (the primal one also by transforms) and solver, those in memory first."""
 
 
 def ways(p: Problem, form: Form) -> Iterable[tuple[Solver, Candidates]]:
@@ -43,4 +48,6 @@ def ways(p: Problem, form: Form) -> Iterable[tuple[Solver, Candidates]]:
         solvers = ("cholesky",)
     elif isinstance(p.settings, ConjugateGradient):
         solvers = ("float32",) if isinstance(p.settings.preconditioner, Float32Cholesky) else ("cg",)
-    return [(solver, WAYS[p.loss, form, solver]) for solver in solvers if (p.loss, form, solver) in WAYS]
+    is_transform = form == "primal" and p.feature_map is not None and p.feature_map.is_transform
+    kind: Form | Literal["fourier"] = "fourier" if is_transform else form
+    return [(solver, WAYS[p.loss, kind, solver]) for solver in solvers if (p.loss, kind, solver) in WAYS]

@@ -29,6 +29,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.normal_rows import (
     LEAST_UNLEVERAGED,
+    Each,
     NormalSums,
     centred_sums,
     errors_by_others,
@@ -56,6 +57,21 @@ STRIPS = 8
 """Stretches of rows that make up the sample, since neighbours may be alike."""
 
 
+def in_segments(progress: Progress, n: int, parts: int) -> Each:
+    """Values of a function of the first row and the last but one, for segments of the rows; a thread for each."""
+
+    def each(stage: str, function: Callable[[int, int], Any]) -> list[Any]:
+        cuts = [round(k * n / parts) for k in range(parts + 1)]
+        tasks = [Task(f"{stage}-{a}", _in_task, (function, a, b)) for a, b in pairwise(cuts) if b > a]
+        with progress.stage(stage, float(len(tasks))):
+            if parts == 1:  # BLAS has the threads
+                return [r.value for r in SerialExecutor().run(tasks, progress).tasks]
+            with ThreadExecutor(parts) as executor:
+                return [r.value for r in executor.run(tasks, progress).tasks]
+
+    return each
+
+
 class PrimalFolds:
     """Scores of every λ and fold in the primal form, in the calling process.
 
@@ -74,7 +90,8 @@ class PrimalFolds:
         self._means, self._n_features = data.target_means(), data.feature_map.dimension(data.rows.shape[1])
         self._width = self._n_features + (1 if data.fit_intercept else 0)
         self._n_targets = data.targets.shape[1]
-        self._parts = parts_for_folds(data.n, self._width, 1 if folds.is_loo else len(folds), n_threads)
+        parts = parts_for_folds(data.n, self._width, 1 if folds.is_loo else len(folds), n_threads)
+        self._each = in_segments(progress, data.n, parts)
 
     def score(self, alphas: Array, sheet: ScoreSheet) -> None:
         """Enter the scores of every λ.
@@ -88,16 +105,6 @@ class PrimalFolds:
             self._score_each_row(alphas, sheet)
         else:
             self._score_folds(alphas, sheet)
-
-    def _each(self, stage: str, function: Callable[[int, int], Any]) -> list[Any]:
-        """Values of a function of the first row and the last but one, for segments of the rows."""
-        cuts = [round(k * self._data.n / self._parts) for k in range(self._parts + 1)]
-        tasks = [Task(f"{stage}-{a}", _in_task, (function, a, b)) for a, b in pairwise(cuts)]
-        with self._progress.stage(stage, float(len(tasks))):
-            if self._parts == 1:  # BLAS has the threads
-                return [r.value for r in SerialExecutor().run(tasks, self._progress).tasks]
-            with ThreadExecutor(self._parts) as executor:
-                return [r.value for r in executor.run(tasks, self._progress).tasks]
 
     def _residuals(self, where: slice, features: Array, about: Array | None, means: Array | float) -> Array:
         """Targets of some rows, without means and without what some coefficients predict."""

@@ -22,19 +22,20 @@ from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.prediction import predict_in_memory
-from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets, with_spectrum
+from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets, selection_plan
 from dkrr.fitting.results import scale_of
 from dkrr.fitting.sampled import about_the_rows, is_drawn
 from dkrr.fitting.storage import with_repairs
 from dkrr.linalg.held_out import LeftOut
 from dkrr.linalg.refinement import in_terms_of_alpha
-from dkrr.planning import Direct, Iterative, Problem, Resources
+from dkrr.planning import Direct, Generated, Iterative
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Form
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
+from dkrr.planning.selection import FoldSizes, SelectionPlan
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.fold_sums import PrimalFolds
 from dkrr.selection.folds import Folds, SelectionData
+from dkrr.selection.grid_folds import GridFolds
 from dkrr.selection.optimum import Search
 from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
 from dkrr.selection.sweep import LEAST_TOL, Refit, sweep
@@ -336,7 +337,7 @@ def all_scored(request: SelectionRequest, whole: Whole) -> list[Candidate]:
 
 def _scored(request: SelectionRequest, number: int, whole: Whole) -> Candidate:
     """Scores of one kernel; what is damaged in its store is computed again."""
-    plan = plan_selection(*_problem(request, _Work.of(request, number)))
+    plan = _plan(request, _Work.of(request, number))
     begun, show_progress = time.perf_counter(), None
     whole.expect(plan.seconds)
     progress = make_progress(show_progress)
@@ -380,8 +381,8 @@ def _scored_parts(
     return found
 
 
-def _problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes, Resources]:
-    """What the plan for one kernel depends on."""
+def _plan(request: SelectionRequest, work: _Work) -> SelectionPlan:
+    """Plan for one kernel."""
     settings, sheet = work.settings, work.sheet
     fits = request.fit_request(settings, float(request.alphas[0]))
     problem = replace(fits.problem(), alphas=tuple(sorted(set(request.alphas.tolist()))))
@@ -392,7 +393,7 @@ def _problem(request: SelectionRequest, work: _Work) -> tuple[Problem, FoldSizes
         refit=work.refit is not None,
         predicts=not sheet.takes_squares,
     )
-    return with_spectrum(problem, request.rows), sizes, resources
+    return selection_plan(problem, sizes, request.rows, resources)
 
 
 def _carry_out(
@@ -414,7 +415,11 @@ def _carry_out(
     if data.fit_intercept:
         data = about_the_rows(data, settings.store)
     if plan.method == "primal":
-        PrimalFolds(data, folds, progress, one.resources.local_threads).score(alphas, sheet)
+        how, threads = one.chosen.how, one.resources.local_threads
+        if isinstance(how, Generated):
+            GridFolds(data, folds, progress, threads, how.rank_limit).score(alphas, sheet)
+        else:
+            PrimalFolds(data, folds, progress, threads).score(alphas, sheet)
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":

@@ -243,7 +243,7 @@ def check_against_float64(model, X, y, weights=None):
 )
 def test_fits_in_float32_are_as_accurate_as_in_float64(data, tile, weighted, fit_intercept, alpha):
     X, y, weights = data
-    model = KernelRidge(alpha, **SETTINGS, fit_intercept=fit_intercept, tile=tile)
+    model = KernelRidge(alpha, **SETTINGS, fit_intercept=fit_intercept, tile=tile, form="dual")
     check_against_float64(model, X, y, np.maximum(weights, 0.01) if weighted else None)
 
 

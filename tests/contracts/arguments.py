@@ -91,7 +91,7 @@ MEANINGS = by_argument(
     (COUNT | FUNCTION, "size"),
     (COUNT | HALF | TINY, "min_df"),
     (HALF, "cv_tol tol"),
-    (HALF | TINY, "coverage interval"),
+    (HALF | TINY, "coverage error interval"),
     (HALF | TINY | ZERO, "weight"),
     (HALF | {"1.5"}, "nu"),
     (COUNT | HALF | SCALAR_ARRAY | PATH | {"1.5"}, "concentration"),

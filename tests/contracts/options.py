@@ -38,7 +38,7 @@ ACCEPTED = by_argument(
     (COUNT, "d max_iter n n_targets solver_max_iter tile workers"),
     (COUNT | {"1.5", "1e30", "1,2"}, "plan.alphas"),
     (COUNT | {"0"}, "shuffle"),
-    (POSITIVE, "gamma"),
+    (POSITIVE, "gamma extent"),
     (POSITIVE | {"0"}, "alpha"),
     (POSITIVE | {"0", "-1"}, "coef0"),
     (DEGREE, "degree"),
@@ -64,6 +64,7 @@ BESIDE = {key: ["--logistic"] for key in ("class_weight", "max_iter", "multi_cla
     "solver_max_iter": ["--solver", "cg"],
     "worker_memory": ["--workers", "2"],
     "train_sizes": ["--cv", "3"],
+    "extent": ["--kernel", "rbf"],
 }
 """Options without which another one is refused."""
 

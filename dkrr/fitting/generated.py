@@ -1,0 +1,298 @@
+"""Ridge regression on a Fourier grid: a few transforms of every row, and a system as large as the grid.
+
+The rows are passed over once for the generator of ΦᵀWΦ and ΦᵀWy, and once for α = W(y − Φβ)/λ, whose sums over the
+waves give u = Φᵀα. In exact arithmetic u = β; what is left, Φ(β − u), is the residual of the dual system
+(K + λW⁻¹)α = y, whose norm follows from the generator. A refinement adds WΦδ/λ to α for
+δ = β − u − (A + λI)⁻¹A(β − u): it corrects α itself, where another β and an α computed from it would stall at the
+rounding of y − Φβ.
+"""
+
+import uuid
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.cluster import Progress, Task, ThreadExecutor
+from dkrr.fitting.context import Context
+from dkrr.fitting.data import FitData, TrainingData
+from dkrr.fitting.grids import LEAST_ALPHA
+from dkrr.fitting.iteration import settings_of
+from dkrr.fitting.normal_rows import RIDGE, NormalRows
+from dkrr.fitting.results import Solution
+from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
+from dkrr.kernels.map_base import MapKernel
+from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.generator import (
+    Generator,
+    GeneratorColumns,
+    GridSums,
+    dual_pass,
+    even_modes,
+    grid_sums,
+    solved,
+    totals_of,
+)
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.preconditioners import LowRank
+from dkrr.linalg.products import column_norms
+from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe, worst
+from dkrr.linalg.sources import GramColumns, Vectors
+from dkrr.planning import Plan
+from dkrr.planning.strategy import Generated
+from dkrr.planning.transforms import GOAL
+from dkrr.store import TileGrid
+from dkrr.text import plural
+
+Array = NDArray[np.float64]
+
+MAX_REFINEMENTS = 4
+EXACT_ROWS, EXACT_BLOCK = 256, 2**15
+"""Rows on which the residual is measured with exact entries, where the error of a grid was asked for; and how many
+others they are compared with at once."""
+LEAST_GAIN = 0.5
+"""Residual over the one before above which refinements end."""
+TRACE_LEFT = 0.1
+"""What a partial factor may leave of the trace, over λ."""
+LEAST_TOL = 1e-13
+"""Relative residual of systems by conjugate gradient: with a looser one, λ being far smaller than A, predictions and
+refinements are."""
+
+
+def lost_alpha(plan: Plan, data: FitData) -> str:
+    """Why a plan with a grid cannot be carried out, since rounding of the sums leaves nothing of λ; empty if it can."""
+    if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.how, Generated):
+        return ""
+    total = data.n if data.weights is None else float(data.weights.sum())
+    least = LEAST_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
+    alpha = min(plan.problem.alphas)
+    return f"alpha = {alpha:g} is below {least:.1e}, the rounding of sums over the rows" if alpha < least else ""
+
+
+class Solver(ABC):
+    """Solutions of (A + λI) X = B for several λ, with A from its generator."""
+
+    @abstractmethod
+    def solve(self, right_sides: Array, alphas: Array) -> Array:
+        """X of shape (D, t), with the λ of every column."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Give up what it holds outside of itself."""
+
+
+class ByFactor(Solver):
+    """With a complete factor, which is kept for the next right-hand sides of the same λ."""
+
+    def __init__(self, generator: Generator, context: Context, n_alphas: int) -> None:
+        self._generator, self._context = generator, context
+        self._matrix = None if n_alphas == 1 else generator.matrix()
+        self._alpha, self._factor = np.nan, np.empty((0, 0))
+
+    def factor(self, alpha: float) -> Array:
+        """Lower factor of A + λI, valid until that of another λ is asked for."""
+        if alpha != self._alpha:
+            with self._context.progress.measured("factorisation"):
+                matrix = None if self._matrix is None else self._matrix.copy()
+                self._alpha, self._factor = alpha, self._generator.factor(alpha, matrix)
+        return self._factor
+
+    def solve(self, right_sides: Array, alphas: Array) -> Array:
+        out = np.empty_like(right_sides)
+        for alpha in np.unique(alphas).tolist():
+            columns = alphas == alpha
+            out[:, columns] = solved(self.factor(alpha), right_sides[:, columns])
+        return out
+
+
+class ByIterations(Solver):
+    """With conjugate gradient, preconditioned by a partial factor; all λ at once."""
+
+    def __init__(
+        self, generator: Generator, least_alpha: float, rank_limit: int, progress: Progress, max_iter: int
+    ) -> None:
+        self._generator, self._progress, self._max_iter = generator, progress, max_iter
+        self.messages = list[str]()
+        self._preconditioner: tuple[tuple[float, ...], Any] = ((), None)
+        with progress.measured("preconditioner"), ThreadExecutor(generator.threads) as executor:
+            self._partial = PivotedCholesky(
+                columns=GeneratorColumns(generator),
+                executor=executor,
+                run=f"grid-{uuid.uuid4().hex}",
+                slots=generator.threads,
+                capacity=rank_limit,
+            )
+            self._partial.grow(rank_limit, lambda f: float(f.left.sum()) <= TRACE_LEFT * least_alpha)
+
+    def close(self) -> None:
+        """Give up the factor."""
+        self._partial.close()
+
+    def solve(self, right_sides: Array, alphas: Array) -> Array:
+        generator = self._generator
+        with self._progress.measured("conjugate gradient"), ThreadExecutor(generator.threads) as executor:
+            self._partial.executor = executor
+            key = tuple(alphas.tolist())
+            if self._preconditioner[0] != key:
+                self._preconditioner = key, LowRank(self._partial, alphas[None, :])
+            outcome = Iteration(
+                operator=generator,
+                shift=alphas[None, :],
+                right_sides=right_sides,
+                preconditioner=self._preconditioner[1],
+                tol=LEAST_TOL,
+                max_iter=self._max_iter,
+                estimates_condition=False,
+            ).run()
+        self.residual = float(outcome.residuals.max())
+        self.messages.append(f"conjugate gradient: {outcome.iterations} iterations, rank {self._partial.rank}")
+        return outcome.x
+
+
+class GeneratedPrimal:
+    """Systems of all targets, from sums over the rows."""
+
+    def __init__(self, strategy: Generated, data: TrainingData, plan: Plan, context: Context) -> None:
+        self._strategy, self._data, self._plan, self._context = strategy, data, plan, context
+        self._means = data.target_means()
+        centred = self._means if data.fit_intercept else None
+        self._rows = NormalRows(data, context, strategy.row_block, RIDGE, data.targets, centred)
+        assert isinstance(self._rows.phi, FourierGrid)
+        self._phi = self._rows.phi
+        self._grid = self._phi.grid(data.rows.shape[1])
+        self._segments = self._rows.segments(strategy.row_parts, by_blocks=not context.in_memory)
+
+    def _sums(self) -> GridSums:
+        """Sums of all rows, in the order of the segments; those of a segment stay in a store that is kept."""
+        context, t = self._context, self._data.targets.shape[1]
+        kept: list[Any] = [None] * len(self._segments)
+        if context.storage.keeps:
+            length = len(GridSums.zeros(self._grid, t).packed())
+            whole = TileGrid(length, length, length)
+            kept = [context.stored.vectors(RIDGE, f"sums-{k}", whole, 1) for k in range(len(kept))]
+        tasks = [
+            Task(f"sums-{k}", grid_sums, (self._phi, segment, array), flops=segment.stop - segment.start)
+            for k, (segment, array) in enumerate(zip(self._segments, kept, strict=True))
+            if array is None or not list(array.present())
+        ]
+        done = self._data.n - sum(task.flops for task in tasks)
+        values = context.run_tasks("normal matrix", tasks, done)
+        total: GridSums | None = None
+        for k, array in enumerate(kept):
+            numbers = values.pop(f"sums-{k}") if array is None else array.load()[:, 0]
+            part = GridSums.unpacked(self._grid, numbers)
+            total = part if total is None else total
+            if part is not total:
+                total.include(part)
+        assert total is not None
+        return total
+
+    def _pass(self, stage: str, duals: Vectors, coef: Array, offset: Array, *, first: bool) -> tuple[Any, Array]:
+        """α, and its sums over the waves of the doubled grid, (t, ...), with Σ |α|, (t,)."""
+        arguments = (duals, coef, offset, 1.0 / self._data.alphas, first)
+        tasks = [
+            Task(f"duals-{k}", dual_pass, (self._phi, segment, *arguments), flops=segment.stop - segment.start)
+            for k, segment in enumerate(self._segments)
+        ]
+        values, total = self._context.run_tasks(stage, tasks), np.zeros(0)
+        for k in range(len(tasks)):
+            part = values.pop(f"duals-{k}")
+            total = part if k == 0 else np.add(total, part, out=total)
+        t = coef.shape[1]
+        modes = total[:-t].view(np.complex128).reshape(t, *(4 * m + 1 for m in self._grid.most))
+        return modes, total[-t:]
+
+    def solution(self) -> Solution:
+        """Solution of all targets."""
+        data, context, alphas = self._data, self._context, self._data.alphas
+        sums = self._sums()
+        generator = Generator(self._grid, sums.modes[0], data.fit_intercept, context.threads)
+        totals = totals_of(sums.modes[1:])
+        moments, sizes, means = generator.moments(sums.modes[1:], totals), np.sqrt(sums.squares), generator.means
+        solver = self._solver(generator)
+        coef = solver.solve(moments, alphas)
+        duals = self._rows.new_errors(data.room_for_errors)
+        modes, absolute = self._pass("training errors", duals, coef, means @ coef, first=True)
+        effective, residuals, rounds = coef, np.full(len(alphas), np.inf), 0
+        while True:
+            u = self._grid.of_modes(even_modes(modes, self._grid))
+            left = effective - u
+            product = generator.multiply(left)
+            found = self._relative(np.einsum("ij,ij->j", left, product), absolute, sizes, generator.total)
+            gained, residuals = found.max() <= LEAST_GAIN * residuals.max(), found
+            if found.max() <= GOAL or not gained or rounds == MAX_REFINEMENTS:
+                break
+            offset = np.zeros(len(alphas))
+            if data.fit_intercept:  # Σα is 0 for a free constant: what it is from rounding goes to all rows alike
+                total = totals_of(modes)
+                left, offset = left + means[:, None] * total, alphas * total / generator.total
+                product = generator.multiply(left)
+            change = left - solver.solve(product, alphas)
+            modes, absolute = self._pass("true residual", duals, change, means @ change + offset, first=False)
+            effective, rounds = effective - change, rounds + 1
+        intercept = self._means - means @ u  # of α, as predictions near the box and beyond have it
+        coef[0] += means @ (u - coef) / self._grid.scale[0]  # the constant makes up for it in the box
+        near = FourierZones(self._phi).near.grid(data.rows.shape[1]).of_modes(modes)
+        condition = self._condition(generator, solver)
+        solver.close()
+        messages = [f"α refined {plural(rounds, 'time')}"] if rounds else []
+        dual_coef = self._rows.loaded_errors(duals, data.room_for_errors)
+        if self._is_named:
+            messages.append(self._exactness(dual_coef, intercept))
+        return Solution(
+            dual_coef=dual_coef,
+            coef=coef,
+            near=near,
+            intercept=intercept,
+            rows=None,
+            residual=float(residuals.max()),
+            residuals=residuals,
+            condition=condition,
+            messages=(*messages, *getattr(solver, "messages", ())),
+        )
+
+    def _solver(self, generator: Generator) -> Solver:
+        if self._strategy.rank_limit:
+            least, max_iter = float(self._data.alphas.min()), settings_of(self._plan).max_iter
+            return ByIterations(generator, least, self._strategy.rank_limit, self._context.progress, max_iter)
+        return ByFactor(generator, self._context, len(set(self._data.alphas.tolist())))
+
+    def _relative(self, squares: Array, absolute: Array, sizes: Array, total: float) -> Array:
+        """Relative residuals of the dual systems, with what the error of the grid may add."""
+        bound = 0.0 if self._is_named else self._grid.bound
+        norms = np.sqrt(np.maximum(squares, 0.0)) + bound * np.sqrt(total) * absolute
+        return np.asarray(np.divide(norms, sizes, out=np.zeros_like(norms), where=sizes > 0))
+
+    @property
+    def _is_named(self) -> bool:
+        """Whether the grid is the kernel that was asked for, within an error that was asked for, too."""
+        return isinstance(self._data.kernel, MapKernel)
+
+    def _exactness(self, dual_coef: Array, intercept: Array) -> str:
+        """Message about the residual with entries of the kernel that the grid stands for, on some of the rows."""
+        data = self._data
+        some = np.sort(np.random.default_rng(0).permutation(data.n)[:EXACT_ROWS])
+        weights = np.ones(len(some)) if data.weights is None else data.weights[some]
+        some, weights = some[weights > 0], weights[weights > 0, None]
+        columns = GramColumns(self._phi.base.resolved(data.rows.shape[1]), data.rows)
+        taken, values = columns.take(some), np.zeros((len(some), len(data.alphas)))
+        for start in range(0, data.n, EXACT_BLOCK):
+            here = slice(start, min(start + EXACT_BLOCK, data.n))
+            values += columns.block(here, taken).T @ dual_coef[here]
+        targets = data.targets[some] - intercept
+        left = targets - values - data.alphas * dual_coef[some] / weights
+        relative = column_norms(np.sqrt(weights) * left) / np.maximum(column_norms(np.sqrt(weights) * targets), 1e-300)
+        return (
+            f"entries of K are within {self._grid.bound:.1e}, as asked for; with exact ones the residual of the dual "
+            f"system is {relative.max():.1e} (on {len(some):,} of the rows)"
+        )
+
+    def _condition(self, generator: Generator, solver: Solver) -> float:
+        """Estimate of κ₂ of A + λI for the smallest λ, of its matrix with a unit diagonal."""
+        alpha = float(self._data.alphas.min())
+        scaling = scaling_of(generator.diagonal() + alpha)
+        probe = with_probe(np.empty((generator.n, 0)), scaling)
+        x = solver.solve(probe, np.array([alpha]))
+        found = SolvedProbe.of_solution(probe[:, 0], x[:, 0], scaling)
+        vector = found.vector[:, None]
+        return worst([found.condition((generator.multiply(vector) + alpha * vector)[:, 0])])

@@ -1,0 +1,158 @@
+"""Passes over the rows of a Fourier grid in threads of the calling process: sums of parts of the rows, and predictions.
+
+Folds, errors of rows by the others and standard deviations are all made of these.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.data.rows import check_finite, dense
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.normal_rows import Each, part_of
+from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
+from dkrr.kernels.nonuniform import Complex, Transform
+from dkrr.linalg.generator import Generator, GridSums, solved, totals_of
+
+Array = NDArray[np.float64]
+Numbers = NDArray[np.intp]
+
+BLOCK_ROWS = 2**18
+"""Rows that are transformed together."""
+
+
+@dataclass(frozen=True)
+class RowsOnGrid:
+    """Rows of a fit, with weights and targets less means.
+
+    Parameters
+    ----------
+    data : TrainingData
+        Its feature map is a FourierGrid.
+    means : ndarray of shape (t,)
+        Subtracted from the targets.
+    each : callable
+        See `Each`.
+    """
+
+    data: TrainingData
+    means: Array
+    each: Each
+
+    @property
+    def phi(self) -> FourierGrid:
+        """Features."""
+        assert isinstance(self.data.feature_map, FourierGrid)
+        return self.data.feature_map
+
+    @cached_property
+    def grid(self) -> Grid:
+        """Grid of the features."""
+        return self.phi.grid(self.data.rows.shape[1])
+
+    def weights(self, where: slice) -> Array:
+        """Weights of some rows, of shape (m,)."""
+        weights = self.data.weights
+        return np.ones(where.stop - where.start) if weights is None else weights[where]
+
+    def over_rows(self, stage: str, function: Callable[[slice, Array], Any]) -> list[Any]:
+        """Values of a function of every block of rows: where they are, and the rows."""
+
+        def of_segment(start: int, stop: int) -> list[Any]:
+            found = []
+            for where, x in self.data.rows.even_blocks(start, stop, BLOCK_ROWS):
+                check_finite(x, "X", where.start)
+                found.append(function(where, dense(x)))
+            return found
+
+        return [value for part in self.each(stage, of_segment) for value in part]
+
+    def sums(self, sets: Sequence[Numbers]) -> list[GridSums]:
+        """Sums of the rows of every set, whose numbers ascend, from one pass."""
+        t = self.data.targets.shape[1]
+
+        def of_block(where: slice, x: Array) -> list[GridSums]:
+            found, targets, weights = [], self.data.targets[where] - self.means, self.weights(where)
+            for rows in sets:
+                here, one = part_of(rows, where)[1], GridSums.zeros(self.grid, t)
+                one.add(self.grid, x[here], targets[here], weights[here])
+                found.append(one)
+            return found
+
+        first, *rest = self.over_rows("normal matrix", of_block)
+        while rest:
+            for one, other in zip(first, rest.pop(0), strict=True):
+                one.include(other)
+        return list(first)
+
+    def values(self, x: Array, modes: Complex) -> Array:
+        """Sums of waves at rows, of shape (m, k), for coefficients of shape (k, *n_modes)."""
+        return Transform(self.grid.angles(x), self.grid.n_modes).to_points(modes)
+
+    def predictions(self, stage: str, coef: Array, take: Callable[[slice, Array], Any]) -> list[Any]:
+        """What is taken of Φ times coefficients, (D, m), of every block of rows: where they are, and (rows, m)."""
+        modes = self.grid.to_modes(coef)
+
+        def of_block(where: slice, x: Array) -> Any:
+            return take(where, self.values(x, modes))
+
+        return self.over_rows(stage, of_block)
+
+    def near_coefs(self, duals: Callable[[slice], Array]) -> Array:
+        """Coefficients for rows near the box, of shape (D', m), of α of every block of rows, (rows, m)."""
+        near = FourierZones(self.phi).near.grid(self.data.rows.shape[1])
+
+        def of_block(where: slice, x: Array) -> Any:
+            return Transform(near.angles(x), near.n_modes).to_modes(duals(where))
+
+        return near.of_modes(sum(self.over_rows("training errors", of_block)))
+
+
+@dataclass(frozen=True)
+class GridModel:
+    """Ridge regression of some rows: A + λI = L Lᵀ of centred features, and its solution."""
+
+    generator: Generator
+    factor: Array
+    """L."""
+    coef: Array
+    """β, of shape (D, t)."""
+    constants: Array
+    """Of shape (t,), to be added to Φβ and the means of the targets."""
+
+    @classmethod
+    def of(
+        cls,
+        grid: Grid,
+        sums: GridSums,
+        alpha: float,
+        matrix: Array | None = None,
+        factor: Array | None = None,
+        *,
+        centred: bool,
+    ) -> "GridModel":
+        """Model of the rows of some sums.
+
+        Parameters
+        ----------
+        matrix : ndarray of shape (D, D), optional
+            A of these sums, to be copied.
+        factor : ndarray of shape (D, D), optional
+            L, where it is known.
+
+        Raises
+        ------
+        NotPositiveDefiniteError
+            If λ is below the rounding of A.
+        """
+        generator = Generator(grid, sums.modes[0], centred)
+        if factor is None:
+            factor = generator.factor(alpha, None if matrix is None else matrix.copy())
+        totals = totals_of(sums.modes[1:])
+        coef = solved(factor, generator.moments(sums.modes[1:], totals))
+        constants = totals / generator.total - generator.means @ coef if centred else np.zeros(len(totals))
+        return cls(generator, factor, coef, constants)

@@ -1,0 +1,446 @@
+"""The Fourier form: its certified error, its sums and their consequences against dense algebra, and what chooses it."""
+
+import warnings
+from itertools import product
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose, assert_array_equal
+
+import dkrr
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
+from dkrr.errors import InputError, PlanError
+from dkrr.features import FourierGrid
+from dkrr.fitting import generated, grids
+from dkrr.kernels import RBF, Columns, Linear, Matern
+from dkrr.kernels.fourier_grid import FourierZones
+from dkrr.kernels.nonuniform import Transform
+from dkrr.linalg.generator import (
+    Generator,
+    GeneratorColumns,
+    GridSums,
+    inverse_of,
+    length_modes,
+    lengths,
+)
+from dkrr.planning import Generated
+
+N = 311  # a prime
+
+
+def rows(d, n=N, seed=0):
+    rng = np.random.default_rng([seed, n, d])
+    return rng.random((n, d)), rng
+
+
+def unit_box(d):
+    return [(0.0, 1.0)] * d
+
+
+# The grid
+
+
+@pytest.mark.parametrize(("d", "gamma", "error"), [(1, 3.0, 1e-15), (1, 400.0, 1e-18), (2, 30.0, 1e-9), (3, 0.7, 1e-6)])
+def test_the_bound_holds_in_extended_precision(d, gamma, error):
+    grid = FourierGrid(RBF(gamma), error, unit_box(d)).grid(d)
+    h, rng = grid.n_cosines, np.random.default_rng(0)
+    corners = np.array(list(product((0.0, 1.0), repeat=d)))
+    differences = np.vstack([corners, rng.random((40, d))]).astype(np.longdouble)
+    weights = grid.scale[:h].astype(np.longdouble) ** 2
+    angles = 2 * np.arccos(np.longdouble(-1)) * (differences / grid.periods) @ grid.frequencies.T.astype(np.longdouble)
+    found = (np.cos(angles) * weights).sum(axis=1)
+    exact = np.exp(-np.longdouble(gamma) * (differences**2).sum(axis=1))
+    rounding = 4 * np.finfo(np.float64).eps * weights.max()  # of the weights, which are in float64
+    assert np.abs(found - exact).max() <= grid.bound + rounding
+    assert 0 < grid.bound <= 1.001 * error
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5])
+def test_the_bound_holds_for_matern_kernels(nu):
+    X, _ = rows(1)
+    phi = FourierGrid(Matern(nu, 0.3), 1e-3, unit_box(1))
+    error = np.abs(phi.transform(X) @ phi.transform(X).T - Matern(nu, 0.3)(X)).max()
+    assert error <= phi.grid(1).bound <= 3e-3
+
+
+KERNELS = {
+    "multiple": (2, 3.0 * RBF(9.0)),
+    "lengths": (2, RBF([9.0, 1.0])),
+    "sum": (2, RBF(9.0) + 0.5 * RBF([2.0, 20.0])),
+    "product": (2, RBF(4.0) * RBF([5.0, 1.0])),
+    "columns": (5, Columns(RBF(9.0), [4, 1])),
+    "product of columns": (4, Columns(RBF(9.0), 3) * Columns(RBF(2.0), 0)),
+    "additive": (3, Columns(RBF(9.0), 0) + Columns(RBF(30.0), 2)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_made_of_gaussians_have_one_grid(name):
+    d, kernel = KERNELS[name]
+    X, _ = rows(d)
+    phi = FourierGrid(kernel, box=grids.box_of(dkrr.data.MemoryRows(X), FourierGrid(kernel).columns(d)).pairs())
+    assert_allclose(phi.transform(X) @ phi.transform(X).T, kernel(X), atol=3e-14)
+
+
+@pytest.fixture(params=[(1, 40.0, 1e-15), (2, 8.0, 1e-12), (3, 0.3, 1e-5)], ids=["1", "2", "3"])
+def on_grid(request):
+    d, gamma, error = request.param
+    X, rng = rows(d)
+    phi = FourierGrid(RBF(gamma), error, unit_box(d))
+    return phi, phi.grid(d), X, rng.random(N) + 0.1, rng.standard_normal((N, 3))
+
+
+def close(found, expected, rounding=2e-13):
+    assert_allclose(found, expected, atol=rounding * np.abs(expected).max())
+
+
+def test_transforms_are_products_with_the_features(on_grid):
+    phi, grid, X, _, values = on_grid
+    dense, coef = phi.transform(X), np.random.default_rng(1).standard_normal((grid.dimension, 3))
+    transform = Transform(grid.angles(X), grid.n_modes)
+    close(transform.to_points(grid.to_modes(coef)), dense @ coef)
+    close(grid.of_modes(transform.to_modes(values)), dense.T @ values)
+    zones = FourierZones(phi)
+    many = np.vstack([X] * 40)
+    close(phi.multiply(many, coef), np.vstack([dense @ coef] * 40))
+    whole = np.vstack([coef, np.ones((zones.near.dimension(X.shape[1]), 3))])
+    outside = X * 1.4 - 0.2
+    close(zones.multiply(outside, whole), zones.transform(outside) @ whole)
+
+
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_sums_give_the_matrix_its_columns_and_products(on_grid, is_centred):
+    phi, grid, X, weights, values = on_grid
+    sums, half = GridSums.zeros(grid, 3), GridSums.zeros(grid, 3)
+    sums.add(grid, X[:100], values[:100], weights[:100])
+    half.add(grid, X[100:], values[100:], weights[100:])
+    sums = sums.with_rows_of([GridSums.unpacked(grid, half.packed())])
+    features = phi.transform(X)
+    centred = features - weights @ features / weights.sum() if is_centred else features
+    expected = centred.T @ (weights[:, None] * centred)
+    generator = Generator(grid, sums.modes[0], is_centred, threads=2)
+    vectors = np.random.default_rng(2).standard_normal((generator.n, 2))
+    some = np.random.default_rng(3).permutation(generator.n)[:7]
+    columns = GeneratorColumns(generator)
+    close(np.tril(generator.matrix()), np.tril(expected))
+    close(generator.diagonal(), expected.diagonal())
+    close(generator.multiply(vectors), expected @ vectors)
+    close(columns.block(slice(3, generator.n), some), expected[3:, some])
+    close(columns.among(some, some[:4]), expected[np.ix_(some, some[:4])])
+    close(generator.moments(sums.modes[1:], weights @ values), centred.T @ (weights[:, None] * values))
+    assert_allclose(sums.squares, weights @ values**2)
+    factor = generator.factor(0.1)
+    waves = length_modes(grid, inverse_of(factor), generator.means)
+    solved = np.linalg.solve(expected + 0.1 * np.eye(generator.n), centred.T)
+    close(lengths(grid, waves, X), np.einsum("ij,ji->i", centred, solved), 1e-11)
+
+
+def test_points_that_are_not_finite_are_refused_and_none_are_no_error():
+    with pytest.raises(dkrr.errors.NotFiniteError):
+        Transform(np.array([[0.0], [np.nan]]), (5,))
+    assert_array_equal(Transform(np.empty((0, 2)), (3, 3)).to_modes(np.empty((0, 2))), np.zeros((2, 3, 3)))
+
+
+def test_rows_outside_of_a_named_box_are_refused_where_no_zone_serves_them():
+    phi = FourierGrid(RBF(9.0), box=unit_box(1))
+    with pytest.raises(InputError, match=r"a row has 2 in column 0, outside of the box"):
+        phi.transform(np.array([[0.5], [2.0]]))
+
+
+# Fits
+
+
+def clustered(X):
+    return np.vstack([0.01 * X[: N // 2], X[N // 2 :]])
+
+
+SHAPES = {
+    "plain": lambda X: X,
+    "offset": lambda X: X + 1e8,
+    "duplicated": lambda X: X[np.arange(N) % 40],
+    "gridded": lambda X: np.round(6 * X) / 6,
+    "line": lambda X: X[:, :1] * [1.0, 0.5],
+    "clustered": clustered,
+    "constant column": lambda X: X * [1.0, 0.0],
+    "outlier": lambda X: np.vstack([X[1:], [[2.5, -1.0]]]),
+    "few rows": lambda X: X[:5],
+    "one row": lambda X: X[:1],
+}
+
+
+def both(X, y, weights=None, **settings):
+    """Models on the grid, and in the dual form by a complete factor."""
+    settings = {"kernel": "rbf", "gamma": 12.0, "alpha": 0.01} | settings
+    return (
+        KernelRidge(form="primal", **settings).fit(X, y, sample_weight=weights),
+        KernelRidge(form="dual", solver="cholesky", **settings).fit(X, y, sample_weight=weights),
+    )
+
+
+def zones_of(X, rng, reach=0.25):
+    low, high = X.min(axis=0), X.max(axis=0)
+    spread = high - low + 1e-3
+    inside = low + (high - low) * rng.random((60, X.shape[1]))
+    return [inside, low - reach + (spread + 2 * reach) * rng.random((60, X.shape[1])), high + 20 + rng.random((4, 2))]
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fits_are_those_of_the_dual_form_in_the_box_near_it_and_beyond(shape, fit_intercept):
+    X, rng = rows(2)
+    X = SHAPES[shape](X)
+    y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1] + 2.0]) + 0.1 * rng.standard_normal((len(X), 2))
+    weights = rng.random(len(X)) + 0.1
+    weights[3::7] = 0.0
+    fitted, dual = both(X, y, weights, alpha=[0.01, 1.0], fit_intercept=fit_intercept)
+    assert isinstance(fitted.plan_.chosen.how, Generated) and fitted.plan_.form == "primal"
+    assert fitted.solve_result_.residual <= 1e-10
+    size = max(1.0, np.abs(fitted.dual_coef_).sum(axis=0).max())
+    for Z in zones_of(X, rng):
+        assert_allclose(fitted.predict(Z), dual.predict(Z), atol=1e-13 * size + 1e-9)
+    assert_allclose(fitted.dual_coef_, dual.dual_coef_, atol=1e-15 + 1e-9 * np.abs(dual.dual_coef_).max())
+    assert_allclose(fitted.rkhs_norm_, dual.rkhs_norm_, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [1e-8, 1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_the_residual_is_that_of_exact_entries(alpha, fit_intercept):
+    X, rng = rows(2)
+    y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(N) + 1.0
+    fitted, _ = both(X, y, alpha=alpha, fit_intercept=fit_intercept)
+    wide = X.astype(np.longdouble)
+    gram = np.exp(-12 * ((wide[:, None] - wide[None]) ** 2).sum(axis=2))
+    left = y - fitted.intercept_ - gram @ fitted.dual_coef_ - alpha * fitted.dual_coef_
+    true = float(np.linalg.norm(left) / np.linalg.norm(y - fit_intercept * y.mean()))
+    rounding = 1e-15 * (1.0 + np.linalg.norm(fitted.dual_coef_) * np.sqrt(N) / np.linalg.norm(y))
+    assert true <= 3 * fitted.solve_result_.residual + 10 * rounding
+    assert fitted.solve_result_.residual <= 3 * true + 10 * rounding + 1e-12
+
+
+def test_many_features_are_solved_for_by_iterations(monkeypatch):
+    monkeypatch.setattr("dkrr.planning.transforms.FACTORED_SIDE", 10)
+    monkeypatch.setattr("dkrr.planning.transforms.MAX_SIDE", 10)
+    X, rng = rows(2)
+    y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))
+    fitted, dual = both(X, y, alpha=[0.01, 1.0], fit_intercept=True)
+    assert fitted.plan_.solver == "cg" and fitted.solve_result_.residual <= 1e-10
+    for Z in zones_of(X, rng):
+        assert_allclose(fitted.predict(Z), dual.predict(Z), atol=1e-8)
+
+
+# What follows from the sums
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_uncertainties_are_those_of_the_dual_form(fit_intercept):
+    X, rng = rows(2)
+    X[0], X[1] = (1.3, -0.2), (-0.3, 1.1)  # alone: their leverage is nearly 1
+    y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(N)
+    weights = rng.random(N) + 0.1
+    weights[5::9] = 0.0
+    fitted, dual = both(X, y, weights, gamma=4.0, alpha=1e-4, fit_intercept=fit_intercept)
+    assert_allclose(fitted.loo_residuals_, dual.loo_residuals_, rtol=1e-6, atol=1e-8)
+    assert_allclose(fitted.log_marginal_likelihood_, dual.log_marginal_likelihood_, rtol=1e-9)
+    for Z in zones_of(X, rng):
+        found, expected = (one.predict(Z, return_std=True)[1] for one in (fitted, dual))
+        assert_allclose(found, expected, rtol=1e-6)
+        low, high = fitted.predict_variance_bounds(Z)
+        assert ((low <= found**2) & (found**2 <= high)).all()
+        found, expected = (one.predict_interval(Z) for one in (fitted, dual))
+        assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("cv", [4, "loo"])
+@pytest.mark.parametrize("scoring", [None, "r2"])
+def test_searches_find_what_the_dual_form_finds(cv, scoring):
+    if cv == "loo" and scoring:
+        pytest.skip("leave-one-out has rows, not folds, to score")
+    X, rng = rows(2)
+    y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(N)
+    weights = rng.random(N) + 0.1
+    settings = {"kernel": "rbf", "gamma": 12.0, "alphas": np.geomspace(1e-3, 10, 5), "cv": cv, "scoring": scoring}
+    found, expected = (
+        KernelRidgeCV(form=form, fit_intercept=True, **settings, **more).fit(X, y, sample_weight=weights)
+        for form, more in (("primal", {}), ("dual", {"solver": "cholesky"}))
+    )
+    assert found.selection_plan_.method == "primal"
+    assert_allclose(found.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"], rtol=1e-8)
+    assert found.alpha_ == expected.alpha_ and isinstance(found.plan_.chosen.how, Generated)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("kind", ["two", "softmax", "ovr"])
+def test_classifications_are_those_of_the_dual_form(kind, fit_intercept):
+    X, rng = rows(1)
+    labels = (3 * X[:, 0] + rng.random(N)).astype(int).clip(0, 1 if kind == "two" else 2)
+    weights = rng.random(N) + 0.1
+    settings = {"kernel": "rbf", "gamma": 20.0, "alpha": 0.1, "fit_intercept": fit_intercept, "tol": 1e-11}
+    settings["multi_class"] = "ovr" if kind == "ovr" else "multinomial"
+    found, expected = (
+        KernelLogisticRegression(form=form, **settings).fit(X, labels, sample_weight=weights)
+        for form in ("primal", "dual")
+    )
+    assert isinstance(found.plan_.chosen.how, Generated)
+    for Z in (X[:50], X[:50] * 1.3 - 0.15, X[:3] + 9.0):
+        assert_allclose(found.predict_proba(Z), expected.predict_proba(Z), atol=1e-8)
+
+
+# Places
+
+
+def test_a_run_that_was_stopped_keeps_its_sums(tmp_path, monkeypatch):
+    X, rng = rows(2)
+    y, store = rng.standard_normal(N), tmp_path / "run.zarr"
+    whole = KernelRidge(kernel="rbf", gamma=12.0, form="primal").fit(X, y)
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generated, "dual_pass", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            KernelRidge(kernel="rbf", gamma=12.0, form="primal", store=store).fit(X, y)
+    monkeypatch.setattr(generated, "grid_sums", stopped)
+    resumed = KernelRidge(kernel="rbf", gamma=12.0, store=store).fit(X, y)
+    assert_allclose(resumed.predict(X), whole.predict(X), rtol=1e-11)
+    assert dkrr.verify(store).is_whole
+
+
+def test_a_cluster_gives_what_one_process_gives(workers, tmp_path):
+    X, y = many(5_000)
+    weights, labels = np.linspace(0.0, 2.0, len(X)), (y > 0).astype(int)
+    settings = {"kernel": "rbf", "gamma": 12.0, "alpha": 0.1, "fit_intercept": True, "form": "primal"}
+    alone = KernelRidge(**settings).fit(X, y, sample_weight=weights)
+    classes = KernelLogisticRegression(**settings).fit(X, labels)
+    with workers.as_current():
+        for store in (None, tmp_path / "run.zarr"):
+            spread = KernelRidge(store=store, **settings).fit(X, y, sample_weight=weights)
+            assert spread.plan_.execution == "dask" and spread.plan_.form == "primal"
+            assert_allclose(spread.dual_coef_, alone.dual_coef_, rtol=1e-8, atol=1e-10)
+        spread = KernelLogisticRegression(**settings).fit(X, labels)
+    assert_allclose(spread.predict_proba(X), classes.predict_proba(X), atol=1e-9)
+
+
+def test_rows_of_any_container_are_the_same(tmp_path):
+    X, y = many(3_000, 3)
+    kernel = Columns(RBF(12.0), [2, 0])
+    expected = KernelRidge(kernel=kernel, form="primal").fit(X, y).predict(X)
+    np.save(tmp_path / "x.npy", X)
+    for rows in (da.from_array(X, chunks=(700, 3)), np.asfortranarray(X), X[::-1][::-1], str(tmp_path / "x.npy")):
+        assert_allclose(KernelRidge(kernel=kernel, form="primal").fit(rows, y).predict(X), expected, rtol=1e-9)
+    halves = X.astype(np.float32)
+    found = KernelRidge(kernel=kernel, form="primal").fit(halves, y).predict(halves)
+    assert_allclose(
+        found, KernelRidge(kernel=kernel, form="dual", solver="cholesky").fit(halves, y).predict(halves), atol=1e-8
+    )
+    assert KernelRidge(kernel=kernel).fit(sp.csr_array(X[:50]), y[:50]).plan_.form == "dual"
+
+
+def test_a_saved_model_has_no_rows(tmp_path):
+    X, rng = rows(2)
+    model, _ = both(X, rng.standard_normal(N))
+    dkrr.save(model, tmp_path / "model")
+    loaded, Z = dkrr.load(tmp_path / "model"), np.vstack(zones_of(X, rng))
+    assert_array_equal(loaded.predict(Z), model.predict(Z))
+    stored = {path.name for path in (tmp_path / "model").rglob("*")}
+    assert not stored & {"rows", "dual_coef"}
+    dkrr.save(model, tmp_path / "more", uncertainty=True)
+    more = dkrr.load(tmp_path / "more")
+    assert_allclose(more.predict(Z, return_std=True)[1], model.predict(Z, return_std=True)[1], rtol=1e-12)
+
+
+# The choice
+
+
+def many(n=30_000, d=2):
+    rng = np.random.default_rng(0)
+    X = rng.random((n, d))
+    return X, np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(n)
+
+
+def test_a_grid_is_chosen_by_itself_and_can_be_declined():
+    X, y = many()
+    plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0)
+    assert plan.form == "primal" and isinstance(plan.chosen.how, Generated)
+    assert "fourier-grid" in plan.to_dict()["reason_codes"] and "form='dual' opts out" in str(plan)
+    assert "entries of K within" in str(plan) and any(one.form == "dual" for one in plan.rejected)
+    assert dkrr.plan(X, y, kernel="rbf", gamma=12.0, form="dual").form == "dual"
+    assert dkrr.plan(X, y, kernel="rbf", gamma=12.0, solver="cg").form == "dual"  # a solver of the dual form
+    assert dkrr.plan(X[:300], y[:300], kernel="rbf", gamma=12.0).form == "dual"  # as soon done
+    assert dkrr.plan(n=30_000, d=2, kernel="rbf", gamma=12.0, extent=1.0).form == "primal"
+    assert dkrr.plan(n=30_000, d=2, kernel="rbf", gamma=12.0, extent=[1.0, 1e6]).form == "dual"
+    selection = dkrr.plan(X, y, kernel="rbf", gamma=12.0, alphas=5, cv=3)
+    assert selection.method == "primal" and selection.plan.form == "primal"
+    model = KernelRidge(kernel="rbf", gamma=12.0).fit(X, y)
+    assert model.plan_.form == "primal" and model.dual_coef_.shape == (len(X),) and model.kernel == "rbf"
+
+
+def test_without_finufft_the_plan_says_what_it_would_gain(monkeypatch):
+    X, y = many()
+    monkeypatch.setattr(grids, "is_available", lambda: False)
+    plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0)
+    assert plan.form == "dual" and "finufft-missing" in plan.to_dict()["reason_codes"]
+    assert "dkrr[fourier]" in str(plan)
+    with pytest.raises(InputError, match="finufft"):
+        dkrr.plan(X, y, kernel="rbf", gamma=12.0, form="primal")
+
+
+def test_a_row_that_stretches_the_box_is_named():
+    X, y = many()
+    X[17, 1] = 40.0
+    plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0)
+    assert "row 17 of X, with 40 in column 1, stretches the box" in str(plan)
+    assert grids.box_of(dkrr.data.MemoryRows(X), (0, 1)).highs[1] == grids.Extreme(40.0, 17, X[:, 1][X[:, 1] < 2].max())
+
+
+def test_alphas_that_rounding_hides_are_solved_for_in_dual_form():
+    X, y = many(2_000)
+    refusals = {"alpha=0": {"alpha": 0.0}, "tiny": {"alpha": 1e-13}}
+    for settings in refusals.values():
+        with pytest.raises((PlanError, InputError)):
+            KernelRidge(kernel="rbf", gamma=12.0, form="primal", **settings).fit(X, y)
+    with pytest.raises(InputError, match=r"alpha = 1e-06 is below .*, the rounding of sums"):
+        KernelRidge(kernel="rbf", gamma=12.0, form="primal", alpha=1e-6).fit(X, y, sample_weight=np.full(len(y), 1e6))
+    heavy = KernelRidge(kernel="rbf", gamma=12.0, alpha=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dkrr.errors.ConvergenceWarning)
+        heavy.fit(X, y, sample_weight=np.full(len(y), 1e6))
+    assert heavy.plan_.form == "dual"
+
+
+def test_bad_rows_and_boxes_are_refused_before_work():
+    X, y = many()
+    X[7, 1] = np.nan
+    with pytest.raises(InputError, match=r"row 7"):
+        KernelRidge(kernel="rbf", gamma=12.0).fit(X, y)
+    with pytest.raises(InputError, match="memory_limit"):
+        dkrr.plan(n=10**6, d=2, kernel="rbf", gamma=1e4, extent=1.0, form="primal", memory_limit="200MiB")
+    for box in ("x", [(1.0, 0.0)], [(0.0, np.inf)]):
+        with pytest.raises(InputError, match="box is"):
+            FourierGrid(RBF(1.0), box=box)
+    for extent in (0, "x", [1.0] * 3, [1.0, -1.0]):
+        with pytest.raises(InputError, match="extent is"):
+            dkrr.plan(n=10, d=2, kernel="rbf", extent=extent)
+    with pytest.raises(InputError, match="extent is given with"):
+        dkrr.plan(n=10, d=4, kernel="rbf", extent=1.0)
+    with pytest.raises(InputError, match="base of FourierGrid is"):
+        FourierGrid(Linear(), box=unit_box(1)).dimension(1)
+
+
+# By name
+
+
+@pytest.mark.parametrize("kernel", [RBF(12.0), Matern(2.5, 0.3)])
+def test_a_named_grid_says_what_its_error_makes_of_the_residual(kernel):
+    X, rng = rows(2)
+    y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(N)
+    named = KernelRidge(kernel=FourierGrid(kernel, error=1e-4), alpha=0.1).fit(X, y)
+    exact = KernelRidge(kernel=kernel, alpha=0.1, form="dual", solver="cholesky").fit(X, y)
+    assert named.plan_.problem.kernel.base.box is not None and named.solve_result_.residual <= 1e-10
+    (said,) = [text for text in named.solve_result_.messages if "exact ones" in text]
+    left = exact.predict(X) - named.predict(X)
+    assert np.abs(left).max() < 1e-2 and "entries of K are within" in said
+    for Z in zones_of(X, rng, 0.1):
+        assert_allclose(named.predict(Z), exact.predict(Z), atol=1e-2)
