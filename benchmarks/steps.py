@@ -100,6 +100,24 @@ class Step:
         return next(iter(self.commands.values())).split()[0].removeprefix("benchmarks.")
 
 
+_NO_PEER: Mapping[str, Any] = {"peer": None}
+_FOURIER = (
+    Column("rows", "n", "count"),
+    Column("columns", "d", "count"),
+    Column("where", "where"),
+    Column("features", "features", "count"),
+    Column("time", "seconds", "seconds"),
+    Column("projected", "projected_seconds", "seconds"),
+    Column("true residual", "residual", "exponent"),
+    Column("peak", "peak_bytes", "bytes"),
+    Column("projected memory", "projected_bytes", "bytes"),
+)
+_FOURIER_PEERS = (
+    Column("peer", "peer"),
+    Column("dkrr, the same rows", "dkrr_seconds", "seconds"),
+    Column("ratio", "ratio", "fine"),
+    Column("predictions differ by", "difference", "exponent"),
+)
 HASWELL = {"OPENBLAS_CORETYPE": "Haswell"}
 """Environment in which OpenBLAS takes its kernels for AVX2, whatever newer instructions the processor has."""
 _SKLEARN = "peers.sklearn.seconds,peers.sklearn_one_thread.seconds"
@@ -891,6 +909,120 @@ STEPS: tuple[Step, ...] = (
         ),
         minutes=0.5,
     ),
+    *(
+        Step(
+            f"fourier-{name}",
+            f"The Fourier form: {title}",
+            {"smoke": f"benchmarks.fourier fit --n 20000{options}", "full": f"benchmarks.fourier fit{sized}{peers}"},
+            _FOURIER + (_FOURIER_PEERS if peers else ()),
+            goals,
+            minutes=minutes,
+            on_request=bool(peers) or minutes > 2,
+            notes=notes,
+        )
+        for name, title, options, sized, peers, goals, minutes, notes in (
+            (
+                "fit",
+                "10⁶ rows in two columns",
+                "",
+                " --repeat 3",
+                " --peers sklearn:14000,gpytorch:100000",
+                (
+                    Goal("10⁶ rows in two columns, seconds", "seconds", at_most=3.0, where=_NO_PEER),
+                    Goal("true residual of the dual system", "residual", at_most=1e-10, where=_NO_PEER),
+                ),
+                3.0,
+                "Peers have the first rows, and dkrr the same: ratio is its time, with predictions of 1,000 rows, over "
+                "a peer's. GPyTorch's KISS-GP interpolates on a grid of 128², to a residual of 1e-4. They are run by "
+                "an interpreter of their own.",
+            ),
+            (
+                "line",
+                "10⁶ rows in one column",
+                " --d 1",
+                " --d 1",
+                " --peers celerite2:1000000",
+                (),
+                0.2,
+                "celerite2 has another kernel, a Matérn kernel with ν = 3/2, the smoothest that it has.",
+            ),
+            (
+                "space",
+                "10⁶ rows in three columns",
+                " --d 3 --gamma 0.5",
+                " --d 3 --gamma 20",
+                "",
+                (Goal("10⁶ rows in three columns, seconds", "seconds", at_most=60.0),),
+                0.6,
+                "",
+            ),
+            (
+                "ten",
+                "10⁷ rows from Zarr within 1 GiB",
+                " --where zarr --memory-limit 1GiB",
+                " --n 10000000 --where zarr --memory-limit 1GiB",
+                "",
+                (
+                    Goal("10⁷ rows from Zarr, seconds", "seconds", at_most=15.0),
+                    Goal("10⁷ rows from Zarr, peak GiB", "peak_bytes", unit=2.0**30, at_most=1.0),
+                ),
+                0.3,
+                "",
+            ),
+            (
+                "hundred",
+                "10⁸ rows from Zarr within 2 GiB",
+                " --where zarr --memory-limit 2GiB --alpha 1",
+                " --n 100000000 --where zarr --memory-limit 2GiB --alpha 1",
+                "",
+                (
+                    Goal("10⁸ rows from Zarr, seconds", "seconds", at_most=180.0),
+                    Goal("10⁸ rows from Zarr, peak GiB", "peak_bytes", unit=2.0**30, at_most=2.0),
+                ),
+                2.5,
+                "",
+            ),
+        )
+    ),
+    Step(
+        "fourier-follow",
+        "The Fourier form: what follows from one fit, 10⁶ rows in two columns",
+        {"smoke": "benchmarks.fourier follow --n 20000", "full": "benchmarks.fourier follow"},
+        (
+            Column("rows", "n", "count"),
+            Column("fit", "fit_seconds", "seconds"),
+            Column("20 λ × 5 folds, and the fit", "search_seconds", "seconds"),
+            Column("over the fit", "search_over_fit", "ratio"),
+            Column("projected", "search_projected_seconds", "seconds"),
+            Column("10⁶ standard deviations, factor included", "deviations_seconds", "seconds"),
+            Column("leave-one-out", "loo_seconds", "seconds"),
+            Column("classification", "classification_seconds", "seconds"),
+            Column("its steps", "classification_steps", "count"),
+        ),
+        (
+            Goal("20 λ × 5 folds over one fit", "search_over_fit", at_most=3.0),
+            Goal("10⁶ standard deviations, seconds", "deviations_seconds", at_most=5.0),
+        ),
+        minutes=0.4,
+    ),
+    Step(
+        "fourier-choice",
+        "The Fourier form: the planner's choice around the border",
+        {"smoke": "benchmarks.fourier choice --repeat 1", "full": "benchmarks.fourier choice"},
+        (
+            Column("rows", "n", "count"),
+            Column("columns", "d", "count"),
+            Column("γ", "gamma", "number"),
+            Column("λ", "alpha", "fine"),
+            Column("farthest row", "outlier", "number"),
+            Column("chosen", "form"),
+            Column("primal", "seconds.primal", "seconds"),
+            Column("dual", "seconds.dual", "seconds"),
+            Column("chosen over the faster one", "regret", "ratio"),
+        ),
+        (Goal("regret, worst of 20", "regret", at_most=1.25, rows="worst"),),
+        minutes=2.2,
+    ),
     Step(
         "text",
         "Messages by their words: primal, dual and scikit-learn",
@@ -966,6 +1098,28 @@ SENTENCES: tuple[Sentence, ...] = (
         {
             "cholesky": _of("ratios.gemm", "ratio", **_DIRECT),
             "float32": _of("ratios.gemm", "ratio", **_FLOAT32),
+        },
+    ),
+    Sentence(
+        "fourier-fit",
+        "10⁶ rows in two columns, γL² = 50: {time} to a true residual of {residual}; of the same rows and kernel, "
+        "{sklearn} × scikit-learn's time for 14,000 and {gpytorch} × that of KISS-GP in GPyTorch for 100,000, whose "
+        "predictions are off by {off}.",
+        {
+            "time": Value("seconds", "seconds", where=_NO_PEER),
+            "residual": Value("residual", "exponent", where=_NO_PEER),
+            "sklearn": _of("ratio", "fine", peer="sklearn"),
+            "gpytorch": _of("ratio", "fine", peer="gpytorch"),
+            "off": _of("difference", "exponent", peer="gpytorch"),
+        },
+    ),
+    Sentence(
+        "fourier-hundred",
+        "10⁸ rows in two columns, from Zarr: {time}, {peak}, to a true residual of {residual}.",
+        {
+            "time": _of("seconds", "seconds"),
+            "peak": _of("peak_bytes", "bytes"),
+            "residual": _of("residual", "exponent"),
         },
     ),
     Sentence(
