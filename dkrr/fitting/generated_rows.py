@@ -5,7 +5,8 @@ Folds, errors of rows by the others and standard deviations are all made of thes
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import iadd
 from typing import Any
 
 import numpy as np
@@ -59,14 +60,20 @@ class RowsOnGrid:
         weights = self.data.weights
         return np.ones(where.stop - where.start) if weights is None else weights[where]
 
-    def over_rows(self, stage: str, function: Callable[[slice, Array], Any]) -> list[Any]:
-        """Values of a function of every block of rows: where they are, and the rows."""
+    def over_rows(
+        self, stage: str, function: Callable[[slice, Array], Any], add: Callable[[Any, Any], Any] | None = None
+    ) -> list[Any]:
+        """Values of a function of every block of rows: where they are, and the rows.
+
+        With `add` those of a segment of the rows are added as they come, and there is one for each segment.
+        """
 
         def of_segment(start: int, stop: int) -> list[Any]:
-            found = []
+            found = list[Any]()
             for where, x in self.data.rows.even_blocks(start, stop, BLOCK_ROWS):
                 check_finite(x, "X", where.start)
-                found.append(function(where, dense(x)))
+                value = function(where, dense(x))
+                found = [add(found[0], value)] if add is not None and found else [*found, value]
             return found
 
         return [value for part in self.each(stage, of_segment) for value in part]
@@ -83,11 +90,13 @@ class RowsOnGrid:
                 found.append(one)
             return found
 
-        first, *rest = self.over_rows("normal matrix", of_block)
-        while rest:
-            for one, other in zip(first, rest.pop(0), strict=True):
+        def added(total: list[GridSums], more: list[GridSums]) -> list[GridSums]:
+            for one, other in zip(total, more, strict=True):
                 one.include(other)
-        return list(first)
+            return total
+
+        found: list[GridSums] = reduce(added, self.over_rows("normal matrix", of_block, added))
+        return found
 
     def values(self, x: Array, modes: Complex) -> Array:
         """Sums of waves at rows, of shape (m, k), for coefficients of shape (k, *n_modes)."""
@@ -109,7 +118,7 @@ class RowsOnGrid:
         def of_block(where: slice, x: Array) -> Any:
             return Transform(near.angles(x), near.n_modes).to_modes(duals(where))
 
-        return near.of_modes(sum(self.over_rows("training errors", of_block)))
+        return near.of_modes(sum(self.over_rows("training errors", of_block, iadd)))
 
 
 @dataclass(frozen=True)

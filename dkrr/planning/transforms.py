@@ -160,10 +160,10 @@ def _in_place(site: Site, grid: Grid, solving: list[Step], solving_bytes: int, r
     p, place, t = site.problem, site.place, site.problem.n_targets
     passes, kept = passes_of(p), sums_bytes(p)
     heights = [max(1, min(k, -(-p.n // (2 * place.slots)))) for k in (BLOCK_ROWS, BLOCK_ROWS // 8, BLOCK_ROWS // 64)]
-    peak_of = partial(peak_of_passes, site, solving_bytes)
+    n_segments = max(2 * place.slots, -(-p.n // (4 * BLOCK_ROWS)))
+    peak_of = partial(peak_of_passes, site, solving_bytes + n_segments * kept)  # added when all have come
     block = next((h for h in heights if peak_of(block=h) <= place.usable_bytes), heights[-1])
     peak = peak_of(block=block)
-    n_segments = max(2 * place.slots, -(-p.n // (4 * BLOCK_ROWS)))
 
     def transformed(stage: str, count: int, n_passes: float) -> list[Step]:
         rows = Work(row_bytes=0 if site.holds_rows else p.stored_bytes)
@@ -219,4 +219,4 @@ def peak_of_passes(site: Site, held: int, block: int = BLOCK_ROWS // 4) -> int:
     each = rows + transform_bytes(grid.n_sum_modes, block) + 3 * sums + p.read_overhead_bytes
     if site.place.execution == "dask":
         return site.peak(0, each)
-    return site.peak(p.y_bytes_to_come + held + 4 * site.place.slots * sums, each)
+    return site.peak(p.y_bytes_to_come + held, each)
