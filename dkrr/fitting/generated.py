@@ -169,7 +169,8 @@ class GeneratedPrimal:
         if context.storage.keeps:
             length = len(GridSums.zeros(self._grid, t).packed())
             whole = TileGrid(length, length, length)
-            kept = [context.stored.vectors(RIDGE, f"sums-{k}", whole, 1) for k in range(len(kept))]
+            names = [f"sums-{segment.start}-{segment.stop}" for segment in self._segments]
+            kept = [context.stored.vectors(RIDGE, name, whole, 1) for name in names]
         tasks = [
             Task(f"sums-{k}", grid_sums, (self._phi, segment, array), flops=segment.stop - segment.start)
             for k, (segment, array) in enumerate(zip(self._segments, kept, strict=True))
@@ -187,9 +188,9 @@ class GeneratedPrimal:
         assert total is not None
         return total
 
-    def _pass(self, stage: str, duals: Vectors, coef: Array, offset: Array, *, first: bool) -> tuple[Any, Array]:
+    def _pass(self, stage: str, known: Vectors | None, duals: Vectors, coef: Array, offset: Array) -> tuple[Any, Array]:
         """α, and its sums over the waves of the doubled grid, (t, ...), with Σ |α|, (t,)."""
-        arguments = (duals, coef, offset, 1.0 / self._data.alphas, first)
+        arguments = (known, duals, coef, offset, 1.0 / self._data.alphas)
         tasks = [
             Task(f"duals-{k}", dual_pass, (self._phi, segment, *arguments), flops=segment.stop - segment.start)
             for k, segment in enumerate(self._segments)
@@ -211,8 +212,11 @@ class GeneratedPrimal:
         moments, sizes, means = generator.moments(sums.modes[1:], totals), np.sqrt(sums.squares), generator.means
         solver = self._solver(generator)
         coef = solver.solve(moments, alphas)
-        duals = self._rows.new_errors(data.room_for_errors)
-        modes, absolute = self._pass("training errors", duals, coef, means @ coef, first=True)
+        # A task that runs twice, since its worker was lost, must find α as it was: stored ones are written elsewhere.
+        duals = other = self._rows.new_errors(data.room_for_errors)
+        if not context.in_memory:
+            other = self._rows.new_errors(data.room_for_errors, "refined")
+        modes, absolute = self._pass("training errors", None, duals, coef, means @ coef)
         effective, residuals, rounds = coef, np.full(len(alphas), np.inf), 0
         while True:
             u = self._grid.of_modes(even_modes(modes, self._grid))
@@ -228,7 +232,8 @@ class GeneratedPrimal:
                 left, offset = left + means[:, None] * total, alphas * total / generator.total
                 product = generator.multiply(left)
             change = left - solver.solve(product, alphas)
-            modes, absolute = self._pass("true residual", duals, change, means @ change + offset, first=False)
+            modes, absolute = self._pass("true residual", duals, other, change, means @ change + offset)
+            duals, other = other, duals
             effective, rounds = effective - change, rounds + 1
         intercept = self._means - means @ u  # of α, as predictions near the box and beyond have it
         coef[0] += means @ (u - coef) / self._grid.scale[0]  # the constant makes up for it in the box

@@ -21,6 +21,7 @@ import numpy as np
 from dkrr import blas
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
+from dkrr.errors import InputError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.factored_process import array_of
 from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers, warn_of_width
@@ -33,6 +34,7 @@ from dkrr.linalg.generator import GridSums, inverse_of, length_modes, lengths, t
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.planning.detection import usable_threads
+from dkrr.planning.transforms import MAX_SIDE
 
 LEAST_QUADRATIC = 1e-4
 """yᵀWy − ΦᵀWyᵀβ over yᵀWy below which it is computed from the errors, where nothing cancels."""
@@ -98,6 +100,12 @@ class GeneratedPosterior(FactoredProcess):
         """The same process on a grid that has the rows near the box in its box."""
         phi, away = self._rows.phi, self._grid.periods - 2 * self._grid.reach
         box = [(low - a / 2, high + a / 2) for (low, high), a in zip(phi.box, away.tolist(), strict=True)]
+        side = phi.in_box(box).dimension(self.data.rows.shape[1])
+        if side > MAX_SIDE:
+            raise InputError(
+                f"some rows are outside of the box of the training rows, where standard deviations take {side:,} "
+                f"features, and at most {MAX_SIDE:,} are factored; expected rows in the box, or form='dual'"
+            )
         found = object.__new__(GeneratedPosterior)
         vars(found).update(vars(self))
         for name in ("_sums", "_model", "_lengths"):
@@ -206,9 +214,11 @@ class GeneratedPosterior(FactoredProcess):
         rows, t, free = self._rows, self.data.targets.shape[1], self.data.fit_intercept
         with in_terms_of_alpha([self.alpha], "primal"):
             others = sums_of_others(rows.sums(folds), GridSums.zeros(self._grid, t))
-            models = [GridModel.of(self._grid, sums, self.alpha, centred=free) for sums in others]
-        coefs = np.hstack([one.coef for one in models])
-        constants = np.concatenate([one.constants + self._means for one in models])
+            solutions = list[tuple[Array, Array]]()
+            for sums in others:  # the factors of all folds at once would be many
+                model = GridModel.of(self._grid, sums, self.alpha, centred=free)
+                solutions.append((model.coef, model.constants + self._means))
+        coefs, constants = (np.concatenate(part, axis=-1) for part in zip(*solutions, strict=True))
         errors, in_fold = [np.empty((len(fold), t)) for fold in folds], np.ones((self.data.n, len(folds)), bool)
         for f, fold in enumerate(folds):
             in_fold[fold, f] = False

@@ -22,7 +22,7 @@ from dkrr.linalg.generator import Generator, GridSums, solved, totals_of
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-BLOCK_ROWS = 2**18
+BLOCK_ROWS, BLOCK_BYTES = 2**18, 2**26
 """Rows that are transformed together."""
 
 
@@ -70,7 +70,8 @@ class RowsOnGrid:
 
         def of_segment(start: int, stop: int) -> list[Any]:
             found = list[Any]()
-            for where, x in self.data.rows.even_blocks(start, stop, BLOCK_ROWS):
+            height = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(self.data.rows.heavy_row_bytes, 1)))
+            for where, x in self.data.rows.even_blocks(start, stop, height):
                 check_finite(x, "X", where.start)
                 value = function(where, dense(x))
                 found = [add(found[0], value)] if add is not None and found else [*found, value]

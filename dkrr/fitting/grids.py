@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data import Rows
-from dkrr.data.rows import check_finite
+from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
 from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
@@ -34,7 +34,8 @@ LEAST_ALPHA = 1e-14
 """λ over Σ w k(x, x) below which rounding of the sums leaves nothing of it."""
 LEAST_ERROR = 1e-18
 """Smallest error of a grid, relative to k(x, x): to certify less would cost more than it is worth."""
-SCANNED_ROWS = 2**18
+SCANNED_ROWS, SCANNED_BYTES = 2**18, 2**26
+"""Rows that are looked at together."""
 MUCH_SMALLER = 0.8
 """Features without a row over those with it, below which it is named."""
 
@@ -67,16 +68,24 @@ class Box:
 
     def stretched(self, phi: FourierGrid, d: int) -> str:
         """Words for the row that stretches the box most, if far fewer features would do without it; else empty."""
-        side, best = phi.dimension(d), ("", np.inf)
+        side, best = _dimension(phi, d), ("", np.inf)
         for k, column in enumerate(self.columns):
             for one, is_low in ((self.lows[k], True), (self.highs[k], False)):
                 pairs = self.pairs()
                 pairs[k] = (one.next, pairs[k][1]) if is_low else (pairs[k][0], one.next)
-                without = np.inf if one.row < 0 else replace(phi, box=tuple(pairs)).dimension(d)
+                without = np.inf if one.row < 0 else _dimension(replace(phi, box=tuple(pairs)), d)
                 if without < min(best[1], MUCH_SMALLER * side):
                     words = f"row {one.row:,} of X, with {one.value:.6g} in column {column}, stretches the box: "
-                    best = f"{words}without it {without:,} features would do, not {side:,}", without
+                    best = f"{words}without it {without:,.0f} features would do", without
         return best[0]
+
+
+def _dimension(phi: FourierGrid, d: int) -> float:
+    """Features of a grid; infinite if they are too many to be counted."""
+    try:
+        return float(phi.dimension(d))
+    except InputError:
+        return np.inf
 
 
 def box_of(rows: Rows, columns: tuple[int, ...]) -> Box:
@@ -105,11 +114,12 @@ def box_of(rows: Rows, columns: tuple[int, ...]) -> Box:
 def _extremes(rows: Rows, columns: tuple[int, ...], start: int, stop: int) -> NDArray[np.float64]:
     """The two smallest, and the two largest, values of every column among some rows with their numbers."""
     found = np.empty((2, 0, len(columns), 2))
-    for where, x in rows.blocks(start, stop, SCANNED_ROWS):
+    height = max(1, min(SCANNED_ROWS, SCANNED_BYTES // max(rows.heavy_row_bytes, 1)))
+    for where, x in rows.blocks(start, stop, height):
         check_finite(x, "X", where.start, rows.names)
         of_block = np.empty((2, min(2, len(x)), len(columns), 2))
         for k, column in enumerate(columns):
-            values = np.asarray(x[:, column], np.float64)
+            values = np.asarray(dense(x[:, [column]])[:, 0], np.float64)
             for side, sign in enumerate((1.0, -1.0)):
                 i = int((values if sign > 0 else -values).argmin())
                 rest = [(v.min() if sign > 0 else v.max()) for v in (values[:i], values[i + 1 :]) if len(v)]
@@ -184,9 +194,9 @@ def on_grid(p: Problem, box: Box, error: float) -> tuple[Problem | None, Reason]
     stretched = ""
     try:
         phi = FourierGrid(p.kernel, error, box.pairs())
-        side, grid = phi.dimension(p.d), phi.grid(p.d)
         stretched = box.stretched(phi, p.d)
-        least = LEAST_ALPHA * grid.unit * p.n
+        side, grid = phi.dimension(p.d), phi.grid(p.d)
+        least = LEAST_ALPHA * grid.unit * (p.n if p.total_weight is None else p.total_weight)
         if refused := refusal(p, side):
             why = refused
         elif side > MAX_FEATURES:

@@ -408,18 +408,19 @@ class NormalRows:
         values = self._context.run_tasks(stage, tasks)
         return [values[t.key] for t in tasks]
 
-    def new_errors(self, empty: Callable[[], Array]) -> Vectors:
+    def new_errors(self, empty: Callable[[], Array], name: str = "errors") -> Vectors:
         """Vectors for the training errors, of the targets' shape; `empty` makes such an array in memory."""
         if self._context.in_memory:
             return empty()
-        return self._context.storage.vectors(self._group, "errors", self._by_rows, self._targets.shape[1])
+        return self._context.storage.vectors(self._group, name, self._by_rows, self._targets.shape[1])
 
     def loaded_errors(self, errors: Vectors, empty: Callable[[], Array]) -> Array:
         """Errors in memory; what is stored of them is deleted."""
         if isinstance(errors, np.ndarray):
             return errors
         found: Array = errors.load(empty())
-        self._context.storage.delete(f"{self._group}/errors")
+        for name in ("errors", "refined"):
+            self._context.storage.delete(f"{self._group}/{name}")
         return found
 
 

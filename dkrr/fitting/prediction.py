@@ -28,7 +28,7 @@ from dkrr.planning.detection import usable_threads
 
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
-TRANSFORMED_ROWS = 2**18
+TRANSFORMED_ROWS, TRANSFORMED_BYTES = 2**18, 2**26
 """The same with features whose products are transforms."""
 BLOCK_TRAINING_ROWS = 4096
 """Training rows of a strip of the kernel that is in memory at once (32 MiB with BLOCK_ROWS)."""
@@ -145,7 +145,7 @@ def _check_predictions(out: NDArray[np.float64], first: int) -> None:
 def block_rows(model: FittedFunction, rows: Rows) -> int:
     """Number of rows that are predicted together: fewer if they, their features or their predictions are wide."""
     if model.feature_map is not None and model.feature_map.is_transform:
-        return TRANSFORMED_ROWS
+        return max(1, min(TRANSFORMED_ROWS, TRANSFORMED_BYTES // rows.heavy_row_bytes))
     widths = [rows.heavy_row_bytes, 8 * model.n_targets]
     if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
         widths.append(8 * model.feature_map.dimension(model.n_features))

@@ -30,7 +30,7 @@ from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
-from dkrr.kernels.implied import parts_of
+from dkrr.kernels.implied import feature_map, parts_of
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
@@ -64,6 +64,8 @@ class Processes:
     ) -> None:
         if grid is not None:
             request = request.with_settings(grid=grid, form="primal")
+        elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one
+            request = request.with_settings(form="dual")
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         self._learned, self._given = learned, request

@@ -1,6 +1,7 @@
 """Checked arguments of a fit (settings, rows, targets or labels), and the plan for them."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, get_args
 
@@ -21,7 +22,7 @@ from dkrr.checks import (
 )
 from dkrr.data import Rows, as_rows, load_array, load_labels
 from dkrr.data.open import place_of_targets
-from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
+from dkrr.errors import InputError, InputTypeError, PlanError, StoreError, WrongStoreError
 from dkrr.fitting.grids import SURELY_FASTER, Box, box_of, cheaper, in_dual_form, is_compared, may_have_grid, on_grid
 from dkrr.kernels import Kernel, as_kernel
 from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
@@ -223,6 +224,7 @@ class FitRequest:
             self.rows,
             self.settings.kernel,
             n_counting=None if self.weights is None else int(np.count_nonzero(self.weights)),
+            total_weight=None if self.weights is None else float(self.weights.sum()),
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
         )
@@ -279,7 +281,10 @@ def selection_plan(problem: Problem, sizes: FoldSizes, rows: Rows, resources: Re
         if is_compared(dual):
             box = box_of(rows, grid_columns(problem.kernel, problem.d))
             gridded, _ = on_grid(problem, box, ROUNDING)
-            grid = None if gridded is None or not is_available() else plan_selection(gridded, sizes, resources)
+            if gridded is not None and is_available():
+                with suppress(PlanError, InputError):
+                    grid = plan_selection(gridded, sizes, resources)
+                grid = grid if grid is not None and grid.plan.form == "primal" else None
             if grid is not None and (not isinstance(dual, Plan) or dual.seconds > SURELY_FASTER * grid.seconds):
                 return grid
     found = plan_selection(with_spectrum(problem, rows), sizes, resources)

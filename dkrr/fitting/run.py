@@ -27,13 +27,12 @@ from dkrr.fitting.results import Solution, Solved, scale_of, solved
 from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.fitting.storage import with_repairs
-from dkrr.kernels.map_base import MapKernel
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.residual import worst
 from dkrr.linalg.result import SolveResult, Status
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan, Reason
+from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
 from dkrr.planning.problem import Form, Loss
 from dkrr.planning.strategy import How
 
@@ -229,12 +228,8 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         plan = plan_of(request)  # there may be fewer features than requested
     loss = LOSSES[plan.problem.loss]
     data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
-    if lost := lost_alpha(plan, data):  # sums of weights, which no plan knows
-        if request.settings.form == "primal" or isinstance(plan.problem.kernel, MapKernel):
-            raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or form='dual'")
-        request = request.with_settings(form="dual")
-        plan = plan_of(request).noted(Reason("alpha-is-lost", lost))
-        data = loss.data(request.outputs, shared_fields(request, plan.problem))
+    if lost := lost_alpha(plan, data):  # of a grid that was named, which has no other form
+        raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
     if data.fit_intercept:
         data = about_the_rows(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()

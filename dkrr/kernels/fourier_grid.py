@@ -38,8 +38,10 @@ from dkrr.kernels.map_base import Array, FeatureMap, as_base, dense_rows
 from dkrr.kernels.nonuniform import Complex, Transform, transform_bytes
 
 MAX_COLUMNS = 3
-MAX_MODES = 2**27
-"""Most waves of a box whose weights are computed at all: 1 GiB."""
+MAX_MODES = 2**20
+"""Most waves of a box whose weights are computed at all, those of the doubled grid not counted."""
+MAX_REACH = 1e7
+"""Largest length of a box in lengths of the kernel, 1/√γ, whose waves are counted."""
 IMAGES = 3
 """Images of the kernel on either side that count as aliasing; those beyond are smaller than any double."""
 ROUNDING = 1e-15
@@ -362,11 +364,11 @@ class Grid:
         """Modes of differences and sums of two waves."""
         return tuple(4 * m + 1 for m in self.most)
 
-    def angles(self, x: Array) -> Array:
+    def angles(self, x: Array, *, is_checked: bool = True) -> Array:
         """θ of rows, of shape (n, d); the middle of the box first, so that far origins cost no digits."""
         away = np.asarray(x[:, list(self.columns)], np.float64) - self.centre
         is_out = np.abs(away) > self.limits
-        if is_out.any():
+        if is_checked and is_out.any():
             i, k = np.argwhere(is_out)[0].tolist()
             raise InputError(
                 f"a row has {away[i, k] + self.centre[k]:.6g} in column {self.columns[k]}, outside of the box of a "
@@ -445,16 +447,27 @@ def _refuse_many(phi: FourierGrid, columns: tuple[int, ...], most: Sequence[int]
         )
 
 
+def _refuse_long(phi: FourierGrid, columns: tuple[int, ...], reaches: Array) -> None:
+    """Raise InputError if the box is so long beside the lengths of the kernel that waves are not even counted."""
+    if not (reaches <= MAX_REACH).all():
+        k = int(np.argmax(~(reaches <= MAX_REACH)))
+        raise InputError(
+            f"the box of the rows has the length {phi.box[k][1] - phi.box[k][0]:.3g} in column {columns[k]}, more than "
+            f"{MAX_REACH:.0e} lengths of the kernel: a Fourier grid is for smooth functions of rows near each other"
+        )
+
+
 def _gaussian_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[float], n_features: int) -> Series:
     terms, factor = gaussian_terms(phi.base, n_features) or [], 2 if phi.doubled else 1
     gammas = np.array([[term.gammas.get(c, 0.0) for c in columns] for term in terms])
     unit = sum(term.scale for term in terms)
+    _refuse_long(phi, columns, np.array(lengths) * np.sqrt(gammas.max(axis=0)))
     found = [
         waves([g for g in of_column if g > 0], length, phi.error / (len(columns) + 1))
         for of_column, length in zip(gammas.T.tolist(), lengths, strict=True)
     ]
+    _refuse_many(phi, columns, [w.most for w in found])
     periods, most = [factor * w.period for w in found], [factor * w.most for w in found]
-    _refuse_many(phi, columns, most)
     total = np.zeros([2 * m + 1 for m in most])
     for term, of_term in zip(terms, gammas.tolist(), strict=True):
         product = np.array(term.scale)
@@ -474,6 +487,7 @@ def _matern_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[flo
     kernel, d, factor, share = phi.base, len(columns), 2 if phi.doubled else 1, phi.error / (len(columns) + 1)
     assert isinstance(kernel, Matern)
     nu, scales = kernel.nu, np.broadcast_to(np.asarray(kernel.length_scale, np.float64), n_features)
+    _refuse_long(phi, columns, np.array(lengths) / scales)
     extents, images = np.array(lengths) / scales, np.array(list(product(range(-IMAGES, IMAGES + 1), repeat=d)))
     others = images[np.any(images != 0, axis=1)]
 
@@ -485,10 +499,11 @@ def _matern_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[flo
     # Where each image is nearest, wherever in the box that is.
     while (alias := float(values(np.maximum(np.abs(others) * (extents + gap) - extents, 0.0)).sum())) > share:
         gap *= 1.02
-    periods = factor * (extents + gap)
+    periods = extents + gap
     beyond = 2 * nu * (1.0 / betaincinv(nu, d / 2, share) - 1.0)  # ρ² of which so much weight lies beyond
     most = np.ceil(sqrt(beyond) * periods / (2 * pi)).astype(int)
     _refuse_many(phi, columns, most.tolist())
+    periods, most = factor * periods, factor * most
     squares = np.zeros(())
     for period, m in zip(periods.tolist(), most.tolist(), strict=True):
         squares = squares[..., None] + (2 * pi / period * np.arange(-m, m + 1)) ** 2

@@ -5,7 +5,7 @@ transforms gives T; the D × D matrix is gathered from it, and products with it 
 rows add up. With a free constant features are centred by their means, which T has too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -105,26 +105,26 @@ def dual_pass(
     meter: Meter,
     phi: FourierGrid,
     segment: Segment,
+    known: Any,
     duals: Any,
     coef: Array,
     offset: Array,
     inverse: Array,
-    first: bool,
 ) -> Array:
     """Task: α of a segment, and their sums times e^{ikθ} for half of the waves of the doubled grid, with Σ |α|, packed.
 
     Parameters
     ----------
+    known : ndarray or ChunkedArray of shape (n, t), optional
+        α as it is; None: it is begun.
     duals : ndarray or ChunkedArray of shape (n, t)
-        α, overwritten: w (y − Φc + o) / λ, or what it is plus w (Φc − o) / λ.
+        α is written there: w (y − Φc + o) / λ, or what it was plus w (Φc − o) / λ.
     coef : ndarray of shape (D, t)
         c.
     offset : ndarray of shape (t,)
         o.
     inverse : ndarray of shape (t,)
         1 / λ of every target.
-    first : bool
-        Whether α is begun.
     """
     grid, t = phi.grid(segment.rows.shape[1]), coef.shape[1]
     wide = tuple(4 * m + 1 for m in grid.most)
@@ -135,12 +135,12 @@ def dual_pass(
             # Modes of the doubled grid at half of the angles: the even ones are those of the grid itself.
             transform = Transform(0.5 * grid.angles(x), wide)
             change = transform.to_points(modes) - offset
-        alpha = targets[where] - change if first else change
+        alpha = targets[where] - change if known is None else change
         alpha *= inverse
         if weights is not None:
             alpha *= weights[where]
-        if not first:
-            alpha += duals[where] if isinstance(duals, np.ndarray) else duals.read_rows(where.start, where.stop)
+        if known is not None:
+            alpha += known[where] if isinstance(known, np.ndarray) else known.read_rows(where.start, where.stop)
         out.write(where, alpha)
         sizes += np.abs(alpha).sum(axis=0)
         release_pages(duals)
@@ -424,7 +424,7 @@ def length_modes(grid: Grid, inverse: Array, means: Array) -> Complex:
 
 def lengths(grid: Grid, modes: Complex, x: Array) -> Array:
     """Values of `length_modes` at rows, of shape (n,)."""
-    return Transform(grid.angles(x), grid.n_sum_modes).to_points(modes)[:, 0]
+    return Transform(grid.angles(x, is_checked=False), grid.n_sum_modes).to_points(modes)[:, 0]
 
 
 def inverse_of(factor: Array) -> Array:
@@ -433,11 +433,3 @@ def inverse_of(factor: Array) -> Array:
     out = np.ascontiguousarray(found.T)
     mirror_lower(out)
     return out
-
-
-def sum_of(parts: Sequence[Array]) -> Array:
-    """Sum in the order of the parts, in place of the first."""
-    total = parts[0]
-    for part in parts[1:]:
-        total += part
-    return total

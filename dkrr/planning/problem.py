@@ -98,6 +98,8 @@ class Problem:
     fit_intercept: bool = False
     n_counting: int | None = None
     """Number of rows whose weight is not zero; None: all."""
+    total_weight: float | None = None
+    """Sum of the weights; None: n."""
     row_bytes: int | None = None
     """Bytes of one row of X in memory; None: 8 d."""
     heavy_row_bytes: int | None = None

@@ -171,7 +171,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
     if one.form == "primal":
         if isinstance(one.chosen.how, Direct):
             return _primal(one, problem, sizes, resources)
-        if isinstance(one.chosen.how, Generated) and (one.solver == "cholesky" or not sizes.is_loo):
+        if isinstance(one.chosen.how, Generated) and (not sizes.is_loo or problem.side("primal") <= MAX_SIDE):
             return _on_grid(one, problem, sizes, resources)
         if not sizes.is_loo:
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")

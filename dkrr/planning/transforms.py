@@ -33,6 +33,8 @@ CONVOLUTION_SECONDS = 3e-8
 """Time of a point of the grid of a convolution, both ways."""
 MAX_SIDE = 20_000
 """Largest matrix that is factored in memory: 3 GiB."""
+STORED_PARTS = 16
+"""Blocks, at least, of rows whose sums go to a store."""
 SMALL_RATE = 0.3
 """Rate of the small matrices of a preconditioner, each formed and factored, over that of products."""
 FACTORED_SIDE = 6_000
@@ -80,7 +82,7 @@ def passes_of(p: Problem) -> Transforms:
         return Transforms((p.n_steps + 1) * (-(-t // 2) + -(-(systems + t) // 2)), 2 * -(-t // 2), 0)
     pairs = 2 * -(-t // 2)
     # Measured: without refinement 3e-17 n / λ; each one takes off three digits.
-    left, rounds = 3e-17 * p.n / min(p.alphas), 0
+    left, rounds = 3e-17 * p.n / max(min(p.alphas), 1e-300), 0
     while left > GOAL and rounds < 2:
         left, rounds = 1e-3 * left, rounds + 1
     return Transforms(-(-(t + 1) // 2), pairs, rounds * pairs)
@@ -108,7 +110,7 @@ def generated(p: Problem, r: Resources) -> Iterator[Strategy]:
         Step("factorisation", Work(element_seconds=GATHER_SECONDS * side**2, fresh_bytes=8.0 * side**2)),
         Step("factorisation", factor_work(TileGrid(side, side, side)) + solving_work(side, p.n_targets), 1, "blas"),
     ]
-    n_matrices = (1 if len(p.alphas) == 1 else 2) if p.loss == "squared" else 3
+    n_matrices = (1 if len(p.alphas) == 1 else 2) if p.loss == "squared" else 3 * (1 if p.is_coupled else p.n_targets)
     yield from _in_places(p, r, grid, recipe, n_matrices * 8 * side**2, 0)
 
 
@@ -161,6 +163,9 @@ def _in_place(site: Site, grid: Grid, solving: list[Step], solving_bytes: int, r
     passes, kept = passes_of(p), sums_bytes(p)
     heights = [max(1, min(k, -(-p.n // (2 * place.slots)))) for k in (BLOCK_ROWS, BLOCK_ROWS // 8, BLOCK_ROWS // 64)]
     n_segments = max(2 * place.slots, -(-p.n // (4 * BLOCK_ROWS)))
+    if not place.is_memory:  # a run that resumes on another machine finds the same blocks and segments
+        heights = [max(1, min(BLOCK_ROWS // 8, -(-p.n // STORED_PARTS)))]
+        n_segments = p.layout.row_parts if p.layout else n_segments
     peak_of = partial(peak_of_passes, site, solving_bytes + n_segments * kept)  # added when all have come
     block = next((h for h in heights if peak_of(block=h) <= place.usable_bytes), heights[-1])
     peak = peak_of(block=block)
@@ -195,9 +200,15 @@ def _in_place(site: Site, grid: Grid, solving: list[Step], solving_bytes: int, r
     return Strategy(form="primal", place=place, how=how, stages=site.price(recipe, peak), n_steps=n_steps)
 
 
+def sums_of(p: Problem) -> int:
+    """Sums of some rows: of weights and of every target, or of all gradients and curvatures of a likelihood."""
+    t = p.n_targets
+    return 1 + t if p.loss == "squared" else t + (t * (t + 1) // 2 if p.is_coupled else t)
+
+
 def sums_bytes(p: Problem) -> int:
-    """Memory of the sums of some rows, for all targets."""
-    return 16 * prod(_grid(p).n_sum_modes) * (1 + p.n_targets)
+    """Memory of the sums of some rows."""
+    return 16 * prod(_grid(p).n_sum_modes) * sums_of(p)
 
 
 def transform_work(p: Problem, count: float) -> Work:
@@ -213,9 +224,9 @@ def peak_of_passes(site: Site, held: int, block: int = BLOCK_ROWS // 4) -> int:
     held : int
         Bytes that the calling process holds besides: its matrix and factors.
     """
-    p, grid, t = site.problem, _grid(site.problem), site.problem.n_targets
+    p, grid = site.problem, _grid(site.problem)
     block, sums = min(block, p.n), sums_bytes(p)
-    rows = p.bytes_of_block(block) + 8 * block * (2 * len(grid.columns) + 5 * (t + 1))
+    rows = p.bytes_of_block(block) + 8 * block * (2 * len(grid.columns) + 5 * sums_of(p))
     each = rows + transform_bytes(grid.n_sum_modes, block) + 3 * sums + p.read_overhead_bytes
     if site.place.execution == "dask":
         return site.peak(0, each)

@@ -18,6 +18,7 @@ from dkrr.fitting.generated_rows import GridModel, RowsOnGrid
 from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others
 from dkrr.linalg.generator import Generator, GridSums, inverse_of, length_modes, lengths, totals_of
 from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.planning.transforms import FACTORED_SIDE
 from dkrr.selection.fold_sums import in_segments
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import ScoreSheet
@@ -85,7 +86,7 @@ class GridFolds:
         solver = ByIterations(generator, float(alphas.min()), self._rank_limit, self._progress, MAX_ITERATIONS)
         coef = solver.solve(np.tile(moments, len(alphas)), each)
         solver.close()
-        if solver.residual > ENOUGH:
+        if solver.residual > ENOUGH and generator.n <= FACTORED_SIDE:
             return self._factored(sums, alphas)
         means = np.tile(totals / generator.total, len(alphas))
         return coef, means - generator.means @ coef if centred else np.zeros(len(each))
