@@ -117,7 +117,7 @@ def _extremes(rows: Rows, columns: tuple[int, ...], start: int, stop: int) -> ND
     height = max(1, min(SCANNED_ROWS, SCANNED_BYTES // max(rows.heavy_row_bytes, 1)))
     for where, x in rows.blocks(start, stop, height):
         check_finite(x, "X", where.start, rows.names)
-        of_block = np.empty((2, min(2, len(x)), len(columns), 2))
+        of_block = np.empty((2, min(2, x.shape[0]), len(columns), 2))
         for k, column in enumerate(columns):
             values = np.asarray(dense(x[:, [column]])[:, 0], np.float64)
             for side, sign in enumerate((1.0, -1.0)):

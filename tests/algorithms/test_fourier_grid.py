@@ -65,6 +65,14 @@ def test_the_bound_holds_for_matern_kernels(nu):
     assert error <= phi.grid(1).bound <= 3e-3
 
 
+@pytest.mark.parametrize("kernel", [RBF(7.0), Matern(2.5, 0.3), Matern(0.5, 2.0)])
+def test_the_doubled_grid_has_twice_the_modes(kernel):
+    zones = FourierZones(FourierGrid(kernel, 1e-3, [(0.0, 1.1)]))
+    inside, near = zones.inside.grid(1), zones.near.grid(1)
+    assert near.most == tuple(2 * m for m in inside.most)
+    assert_allclose(near.periods, 2 * inside.periods)
+
+
 KERNELS = {
     "multiple": (2, 3.0 * RBF(9.0)),
     "lengths": (2, RBF([9.0, 1.0])),
@@ -243,7 +251,7 @@ def test_uncertainties_are_those_of_the_dual_form(fit_intercept):
     fitted, dual = both(X, y, weights, gamma=4.0, alpha=1e-4, fit_intercept=fit_intercept)
     assert_allclose(fitted.loo_residuals_, dual.loo_residuals_, rtol=1e-6, atol=1e-8)
     assert_allclose(fitted.log_marginal_likelihood_, dual.log_marginal_likelihood_, rtol=1e-9)
-    for Z in zones_of(X, rng):
+    for Z in zones_of(X, rng, reach=2.0):
         found, expected = (one.predict(Z, return_std=True)[1] for one in (fitted, dual))
         assert_allclose(found, expected, rtol=1e-6)
         low, high = fitted.predict_variance_bounds(Z)
@@ -393,6 +401,23 @@ def test_a_row_that_stretches_the_box_is_named():
     plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0)
     assert "row 17 of X, with 40 in column 1, stretches the box" in str(plan)
     assert grids.box_of(dkrr.data.MemoryRows(X), (0, 1)).highs[1] == grids.Extreme(40.0, 17, X[:, 1][X[:, 1] < 2].max())
+
+
+@pytest.mark.parametrize("far", [1e9, 1e200])
+def test_a_row_that_is_far_from_all_others_leaves_the_dual_form(far):
+    X, y = many(3_000)
+    X[17, 1] = far
+    model = KernelRidge(kernel="rbf").fit(X, y)
+    assert model.plan_.form == "dual" and f"row 17 of X, with {far:.6g} in column 1" in str(model.plan_)
+
+
+def test_weights_count_where_rounding_hides_alpha():
+    X, y = many(3_000)
+    weights = np.ones(len(X))
+    weights[5] = 1e16
+    model = KernelRidge(kernel="rbf", gamma=5.0).fit(X, y, sample_weight=weights)
+    with pytest.warns(dkrr.errors.ConvergenceWarning, match="bounds of the variances"):
+        assert model.plan_.form == "dual" and np.isfinite(model.predict(X[:2], return_std=True)[1]).all()
 
 
 def test_alphas_that_rounding_hides_are_solved_for_in_dual_form():
