@@ -200,7 +200,7 @@ class GeneratedPrimal:
             part = values.pop(f"duals-{k}")
             total = part if k == 0 else np.add(total, part, out=total)
         t = coef.shape[1]
-        modes = total[:-t].view(np.complex128).reshape(t, *(4 * m + 1 for m in self._grid.most))
+        modes = total[:-t].view(np.complex128).reshape(t, *self._grid.n_sum_modes)
         return modes, total[-t:]
 
     def solution(self) -> Solution:

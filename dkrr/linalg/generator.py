@@ -127,7 +127,7 @@ def dual_pass(
         1 / λ of every target.
     """
     grid, t = phi.grid(segment.rows.shape[1]), coef.shape[1]
-    wide = tuple(4 * m + 1 for m in grid.most)
+    wide = grid.n_sum_modes
     modes, total, sizes = _spread(grid.to_modes(coef), grid), np.zeros((t, *wide), np.complex128), np.zeros(t)
     out, targets, weights = RowWriter(duals, segment, meter), segment.target_rows(), segment.weight_rows()
     for where, x in finite_blocks(meter, segment):
@@ -151,7 +151,7 @@ def dual_pass(
 
 def _spread(modes: Complex, grid: Grid) -> Complex:
     """Coefficients of a grid as those of the doubled grid, which has them at its even modes."""
-    out = np.zeros((len(modes), *(4 * m + 1 for m in grid.most)), np.complex128)
+    out = np.zeros((len(modes), *grid.n_sum_modes), np.complex128)
     out[(slice(None), *(slice(None, None, 2) for _ in grid.most))] = modes
     return out
 

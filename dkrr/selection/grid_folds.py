@@ -1,6 +1,6 @@
 """Selection on a Fourier grid: sums over the rows of every fold from one pass, and predictions from a second one.
 
-A training set has the sums of the other folds; its matrix is gathered from them, and factored for each λ. Leave-one-out
+A training set has the sums of the other folds; its matrix is gathered from them, and solved for each λ. Leave-one-out
 takes the errors of all rows over 1 − their leverage, which is a sum of waves as variances are.
 """
 
