@@ -29,8 +29,8 @@ from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Deferred, Diagonal, Identity, LowRank, Preconditioner
 from dkrr.linalg.products import LastProduct, column_norms, column_sizes
 from dkrr.linalg.refinement import Refinement
-from dkrr.linalg.residual import Check, SolvedProbe, energies, freed, relative_by_columns, worst
-from dkrr.linalg.result import Status, direct_status
+from dkrr.linalg.residual import Check, SolvedProbe, energies, freed, relative_by_columns, take_constants, worst
+from dkrr.linalg.result import Status, direct_status, is_doubtful
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 
@@ -119,6 +119,7 @@ class DualRidge:
 
     def _note(self, columns: NDArray[np.intp], check: Check) -> None:
         self._squares[columns], self._residuals[columns] = check.squares, check.residual
+        self._intercept[columns] += check.constants
         self._checks.append(check)
 
     def iterate(
@@ -156,9 +157,25 @@ class DualRidge:
         elif outcome.status is not Status.CONVERGED and (residuals <= tol).all():
             outcome = replace(outcome, status=Status.CONVERGED)
         targets = np.concatenate([columns for columns, _ in groups])
-        self._note(targets, Check(float(residuals.max()), squares, outcome.condition))
+        condition = outcome.condition
+        if is_doubtful(condition):
+            condition = self._scaled_condition(condition, iteration, outcome)
+        self._note(targets, Check(float(residuals.max()), squares, condition))
         self._residuals[targets] = residuals
         return outcome
+
+    def _scaled_condition(self, condition: float, iteration: Iteration, outcome: CGOutcome) -> float:
+        """Estimate of κ₂ of D⁻¹(A + s)D⁻¹ with a diagonal of ones, where κ₂ of A + s may only say that rows differ.
+
+        From the solutions, since its largest eigenvalue is at most n and its smallest at most bᵀx / ‖Dx‖²; and not
+        below κ₂ of A + s over the largest quotient of D², which scaling cannot change it by more than.
+        """
+        x, b, diagonal = outcome.x, iteration.right_sides, self.matrix.scaled_diagonal
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            lengths = diagonal @ x**2 + np.einsum("ij,ij->j", iteration.shift * x, x)
+            found = float(np.fmax.reduce(len(x) * lengths / energies(x, b)))
+            own = (diagonal if self.scale is None else diagonal[self.scale > 0]) + iteration.shift.min()
+            return min(condition, max(found, condition * float(own.min() / own.max())))
 
     def _checked(
         self, groups: Sequence[Group], iteration: Iteration, products: LastProduct, outcome: CGOutcome
@@ -181,9 +198,13 @@ class DualRidge:
         unit = column_sizes(iteration.right_sides)[kept]  # with which the iteration works
         product = products.of(x / unit) * unit
         with np.errstate(over="ignore", invalid="ignore"):
-            norms = np.concatenate(sizes)
-            residuals = column_norms((b - product - shift * x) / unit) / np.where(norms > 0, norms / unit, 1.0)
-            return residuals, energies(x, product)
+            norms, left = np.concatenate(sizes), (b - product - shift * x) / unit
+            if self._data.fit_intercept:
+                constant = np.ones(len(b)) if self.scale is None else self.scale
+                self._intercept[np.concatenate([targets for targets, _ in groups])] += (
+                    take_constants(left, constant)[0] * unit
+                )
+            return column_norms(left) / np.where(norms > 0, norms / unit, 1.0), energies(x, product)
 
     def solution(self, outcome: CGOutcome | None = None) -> Solution:
         """Solution of all targets, once all systems are solved."""

@@ -179,6 +179,8 @@ class Check:
     """XᵀAX by columns, of shape (t,)."""
     condition: float
     """Estimate of κ₂ of A + diag(s) with its diagonal scaled to ones; see dkrr.linalg.residual."""
+    constants: Array | float = 0.0
+    """What is to be added to the free constants, of shape (t,): the residual is that after it; see `take_constants`."""
 
 
 def freed(vectors: Array, constants: Array | None) -> Array:
@@ -206,6 +208,36 @@ def freed(vectors: Array, constants: Array | None) -> Array:
             vectors[rows, :t] -= vectors[rows, t : t + 1] * part
         vectors[rows, t:-1] = vectors[rows, t + 1 :]
     return vectors[:, :-1]
+
+
+def take_constants(residuals: Array, constant: Array) -> tuple[Array, float]:
+    """Subtract from residuals the multiples of the constant's column that they contain.
+
+    The free constant of a solution is the quotient of two sums, right to their rounding, which a large weight multiplies
+    in the residual: there Σwr/Σw is left of it, and belongs to it.
+
+    Parameters
+    ----------
+    residuals : ndarray of shape (n, t)
+        Overwritten.
+    constant : ndarray of shape (n,)
+        c = √w.
+
+    Returns
+    -------
+    constants : ndarray of shape (t,)
+        cᵀr / cᵀc.
+    length : float
+        ‖c‖.
+    """
+    length = float(column_norms(constant[:, None])[0])
+    if not length > 0:  # no row has a weight
+        return np.zeros(residuals.shape[1]), length
+    unit = constant / length
+    parts = unit @ residuals
+    for rows in _strips(residuals):
+        residuals[rows] -= unit[rows, None] * parts
+    return parts / length, length
 
 
 def energies(x: Array, product: Array) -> Array:
@@ -252,7 +284,8 @@ def checked(
         x[:, -1] = probe.vector
         x = np.ascontiguousarray(freed(x, constants))
         part = _part(right_sides, shift, x, multiply(x), constants, probe.scaling)
-        return Check(_relative(*part.norms), part.squares, condition_number(part.multiplied, probe.moments))
+        condition = condition_number(part.multiplied, probe.moments)
+        return Check(_relative(*part.norms), part.squares, condition, part.constants)
 
 
 class _Part(NamedTuple):
@@ -263,6 +296,20 @@ class _Part(NamedTuple):
     squares: Array
     multiplied: Moments
     """Moments of the probe and its product."""
+    constants: Array
+    """Constants that have been taken from the residuals, of shape (m,)."""
+    length: float
+    """Norm of the constant's column."""
+
+
+def _joined(parts: Sequence[_Part]) -> tuple[float, Array]:
+    """Largest relative residual over all rows, and the constants that are to be taken from them, of shape (m,)."""
+    lengths, constants = np.array([[p.length] for p in parts]), np.array([p.constants for p in parts])
+    shares = lengths / np.maximum(column_norms(lengths), np.finfo(float).tiny)
+    common = np.einsum("pm,pm->m", np.broadcast_to(shares**2, constants.shape), constants)
+    others = (lengths * (constants - common), np.zeros_like(constants))
+    norms = [p.norms for p in parts] + [(r, s) for r, s in zip(*others, strict=True)]
+    return relative(norms), common
 
 
 def _part(
@@ -271,6 +318,7 @@ def _part(
     """Check X, from `vectors` = [X, D⁻¹z] and `product` = A [X, D⁻¹z]; that and `right_sides` are overwritten."""
     t = vectors.shape[1] - 1
     sizes = column_norms(right_sides[:, :t])
+    constant = None if constants is None else right_sides[:, t].copy()
     b = freed(right_sides, constants)[:, :t]
     squares = energies(vectors[:, :t], product[:, :t])
     for rows in _strips(vectors):
@@ -278,7 +326,8 @@ def _part(
     multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], scaling)
     r = product[:, :t]
     np.subtract(b, r, out=r)
-    return _Part((column_norms(r), sizes), squares, multiplied)
+    more, length = (np.zeros(t), 0.0) if constant is None else take_constants(r, constant)
+    return _Part((column_norms(r), sizes), squares, multiplied, more, length)
 
 
 @dataclass(frozen=True)
@@ -326,12 +375,12 @@ def check_tiled(
             parts = list(record.values().values())
             with np.errstate(over="ignore", invalid="ignore"):
                 squares = np.sum([p.squares for p, _ in parts], axis=0)
+                residual, more = _joined([p for p, _ in parts])
             multiplied, of_solved = (
                 Moments.total([p.multiplied for p, _ in parts]),
                 Moments.total([s for _, s in parts]),
             )
-            residual = relative([p.norms for p, _ in parts])
-            return Check(residual, squares, condition_number(multiplied, of_solved)), record
+            return Check(residual, squares, condition_number(multiplied, of_solved), more), record
         operator, everything = TiledOperator(solved.source, grid, executor, "residual", slots), slice(0, grid.n)
         b, shift, x = (read_range(v, everything) for v in (solved.right_sides, solved.shift, solved.solution))
         probe = SolvedProbe.of_solution(b[:, -1], x[:, -1], _range(solved.scaling, everything))

@@ -215,11 +215,16 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def is_doubtful(condition: float) -> bool:
+    """Whether rounding may leave fewer than four digits of coefficients, by a condition number."""
+    return condition * sys.float_info.epsilon > CAUTION_ABOVE
+
+
 def caution(condition: float, form: str) -> tuple[str, ...]:
     """Message about coefficients whose digits may be wrong; empty without such."""
-    error = condition * sys.float_info.epsilon
-    if not error > CAUTION_ABOVE:
+    if not is_doubtful(condition):
         return ()
+    error = condition * sys.float_info.epsilon
     names = "dual_coef_" if form == "dual" else "coef_ (and with it dual_coef_)"
     size = f"{error:.0e} of its length" if error < 1 else "all of its length"
     return (

@@ -47,7 +47,11 @@ def test_residuals_condition_and_squares_by_tiles_are_those_of_the_whole_matrix(
     B, probe = case.B[:, :-1], case.B[:, -1]
     constants = np.array([np.linspace(-1.0, 2.0, m - 1), np.linspace(0.0, 1e-3, m - 1)]) if centred else None
     G, H = (V[:, :-1] - V[:, -1:] * constants.sum(axis=0) if centred else V for V in (X, B))
-    expected = np.linalg.norm(H - case.shifted @ G, axis=0) / np.linalg.norm(B[:, : G.shape[1]], axis=0)
+    left, more = H - case.shifted @ G, np.zeros(G.shape[1])
+    if centred:  # what another constant explains of the residual is left to that
+        more = (c := B[:, -1]) @ left / (c @ c)
+        left = left - np.outer(c, more)
+    expected = np.linalg.norm(left, axis=0) / np.linalg.norm(B[:, : G.shape[1]], axis=0)
     squares = np.einsum("ij,ij->j", G, case.A @ G)
     solved = np.linalg.solve(case.shifted, probe)
     d = np.random.default_rng(5).uniform(0.5, 2.0, grid.n) if scaled else np.ones(grid.n)
@@ -61,6 +65,7 @@ def test_residuals_condition_and_squares_by_tiles_are_those_of_the_whole_matrix(
     solved = TiledSolution(system.source, grid, system.shift, vectors(folder, grid, case.B), solution, scaling)
     found, record = residual.check_tiled(solved, constants, SerialExecutor(), Progress(), slots)
     assert_allclose(found.residual, expected.max(), rtol=1e-10)
+    assert_allclose(found.constants, more, rtol=1e-9, atol=1e-12 * np.abs(left).max())
     assert_allclose(found.squares, squares, rtol=1e-9, atol=1e-11)
     assert_allclose(found.condition, largest / smallest, rtol=1e-9)
     entries = sum(grid.height(i) * grid.height(j) for i, j in grid.lower())
