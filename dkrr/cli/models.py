@@ -42,7 +42,6 @@ def fit(**given: Any) -> None:
     """
     import dkrr as library
     from dkrr.cli.show import fit_text
-    from dkrr.linalg.result import Status
 
     _check_places(given)
     _check_store(given["store"])
@@ -57,7 +56,7 @@ def fit(**given: Any) -> None:
     model: Any = (library.KernelLogisticRegression if given["logistic"] else library.KernelRidge)(**settings)
     model.fit(X, given["y"], sample_weight=given["sample_weight"])
     result = model.solve_result_
-    is_saved = given["accept_unconverged"] or result.status in (Status.SOLVED, Status.CONVERGED)
+    is_saved = given["accept_unconverged"] or result.status.is_good
     if is_saved:
         _save(model, given)
     path = given["model"] if is_saved else None

@@ -112,7 +112,7 @@ def _together(outcomes: list[CGOutcome]) -> CGOutcome | None:
     """Outcomes of all batches as one: the worst status, the most iterations of a batch; without residuals."""
     if not outcomes:
         return None
-    worse = [o for o in outcomes if o.status not in (Status.CONVERGED, Status.SOLVED)]
+    worse = [o for o in outcomes if not o.status.is_good]
     most = max(outcomes, key=lambda o: o.iterations)
     return replace(
         most,

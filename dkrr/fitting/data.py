@@ -194,6 +194,39 @@ def _weighted_sum(vectors: Array, scale: Array | None) -> Array:
     return vectors.sum(axis=0) if scale is None else scale @ vectors
 
 
+@dataclass(frozen=True)
+class TargetSizes:
+    """Sizes of the targets less their means, which relative residuals of a primal fit refer to; of shape (t,) each."""
+
+    weighted: Array
+    """‖√W y‖."""
+    plain: Array
+    """‖y‖ over the rows of positive weight."""
+    ordinary: Array
+    """‖y‖ times the root of the median weight, at most ‖√W y‖: that may be the size of a few heavy rows alone."""
+
+    @classmethod
+    def of(cls, data: TrainingData, means: Array) -> "TargetSizes":
+        """Sizes of the targets of a fit, a few rows at a time."""
+        squares, weights = np.zeros((2, len(means))), data.weights
+        most = 1.0 if weights is None else max(float(weights.max()), np.finfo(float).tiny)
+        block = max(1, MEAN_BYTES // (8 * max(len(means), 1)))
+        for start in range(0, data.n, block):
+            y = data.targets[start : start + block] - means
+            y *= y
+            if weights is None:
+                squares += y.sum(axis=0)
+            else:
+                w = weights[start : start + block]
+                squares += np.array([w / most, w > 0]) @ y
+        weighted, plain = np.sqrt(squares)
+        weighted = weighted * np.sqrt(most)
+        if weights is None:
+            return cls(weighted, plain, weighted)
+        middle = float(np.median(weights[weights > 0])) if (weights > 0).any() else 0.0
+        return cls(weighted, plain, np.minimum(weighted, np.sqrt(middle) * plain))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(FitData):
     """Data of a classification."""

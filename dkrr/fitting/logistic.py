@@ -41,7 +41,7 @@ from dkrr.linalg.newton import (
 from dkrr.linalg.passes import Passes, Segment
 from dkrr.linalg.primal_objective import PrimalObjective
 from dkrr.linalg.products import Operator
-from dkrr.linalg.result import Residuals, SolveResult, Status
+from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
 from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
 from dkrr.planning.problem import Form
 from dkrr.planning.strategy import How
@@ -403,6 +403,7 @@ def _solved(
         rows=rows,
         near=near,
         residual=outcome.gradient,
+        residual_of=GRADIENT,
         messages=tuple(dict.fromkeys(state.messages)),
     )
     result = result_of(

@@ -32,11 +32,13 @@ from dkrr.linalg.normal import (
     normal_part,
     normal_tasks,
     primal_residual,
+    squared_values,
     training_errors,
     weighted_squares,
     weighted_sums,
 )
 from dkrr.linalg.passes import Design, Segment, strip_rows
+from dkrr.linalg.products import column_norms, column_sizes
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
 from dkrr.planning import Direct, Iterative
@@ -114,6 +116,18 @@ class NormalSums:
         whole = self.gram.diagonal().copy()
         whole[:n_penalised] += alpha
         return float(np.min(factor.diagonal() ** 2 / whole, initial=1.0)) < LEAST_IN_PIVOT
+
+    def rounding(self, alpha: float, factor: Array, coef: Array, n_penalised: int) -> Array:
+        """What rounding in the factor may change in weighted predictions, of shape (t,).
+
+        With A + λI = D S D, S of a unit diagonal, it changes the matrix by ε of D², and so w by (A + λI)⁻¹ times that:
+        ε √κ(S) ‖D w‖ in predictions. 1/κ(S) is about the smallest fraction of a diagonal entry that is left in its
+        pivot.
+        """
+        whole = self.gram.diagonal().copy()
+        whole[:n_penalised] += alpha
+        least = float(np.min(factor.diagonal() ** 2 / whole, initial=1.0))
+        return np.asarray(np.finfo(float).eps * column_norms(np.sqrt(whole)[:, None] * coef) / np.sqrt(least))
 
     def without(self, other: "NormalSums") -> "NormalSums | None":
         """Sums of the rows that are not among the others; None where the others are most, and digits would be lost."""
@@ -362,7 +376,7 @@ class NormalRows:
         with context.progress.measured("targets"):
             self._targets = kept(group, "targets", self._by_rows, targets.shape[1], targets)
             self._weights = None if data.weights is None else kept(group, "weights", self._by_rows, 1, data.weights)
-        self._means, self._total_weight = means, float(self.n if data.weights is None else data.weights.sum())
+        self._means, self.total_weight = means, float(self.n if data.weights is None else data.weights.sum())
         self._is_centred = data.fit_intercept
         self.centre: Array | None = None
         """Weighted means of the features, (D,), with a free intercept; None: they are not subtracted (yet)."""
@@ -445,7 +459,7 @@ class FormedRows(NormalRows):
             self._stored_centre = stored = self._context.stored.vectors(self._group, "centre", self._grid, 1)
             if len(stored.present()) == self._grid.n_tiles:  # of an earlier run, which rounded in its own order
                 return stored.load()[:, 0]
-        means = np.sum(self._each("feature means", feature_sums, self._spread), axis=0) / self._total_weight
+        means = np.sum(self._each("feature means", feature_sums, self._spread), axis=0) / self.total_weight
         if self._stored_centre is not None:
             self._stored_centre.fill(means[:, None])
         return np.asarray(means)
@@ -479,17 +493,24 @@ class FormedRows(NormalRows):
         diagonal = np.concatenate([values[t.key] for t in tasks])
         return TiledSystems(source, grid, self._tiling.columns_per_task, diagonal, context), moments
 
-    def residuals(self, coef: Array, errors: Vectors) -> Array:
-        """Write the training errors y − Φw to `errors`, and return ΦᵀW(y − Φw), of the shape of `coef`.
+    def residuals(self, coef: Array, errors: Vectors) -> tuple[Array, Array]:
+        """Write the training errors y − Φw to `errors`.
 
         Parameters
         ----------
         coef : ndarray of shape (D, m)
             w; columns beyond the targets have targets of 0.
         errors : ndarray or ChunkedArray of shape (n, t)
+
+        Returns
+        -------
+        gradient : ndarray of shape (D, m)
+            ΦᵀW(y − Φw).
+        totals : ndarray of shape (m,)
+            Weighted sums of the errors.
         """
-        parts = self._each("training errors", primal_residual, self._spread, coef, errors)
-        return np.asarray(sum(parts))
+        sums = np.asarray(sum(self._each("training errors", primal_residual, self._spread, coef, errors)))
+        return sums[:-1], sums[-1]
 
 
 class StreamedRows(NormalRows):
@@ -500,7 +521,7 @@ class StreamedRows(NormalRows):
         self.check()
         self._cut = self.segments(2 * self._context.slots)
         if self._is_centred:
-            self.centre = self._total(weighted_sums, None)[:, 0] / self._total_weight
+            self.centre = self._total(weighted_sums, None)[:, 0] / self.total_weight
 
     def _total(self, function: Callable[..., Any], shared: Any) -> Array:
         """Sum of a task function over the segments."""
@@ -518,7 +539,7 @@ class StreamedRows(NormalRows):
         diagonal = self._total(weighted_squares, None)[:, 0]
         check_diagonal(diagonal)
         if self.centre is not None:
-            diagonal = np.maximum(diagonal - self._total_weight * self.centre**2, 0.0)
+            diagonal = np.maximum(diagonal - self.total_weight * self.centre**2, 0.0)
         return diagonal
 
     def operator(self) -> NormalOperator:
@@ -526,7 +547,22 @@ class StreamedRows(NormalRows):
         context = self._context
         return NormalOperator(self.design, self._cut, context.executor, self.dimension, record=context.record)
 
-    def residuals(self, coef: Array, errors: Vectors) -> None:
-        """Write the training errors y − Φw, for w of shape (D, t), to `errors`."""
-        tasks = [Task(f"errors-{k}", training_errors, (self.design, s, errors)) for k, s in enumerate(self._cut)]
-        self._context.add(self._context.executor.map(tasks, coef))
+    def subtract(self, known: Vectors | None, coef: Array, errors: Vectors) -> tuple[Array, Array]:
+        """Write the errors E − Φc to `errors`; see `training_errors`.
+
+        Returns
+        -------
+        gradient : ndarray of shape (D, t)
+            ΦᵀW(E − Φc).
+        totals : ndarray of shape (t,)
+            Weighted sums of the errors.
+        """
+        tasks = [Task(f"errors-{k}", training_errors, (self.design, s, known, errors)) for k, s in enumerate(self._cut)]
+        sums = self._context.total(tasks, coef)
+        return sums[:-1], sums[-1]
+
+    def value_norms(self, vectors: Array) -> Array:
+        """Norms of Φv over the rows, weighted and over the rows of positive weight; of shape (2, m)."""
+        sizes = column_sizes(vectors)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(np.sqrt(self._total(squared_values, vectors / sizes)) * sizes)

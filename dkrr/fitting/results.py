@@ -31,7 +31,7 @@ from dkrr.kernels.maps import difference_at_zero
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.result import SolveResult, caution, direct_status
+from dkrr.linalg.result import DUAL_SYSTEM, SolveResult, caution, direct_status
 from dkrr.linalg.sources import located
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form
@@ -203,6 +203,8 @@ class Solution:
     """The training rows, readable after the fit; None in the primal form."""
     residual: float
     """Largest true relative residual."""
+    residual_of: str = DUAL_SYSTEM
+    """What that is of; see SolveResult."""
     condition: float = math.nan
     """Estimate of κ₂ of the matrix."""
     outcome: CGOutcome | None = None
@@ -235,7 +237,11 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
     """Report of a solution: how good it is, and what the run took; `facts` are other fields of SolveResult."""
     record, outcome = context.record, solution.outcome
     messages = (*context.notices, *solution.messages)
-    reported: dict[str, Any] = {"status": direct_status(solution.residual), "iterations": 0} | facts
+    reported: dict[str, Any] = {
+        "status": direct_status(solution.residual),
+        "iterations": 0,
+        "residual_of": solution.residual_of,
+    } | facts
     if solution.residuals is not None:
         reported["residuals"] = tuple(solution.residuals.tolist())
     if outcome is not None:
@@ -253,7 +259,7 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
         bytes_written=context.bytes_written,
         peak_bytes=context.peak_bytes,
         seconds_by_kind=record.seconds_by_kind() if record.tasks else {},
-        messages=caution(solution.condition, plan.form) + messages,
+        messages=caution(solution.condition, plan.form, reported["status"]) + messages,
         stages=context.stages,
         record=record,
         **reported,

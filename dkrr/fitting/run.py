@@ -30,7 +30,7 @@ from dkrr.fitting.storage import with_repairs
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.residual import worst
-from dkrr.linalg.result import SolveResult, Status
+from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
 from dkrr.planning.problem import Form, Loss
@@ -152,8 +152,7 @@ def shortfall(result: SolveResult, plan: Plan) -> str:
 
 def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
     """Outcomes of several systems as one: the worst status, all residuals, the sum of the iterations."""
-    good = (Status.CONVERGED, Status.SOLVED)
-    bad = [o.status for o in outcomes if o.status not in good]
+    bad = [o.status for o in outcomes if not o.status.is_good]
     return CGOutcome(
         x=outcomes[-1].x,
         residuals=np.concatenate([o.residuals for o in outcomes]),
@@ -298,6 +297,6 @@ def _progress(show: bool | None, plan: Plan) -> Progress:
 
 def _warn(result: SolveResult, plan: Plan) -> None:
     """Warn of a result that is less accurate than requested, where the caller of an estimator's `fit` is."""
-    if result.status not in (Status.SOLVED, Status.CONVERGED):
+    if not result.status.is_good:
         text = LOSSES[plan.problem.loss].shortfall(result, plan)
         warnings.warn(text, ConvergenceWarning, stacklevel=4)

@@ -147,6 +147,8 @@ ROUND_TRIPS_PER_ITERATION = 3
 """Round trips to Dask's workers: one for A and two for a preconditioner whose factor they hold."""
 USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
+LEAST_STEP = 1e-3
+"""Factor by which ‖r‖ may become smaller before what is asked of r is measured again, where that is not ‖r‖ itself."""
 WINDOW = 60
 """Iterations in which the residual must at least be halved, or the preconditioner grows if it can; and in which
 products in float32 must make it smaller at all, or they are given up."""
@@ -184,6 +186,11 @@ class Iteration:
         Keep what the condition number is estimated from.
     recurrence_fraction : float
         Fraction of the tolerance at which the recurrence of a cycle ends.
+    measure : callable, optional
+        Gives what the tolerance is for, of shape (k,), from residuals (n, k) and the numbers of their columns; None:
+        ‖r‖ / ‖b‖. It is taken of the recurrence's residual where that becomes small, and of the true one after a
+        cycle; there is one cycle, since what rounding leaves is then the caller's to refine. Negative curvature is
+        rounding, too, and ends the iteration: the matrix is then a sum of squares.
     """
 
     operator: Operator
@@ -201,6 +208,7 @@ class Iteration:
     on_end: Callable[[State], None] = lambda _: None
     estimates_condition: bool = True
     recurrence_fraction: float = RECURRENCE_FRACTION
+    measure: Callable[[Array, NDArray[np.intp]], Array] | None = None
     last: State | None = field(default=None, init=False)
     """State at the end of the last run."""
 
@@ -229,6 +237,8 @@ class Iteration:
         resumed = state is not None
         if state is None:
             state = self._first_state(start)
+        everything = np.arange(len(norms))
+        self._reached = self._relative(state.residual, everything) if resumed or start is not None else self._begin()
         self._shown = 0.0
         with self.progress.stage("conjugate gradient", -log(np.min(self.tol))):
             if resumed and state.history:
@@ -236,7 +246,7 @@ class Iteration:
             status = self._cycles(state)
         self.on_end(state)
         self.last = state
-        residuals, x = self._relative(state.residual), self._unscaled(state.x)
+        residuals, x = self._reached, self._unscaled(state.x)
         if status is Status.CONVERGED and not np.isfinite(x).all():
             status, residuals = Status.STALLED, np.where(np.isfinite(x).all(axis=0), residuals, np.inf)
             self._record_message(state, "the solution is too large for float64: divide the targets by a power of ten")
@@ -303,23 +313,35 @@ class Iteration:
             self._prepare_deflation(state.precision)
         while True:
             if state.cycle is None:
-                columns = np.flatnonzero(~(self._relative(state.residual) <= self.tol))
+                columns = np.flatnonzero(~(self._reached <= self.tol))
                 if len(columns) == 0:
                     return Status.CONVERGED
+                if state.has_met_goals:  # in the run that this one resumes
+                    return Status.STALLED
                 if state.iteration >= self.max_iter:
                     return Status.MAX_ITERATIONS
                 state.cycle = self._new_cycle(state, columns)
                 self.on_cycle(state)
             ended = self._iterate(state)
             left = self._end_cycle(state)
-            if (self._relative(state.residual) <= self.tol).all():
+            if (self._reached <= self.tol).all():
                 return Status.CONVERGED
             status = self._after(state, ended, left)
+            if status is None and ended == "done" and self.measure is not None:
+                state.has_met_goals = True
+                return Status.STALLED
             if status is not None:
                 return status
 
-    def _relative(self, residual: Array) -> Array:
-        return np.asarray(column_norms(residual) / self._norms)
+    def _begin(self) -> Array:
+        """Relative residuals of X = 0; infinite where they are not known."""
+        norms = column_norms(self._b)
+        return norms / self._norms if self.measure is None else np.where(norms > 0, np.inf, 0.0)
+
+    def _relative(self, residual: Array, columns: NDArray[np.intp]) -> Array:
+        if self.measure is not None:
+            return self.measure(residual * self._sizes[columns], columns)
+        return np.asarray(column_norms(residual) / self._norms[columns])
 
     def _end_cycle(self, state: State) -> float:
         """Add the corrections that make the true residual smaller; the largest part of it that they leave."""
@@ -331,20 +353,20 @@ class Iteration:
         columns = cycle.columns
         x = state.x[:, columns] + cycle.correction
         residual = self._true_residual(x, columns)
-        before = self._relative(state.residual)
-        after = np.asarray(column_norms(residual) / self._norms[columns])
-        better = after < before[columns]
+        before, after = self._reached[columns], self._relative(residual, columns)
+        better = after < before
         if better.any():
             state.x[:, columns[better]] = x[:, better]
             state.residual[:, columns[better]] = residual[:, better]
-            self._note_residual(state, float(self._relative(state.residual).max()), is_true=True)
+            self._reached[columns[better]] = after[better]
+            self._note_residual(state, float(self._reached.max()), is_true=True)
         # Columns that were ended early say nothing of the precision.
-        open_ = ~(after <= np.broadcast_to(self.tol, self._norms.shape)[columns])
-        return float(np.max(after[open_] / before[columns[open_]], initial=0.0))
+        open_ = ~(after <= self._tol_of(columns))
+        return float(np.max(after[open_] / before[open_], initial=0.0))
 
     def _after(self, state: State, ended: str, left: float) -> Status | None:
         """Status after a cycle that did not reach the tolerance; None: another one follows."""
-        if ended == "curvature" and state.precision == "float64":
+        if ended == "curvature" and state.precision == "float64" and self.measure is None:
             raise NotPositiveDefiniteError(
                 f"the matrix is not positive definite: after {state.iteration} iterations conjugate gradient met a "
                 f"direction of negative curvature",
@@ -373,7 +395,9 @@ class Iteration:
     def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
         residual = np.ascontiguousarray(state.residual[:, columns])
         norms = np.linalg.norm(residual, axis=0)
-        goal = self.recurrence_fraction * np.broadcast_to(self.tol, self._norms.shape)[columns] * self._norms[columns]
+        goal = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns]
+        if self.measure is not None:
+            goal = norms * self._step(self._reached[columns], columns)
         if state.precision == "float32":
             # As few cycles as float32 allows, each with the same part of the way.
             n_cycles = np.maximum(1, np.ceil(np.log(goal / norms) / log(LOW_PRECISION_DROP)))
@@ -388,6 +412,27 @@ class Iteration:
         z = self._precondition(residual, columns)
         product = (residual * z).sum(axis=0)
         return Cycle(columns, goal, correction, residual, z, product)
+
+    def _tol_of(self, columns: NDArray[np.intp]) -> Array:
+        return np.broadcast_to(self.tol, self._norms.shape)[columns]
+
+    def _step(self, reached: Array, columns: NDArray[np.intp]) -> Array:
+        """Factor by which ‖r‖ is to become smaller, where so much of what the tolerance is for has been reached."""
+        return np.clip(0.5 * self._tol_of(columns) / np.maximum(reached, 1e-300), LEAST_STEP, 1.0)
+
+    def _going(self, cycle: Cycle, open_: NDArray[np.intp], residual: Array, norms: Array) -> NDArray[np.bool_]:
+        """Which columns of a cycle, by number, go on; what meets its goal and not the tolerance gets a smaller goal."""
+        going = norms > cycle.goal[open_]
+        if self.measure is None or going.all():
+            return going
+        met, columns = ~going, cycle.columns[open_[~going]]
+        reached = self._relative(np.ascontiguousarray(residual[:, met]), columns)
+        cycle.goal[open_[met]] = np.where(
+            reached > self.recurrence_fraction * self._tol_of(columns),
+            norms[met] * self._step(reached, columns),
+            cycle.goal[open_[met]],
+        )
+        return norms > cycle.goal[open_]
 
     def _shift_of(self, columns: NDArray[np.intp]) -> Array:
         return self.shift if self.shift.shape[1] == 1 else self.shift[:, columns]
@@ -432,7 +477,7 @@ class Iteration:
             cycle.residual[:, open_] = new
             norms = np.linalg.norm(new, axis=0)
             state.iteration += 1
-            going = norms > cycle.goal[open_]
+            going = self._going(cycle, open_, new, norms)
             self._note_residual(state, float((norms / self._norms[columns]).max()), is_true=False)
             open_, new, old = open_[going], np.ascontiguousarray(new[:, going]), old[:, going]
             if len(open_):

@@ -30,6 +30,8 @@ class State:
     extremes: Array | None = None
     """Estimates of the smallest and the largest eigenvalue of A + s by the cycles that have ended, for the columns that
     are traced, (2, t); None before the first."""
+    has_met_goals: bool = False
+    """Whether a cycle has met its goals, where what rounding leaves after it is not for another cycle."""
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Arrays and plain values that a checkpoint writes."""
@@ -40,6 +42,7 @@ class State:
             "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in self.history],
             "messages": self.messages,
             "columns": None,
+            "has_met_goals": self.has_met_goals,
         }
         if self.extremes is not None:
             arrays["extremes"] = self.extremes
@@ -61,6 +64,7 @@ class State:
             [Residuals(*line) for line in plain["history"]],
             list(plain["messages"]),
             extremes=arrays.get("extremes"),
+            has_met_goals=plain["has_met_goals"],
         )
         if plain["columns"] is not None:
             state.cycle = Cycle(

@@ -165,7 +165,7 @@ def normal_tile(
 def primal_residual(
     meter: Meter, design: Design, segment: Segment, coef: Matrix, residuals: Matrix | ChunkedArray
 ) -> Matrix:
-    """Task: write the training residuals y − Φw of a segment, and return its sum for ΦᵀW(y − Φw).
+    """Task: write the training residuals y − Φw of a segment, and return its sums for ΦᵀW(y − Φw) and of W(y − Φw).
 
     Parameters
     ----------
@@ -179,9 +179,9 @@ def primal_residual(
 
     Returns
     -------
-    gradient : ndarray of shape (D, m)
+    ndarray of shape (D + 1, m)
     """
-    gradient, n_targets = np.zeros_like(coef), segment.targets.shape[1]
+    sums, n_targets = np.zeros((coef.shape[0] + 1, coef.shape[1])), segment.targets.shape[1]
     out = RowWriter(residuals, segment, meter)
     weights, targets, buffer = segment.weight_rows(), segment.target_rows(), np.empty((0, 0))
     for where, x in segment.strips(meter, coef.shape[0] + n_targets):
@@ -198,8 +198,9 @@ def primal_residual(
         with meter.time("gemm"):
             if weights is not None:
                 r *= weights[where]
-            blas.gemm(gradient, phi, r, transpose_a=True, beta=1.0)
-    return gradient
+            blas.gemm(sums[:-1], phi, r, transpose_a=True, beta=1.0)
+            sums[-1] += r.sum(axis=0)
+    return sums
 
 
 def row_block(n: int, row_bytes: int, n_targets: int, n_columns: int) -> int:
@@ -319,14 +320,51 @@ def weighted_squares(meter: Meter, design: Design, segment: Segment, _: None) ->
     return np.asarray(total)
 
 
-def training_errors(meter: Meter, design: Design, segment: Segment, errors: Array | ChunkedArray, coef: Array) -> None:
-    """Task: write Y − Φw over a segment to its rows of `errors`, of shape (n, t)."""
-    out, targets, multiply = RowWriter(errors, segment, meter), segment.target_rows(), design.times(coef)
+def training_errors(
+    meter: Meter,
+    design: Design,
+    segment: Segment,
+    known: Array | ChunkedArray | None,
+    errors: Array | ChunkedArray,
+    coef: Array,
+) -> Array:
+    """Task: write the errors E − Φc over a segment to its rows of `errors`, and return the sums that they have.
+
+    Parameters
+    ----------
+    known : ndarray or ChunkedArray of shape (n, t), optional
+        E; None: the targets less their means.
+    errors : ndarray or ChunkedArray of shape (n, t)
+    coef : ndarray of shape (D, t)
+        c.
+
+    Returns
+    -------
+    ndarray of shape (D + 1, t)
+        What the segment adds to ΦᵀW(E − Φc), and to the weighted sums of the errors.
+    """
+    total: Array | float = 0.0
+    out, multiply, weights = RowWriter(errors, segment, meter), design.times(coef), segment.weight_rows()
+    before = segment.target_rows() if known is None else Window(known, segment)
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
-            u = np.array(targets[where])
+            u = np.array(before[where])
             u -= multiply(x)
+            weighted = _weighted(u, weights, where)
+            total = total + np.vstack([design.adjoint(x, weighted), weighted.sum(axis=0)])
         out.write(where, u)
+    return np.asarray(total)
+
+
+def squared_values(meter: Meter, design: Design, segment: Segment, vectors: Array) -> Array:
+    """Task: sums of (Φv)² over a segment, weighted and over the rows of positive weight; of shape (2, m)."""
+    multiply, weights, total = design.times(vectors), segment.weight_rows(), np.zeros((2, vectors.shape[1]))
+    for where, x in segment.blocks(meter):
+        with meter.time("multiply"):
+            squares = multiply(x) ** 2
+            here = np.ones((len(squares), 1)) if weights is None else weights[where]
+            total += np.vstack([here.T @ squares, (here > 0).T.astype(np.float64) @ squares])
+    return total
 
 
 def _weighted(values: Array, weights: Window | None, where: slice) -> Array:

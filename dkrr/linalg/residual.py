@@ -213,8 +213,8 @@ def freed(vectors: Array, constants: Array | None) -> Array:
 def take_constants(residuals: Array, constant: Array) -> tuple[Array, float]:
     """Subtract from residuals the multiples of the constant's column that they contain.
 
-    The free constant of a solution is the quotient of two sums, right to their rounding, which a large weight multiplies
-    in the residual: there Σwr/Σw is left of it, and belongs to it.
+    The free constant of a solution is the quotient of two sums, right to their rounding, which a large weight
+    multiplies in the residual: there Σwr/Σw is left of it, and belongs to it.
 
     Parameters
     ----------

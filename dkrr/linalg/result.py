@@ -32,6 +32,11 @@ class Status(Enum):
         "where it stopped), increase tol or alpha, or give the preconditioner a larger rank"
     )
 
+    @property
+    def is_good(self) -> bool:
+        """Whether the answer is what was asked for."""
+        return self in (Status.SOLVED, Status.CONVERGED)
+
     def __reduce__(self) -> tuple[type, tuple[str]]:
         # For skops, which does not ask Enum's __reduce_ex__.
         return Status, (self.value,)
@@ -79,6 +84,10 @@ INACCURATE_ABOVE = 1e-6
 system is close to singular."""
 
 
+DUAL_SYSTEM, NORMAL_EQUATIONS, GRADIENT = "dual system", "normal equations", "gradient of the objective"
+"""What a residual may be of."""
+
+
 @dataclass(frozen=True, repr=False)
 class SolveResult(Explained):
     """Report of a fit: its work, and how good its answer is.
@@ -88,11 +97,16 @@ class SolveResult(Explained):
 
     status: Status
     residual: float
-    """Largest ‖b − (A + λI) x‖ / ‖b‖ over the targets, computed from A itself: of the dual system, scaled by √w where
-    there are weights (also on a Fourier grid, with what the error of the grid may add), or of the normal equations in
-    the primal form (where a target has no part in any feature, ‖b‖ is that of the largest b for its length). Of kernel
-    logistic regression the largest norm of the gradient of the penalised objective in the kernel's space, relative to
-    that where all scores are 0."""
+    """Largest true relative residual over the targets, computed from the matrix itself; `residual_of` says of what.
+
+    "dual system": ‖√W (y − b − (K + λW⁻¹) α)‖ / ‖√W y‖ for the dual coefficients that are reported, y less its mean
+    with a free constant b; on a Fourier grid with what the error of the grid may add; by conjugate gradient in primal
+    form without the weights too, over the rows that have one, if that is larger. "normal equations", of a factor in
+    primal form: ‖ΦᵀWy − (ΦᵀWΦ + λI) w‖ / ‖ΦᵀWy‖ (where a target has no part in any feature, of the largest such norm
+    for its length) or, if that is above 1e-6, a bound of what this residual changes in predictions at the training
+    rows, relative to the targets; the bound alone by conjugate gradient in primal form where λ is 0, or so small that
+    float64 does not hold dual coefficients. Of kernel logistic regression the norm of the "gradient of the objective"
+    in the kernel's space, relative to that where all scores are 0."""
     iterations: int
     """Iterations of conjugate gradient, also those that refine a factor in float32 (0 with a factor in float64); for
     kernel logistic regression, steps of Newton's method."""
@@ -107,6 +121,8 @@ class SolveResult(Explained):
     mapped files are part of it, which the system takes back where memory is short; plans count them as disk."""
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
     """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in memory."""
+    residual_of: str = DUAL_SYSTEM
+    """What `residual` is of: "dual system", "normal equations" or "gradient of the objective"."""
     residuals: tuple[float, ...] = ()
     """The same for every target; of a direct solver in dual form, that of all targets with its λ."""
     condition: float = math.nan
@@ -144,6 +160,7 @@ class SolveResult(Explained):
         return {
             "status": self.status.name,
             "residual": _finite(self.residual),
+            "residual_of": self.residual_of,
             "condition": _finite(self.condition),
             "iterations": self.iterations,
             "rank": self.rank,
@@ -175,7 +192,7 @@ class SolveResult(Explained):
         planned : sequence of Stage, optional
             Those of the plan: ``plan_.chosen.stages``.
         """
-        relative = "relative to that at scores of 0" if self.steps else "true, relative"
+        relative = "relative to that at scores of 0" if self.steps else f"true, relative, of the {self.residual_of}"
         what = self.status.value.replace("true residual", "relative gradient") if self.steps else self.status.value
         lines = [
             f"dkrr result: {self.status.name}",
@@ -220,18 +237,33 @@ def is_doubtful(condition: float) -> bool:
     return condition * sys.float_info.epsilon > CAUTION_ABOVE
 
 
-def caution(condition: float, form: str) -> tuple[str, ...]:
+def caution(condition: float, form: str, status: Status) -> tuple[str, ...]:
     """Message about coefficients whose digits may be wrong; empty without such."""
     if not is_doubtful(condition):
         return ()
-    error = condition * sys.float_info.epsilon
-    names = "dual_coef_" if form == "dual" else "coef_ (and with it dual_coef_)"
-    size = f"{error:.0e} of its length" if error < 1 else "all of its length"
-    return (
-        f"{names} may be off by as much as {size}: the matrix's condition number is about {condition:.1e}. Predictions "
-        f"at the training rows are unaffected: the true residual bounds their error; a larger alpha makes coefficients "
-        f"certain",
+    names, claim = "dual_coef_", "are unaffected: the true residual bounds their error"
+    if form == "primal":
+        names, claim = "coef_ (and with it dual_coef_)", "are right all the same" if status.is_good else ""
+    text = (
+        f"{names} may be off by as much as {_fraction(condition * sys.float_info.epsilon)}: the matrix's condition "
+        f"number is about {condition:.1e}"
     )
+    claim = f"Predictions at the training rows {claim}; a" if claim else "A"
+    return (f"{text}. {claim} larger alpha makes coefficients certain",)
+
+
+def inexact_duals(error: float) -> tuple[str, ...]:
+    """Message about dual coefficients that may be off by so much, relative to their length; empty if that is little."""
+    if not error > CAUTION_ABOVE:
+        return ()
+    return (
+        f"dual_coef_ may be off by as much as {_fraction(error)}: it follows from errors at the training rows, of "
+        f"which large weights over alpha leave few digits. Predictions use coef_; form='dual' makes both certain",
+    )
+
+
+def _fraction(error: float) -> str:
+    return f"{error:.0e} of its length" if error < 1 else "all of its length"
 
 
 def direct_status(residual: float) -> Status:

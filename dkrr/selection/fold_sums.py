@@ -26,7 +26,7 @@ from dkrr import blas
 from dkrr.cluster import Progress, SerialExecutor, Task, ThreadExecutor
 from dkrr.cluster.tasks import Meter
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.fitting.data import TrainingData
+from dkrr.fitting.data import TargetSizes, TrainingData
 from dkrr.fitting.normal_rows import (
     LEAST_UNLEVERAGED,
     Each,
@@ -41,8 +41,9 @@ from dkrr.fitting.results import scale_of
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import INACCURATE_ABOVE
 from dkrr.selection.folds import Folds
-from dkrr.selection.scores import ScoreSheet
+from dkrr.selection.scores import Report, ScoreSheet
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -89,22 +90,32 @@ class PrimalFolds:
         self._data, self._folds, self._progress = data, folds, progress
         self._means, self._n_features = data.target_means(), data.feature_map.dimension(data.rows.shape[1])
         self._width = self._n_features + (1 if data.fit_intercept else 0)
-        self._n_targets = data.targets.shape[1]
+        self._n_targets, self._sizes = data.targets.shape[1], TargetSizes.of(data, self._means).ordinary
         parts = parts_for_folds(data.n, self._width, 1 if folds.is_loo else len(folds), n_threads)
         self._each = in_segments(progress, data.n, parts)
 
-    def score(self, alphas: Array, sheet: ScoreSheet) -> None:
-        """Enter the scores of every λ.
+    def score(self, alphas: Array, sheet: ScoreSheet, report: Report) -> None:
+        """Enter the scores of every λ, and how far rounding lets them be trusted.
 
         Raises
         ------
         NotPositiveDefiniteError
             If the matrix of a training set is not positive definite; the message names λ.
         """
+        self._report = report
         if self._folds.is_loo:
             self._score_each_row(alphas, sheet)
         else:
             self._score_folds(alphas, sheet)
+
+    def _take_rounding(
+        self, fold: int, sums: NormalSums, alphas: Array, solved: Sequence[tuple[Array, Array]], sizes: Array
+    ) -> None:
+        """Report what rounding may change in the predictions of every λ, relative to the sizes of targets or errors."""
+        for a, (alpha, (factor, coef)) in enumerate(zip(alphas.tolist(), solved, strict=True)):
+            found = sums.rounding(alpha, factor, coef, self._n_features)
+            relative = found / np.where(sizes[a] > 0, sizes[a], 1.0)
+            self._report.take(a, fold, float(relative.max()), INACCURATE_ABOVE)
 
     def _residuals(self, where: slice, features: Array, about: Array | None, means: Array | float) -> Array:
         """Targets of some rows, without means and without what some coefficients predict."""
@@ -174,6 +185,7 @@ class PrimalFolds:
             return self._centred_coefs(fold, alphas, about)
         if self._is_lost(sums, alphas, solved):
             return self._centred_coefs(fold, alphas, about)
+        self._take_rounding(fold, sums, alphas, solved, np.tile(self._sizes, (len(alphas), 1)))
         return np.hstack([coef for _, coef in solved])
 
     def _is_lost(self, sums: NormalSums, alphas: Array, solved: Sequence[tuple[Array, Array]]) -> bool:
@@ -186,7 +198,9 @@ class PrimalFolds:
     def _centred_coefs(self, fold: int, alphas: Array, about: Array | None) -> Array:
         """Coefficients of all λ, (p, n_alphas t), from sums without the means of the fold's training rows."""
         sums, means = centred_sums(self._data, self._folds.training(fold), self._each, about)
-        coef = np.hstack([self._solve(sums, alpha, about)[1] for alpha in alphas.tolist()])
+        solved = [self._solve(sums, alpha, about) for alpha in alphas.tolist()]
+        self._take_rounding(fold, sums, alphas, solved, np.tile(self._sizes, (len(alphas), 1)))
+        coef = np.hstack([one for _, one in solved])
         last = self._n_features
         coef[last] += np.tile(means[last + 1 :] - self._means, len(alphas)) - means[:last] @ coef[:last]
         return coef
@@ -261,19 +275,20 @@ class PrimalFolds:
                 else:
                     sheet.take_squares(a, f, squares[f, k * t : (k + 1) * t], float(totals[f]))
 
-    def _of_all_rows(self, alphas: Array) -> tuple[list[tuple[Array, Array]], Array, Array]:
-        """Factor and coefficients of every λ, and means of features, (p,), and targets, (t,), that these lack."""
+    def _of_all_rows(self, alphas: Array) -> tuple[NormalSums, list[tuple[Array, Array]], Array, Array]:
+        """Sums, factor and coefficients of every λ, and means of features, (p,), and targets, (t,), that these lack."""
         _, sums = self._sums((), np.ones(self._data.n, bool), None)
         solved = [self._solve(sums, alpha) for alpha in alphas.tolist()]
         if not self._is_lost(sums, alphas, solved):
-            return solved, np.zeros(self._width), self._means
+            return sums, solved, np.zeros(self._width), self._means
         sums, means = centred_sums(self._data, np.arange(self._data.n), self._each)
         means[self._n_features] = 0.0  # the constant stays
-        return [self._solve(sums, alpha) for alpha in alphas.tolist()], means[: self._width], means[self._width :]
+        solved = [self._solve(sums, alpha) for alpha in alphas.tolist()]
+        return sums, solved, means[: self._width], means[self._width :]
 
     def _score_each_row(self, alphas: Array, sheet: ScoreSheet) -> None:
         data, t = self._data, self._n_targets
-        solved, means, target_means = self._of_all_rows(alphas)
+        sums, solved, means, target_means = self._of_all_rows(alphas)
         kept = [] if sheet.takes_squares else [np.empty((data.n, t)) for _ in alphas]
 
         def of_segment(start: int, stop: int) -> tuple[Array, list[tuple[int, Numbers]]]:
@@ -293,8 +308,7 @@ class PrimalFolds:
                     errors /= left[:, None]
                     if kept:
                         kept[a][where] = data.targets[where] - errors
-                    else:
-                        squares[a] += weights @ errors**2
+                    squares[a] += weights @ errors**2
             return squares, near
 
         parts = self._each("held-out errors", of_segment)
@@ -306,8 +320,10 @@ class PrimalFolds:
                 errors = found[a, np.searchsorted(numbers, rows)]
                 if kept:
                     kept[a][rows] = data.targets[rows] - errors
-                else:
-                    squares[a] += (np.ones(len(rows)) if data.weights is None else data.weights[rows]) @ errors**2
+                squares[a] += (np.ones(len(rows)) if data.weights is None else data.weights[rows]) @ errors**2
+        # Squared errors may be those of a heavy row, beside which what rounding hides of the others does not count.
+        sizes = np.sqrt(squares) if sheet.is_squared_error else np.tile(self._sizes, (len(alphas), 1))
+        self._take_rounding(0, sums, alphas, solved, sizes)
         total = data.n if data.weights is None else data.weights.sum()
         for a in range(len(alphas)):
             if kept:

@@ -38,7 +38,7 @@ from dkrr.selection.folds import Folds, SelectionData
 from dkrr.selection.grid_folds import GridFolds
 from dkrr.selection.optimum import Search
 from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
-from dkrr.selection.sweep import LEAST_TOL, Refit, sweep
+from dkrr.selection.sweep import Refit, sweep
 from dkrr.store.paths import resolved_place
 
 Array = NDArray[np.float64]
@@ -193,10 +193,6 @@ def _of_weight_zero(
     return matrix.products_of(rows[scale[rows] == 0], coef) + constants + means
 
 
-NORMAL_FRACTION = 1e-3
-"""Tolerance in primal form over the one that scores ask for: normal equations have the squared condition number."""
-
-
 def score_by_refits(
     request: FitRequest,
     folds: Folds,
@@ -215,8 +211,6 @@ def score_by_refits(
     targets = request.outputs
     assert isinstance(targets, Targets)
     t = targets.values.shape[1]
-    if is_primal:
-        request = request.with_settings(tol=max(NORMAL_FRACTION * request.settings.tol, LEAST_TOL))
     for f in range(len(folds)):
         fitted = fit(_of_training_rows(request, folds, f, alphas, is_primal=is_primal), progress)
         (solved,) = fitted.solved
@@ -419,7 +413,7 @@ def _carry_out(
         if isinstance(how, Generated):
             GridFolds(data, folds, progress, threads, how.rank_limit).score(alphas, sheet)
         else:
-            PrimalFolds(data, folds, progress, threads).score(alphas, sheet)
+            PrimalFolds(data, folds, progress, threads).score(alphas, sheet, report)
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":

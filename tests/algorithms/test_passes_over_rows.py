@@ -20,6 +20,7 @@ from dkrr.linalg.normal import (
     normal_part,
     normal_product,
     primal_residual,
+    squared_values,
     training_errors,
     weighted_squares,
     weighted_sums,
@@ -98,13 +99,22 @@ def test_sums_of_least_squares_are_those_of_single_samples(
         for means in (None, np.array([0.5, -2.0])):
             segment, shifted = replace(case.segment, means=means), y - (0.0 if means is None else means)
             errors, residuals = np.full_like(case.y, 7.0), np.full_like(case.y, 7.0)
-            training_errors(Meter(), common[0], segment, errors, coef)
-            gradient = primal_residual(Meter(), common[0], segment, coef, residuals)
+            sums = [
+                training_errors(Meter(), common[0], segment, None, errors, coef),
+                primal_residual(Meter(), common[0], segment, coef, residuals),
+            ]
             expected = np.full_like(case.y, 7.0)
             expected[here] = shifted - phi @ coef
+            weighted = w[:, None] * expected[here]
             assert_allclose(errors, expected, **TOLERANCE)
             assert_allclose(residuals, expected, **TOLERANCE)
-            assert_allclose(gradient, phi.T @ (w[:, None] * expected[here]), **TOLERANCE)
+            for found in sums:
+                assert_allclose(found, np.vstack([phi.T @ weighted, weighted.sum(axis=0)]), **TOLERANCE)
+            # Those that are known, in place, less those of a change.
+            training_errors(Meter(), common[0], segment, errors, errors, coef)
+            assert_allclose(errors[here], expected[here] - phi @ coef, **TOLERANCE)
+        squares = (phi @ V) ** 2
+        assert_allclose(squared_values(Meter(), *common, V), [w @ squares, (w > 0) @ squares], **TOLERANCE)
     assert (meter.bytes_read > 0) == stored
 
 

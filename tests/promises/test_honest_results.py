@@ -1,5 +1,7 @@
 """A result says whether it is right: what was not reached, is ill-conditioned or has no solution is not a success."""
 
+from contextlib import nullcontext, suppress
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -8,7 +10,7 @@ from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.fitting import iteration
-from dkrr.kernels import RBF, AdditiveChi2, Sigmoid
+from dkrr.kernels import RBF, AdditiveChi2, Linear, Polynomial, Sigmoid
 from dkrr.planning import explain, planner
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests import precise
@@ -207,3 +209,113 @@ def test_a_free_constant_is_solved_as_well_as_the_scores_need():
         for solver in ("cg", "cholesky")
     )
     assert_allclose(found["mean_test_score"], expected["mean_test_score"], rtol=2e-3)
+
+
+# Few rows that outweigh all others
+
+
+def of_heavy_rows(weights, kernel, alpha=1e-3, *, fit_intercept, n=60, d=3):
+    """Data with these weights of the first rows, and the exact answer for them and for new rows."""
+    X, X_new, noise = normal((n, d), (20, d), n)
+    y, w = np.sin(X[:, 0]) + 0.1 * noise, np.r_[weights, np.ones(n - len(weights))]
+    exact = precise.ridge(kernel, X, y, alpha, sample_weight=w, fit_intercept=fit_intercept, X_new=X_new)
+    return X, y, w, X_new, exact
+
+
+def relative_error(found, expected):
+    return np.linalg.norm(np.ravel(found) - np.ravel(expected)) / np.linalg.norm(expected)
+
+
+DUAL_WAYS = {
+    "memory": {"solver": "cholesky"},
+    "tiles": {"solver": "cholesky", "tile": 13},
+    "cg": {"solver": "cg"},
+    "float32": {"solver": ConjugateGradient(Float32Cholesky())},
+}
+
+
+@pytest.mark.parametrize("way", DUAL_WAYS)
+def test_a_free_constant_keeps_its_digits_beside_one_heavy_row(way):
+    kernel = Polynomial(2).resolved(3)
+    X, y, w, X_new, exact = of_heavy_rows([1e14], kernel, fit_intercept=True)
+    model = KernelRidge(1e-3, kernel=kernel, form="dual", fit_intercept=True, **DUAL_WAYS[way]).fit(X, y, w)
+    result = model.solve_result_
+    assert result.status.is_good and result.residual <= 1e-8 and not any("may be off" in m for m in result.messages)
+    assert relative_error(model.dual_coef_, exact.dual_coef) < 1e-7
+    assert relative_error(model.predict(X_new), exact.predictions) < 1e-7
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+@pytest.mark.parametrize("weight", [1e12, 1e15, 1e18])
+def test_dual_coefficients_of_one_heavy_row_follow_from_the_others(solver, weight):
+    X, y, w, X_new, exact = of_heavy_rows([weight], Linear(), 1.0, fit_intercept=True)
+    model = KernelRidge(1.0, form="primal", solver=solver, fit_intercept=True).fit(X, y, w)
+    assert relative_error(model.dual_coef_, exact.dual_coef) < 1e-10
+    assert relative_error(model.predict(X_new), exact.predictions) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:true relative residual")
+@every_pair(
+    solver=["cholesky", "cg", ConjugateGradient(None)],
+    weights=[[1e6], [1e9], [1e12], [1e16], [1e16, 1e16, 1e15], [1e-8] * 30],
+    kernel=[Linear(), Polynomial(3)],
+    fit_intercept=[False, True],
+    tile=[None, 11],
+)
+def test_primal_fits_with_heavy_rows_are_right_or_say_what_is_not(solver, weights, kernel, fit_intercept, tile):
+    kernel = kernel.resolved(3)
+    X, y, w, X_new, exact = of_heavy_rows(weights, kernel, 0.1, fit_intercept=fit_intercept)
+    model = KernelRidge(0.1, kernel=kernel, form="primal", solver=solver, fit_intercept=fit_intercept, tile=tile)
+    with suppress(NotPositiveDefiniteError) if max(weights) == 1e16 else nullcontext():
+        model.fit(X, y, w)
+    if not hasattr(model, "solve_result_"):
+        return
+    result = model.solve_result_
+    assert result.residual_of == ("normal equations" if solver == "cholesky" else "dual system")
+    if result.status.is_good:
+        assert relative_error(model.predict(X_new), exact.predictions) < 1e-5
+        is_uncertain = any("dual_coef_" in m and "may be off" in m for m in result.messages)
+        assert is_uncertain or relative_error(model.dual_coef_, exact.dual_coef) < 1e-3
+
+
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_scores_that_rounding_hides_in_primal_form_are_left_out(solver):
+    X, y, w, _, _ = of_heavy_rows([1e16], Linear(), 1.0, fit_intercept=False)
+    search = KernelRidgeCV([1e-3, 0.1, 10.0], kernel="linear", cv=3, form="primal", solver=solver)
+    with (
+        pytest.warns(ConvergenceWarning, match="true relative residual|no scores"),
+        pytest.raises(InputError, match="no candidate has a score"),
+    ):
+        search.fit(X, y, sample_weight=w)
+    weights = np.where(w > 1, 1e6, 1.0)
+    search.fit(X, y, sample_weight=weights)
+    expected = []
+    for test in np.array_split(np.arange(60), 3):
+        train = np.setdiff1d(np.arange(60), test)
+        one = precise.ridge(Linear(), X[train], y[train], 0.1, sample_weight=weights[train], X_new=X[test])
+        expected.append(-np.average((y[test] - one.predictions[:, 0]) ** 2, weights=weights[test]))
+    assert search.cv_results_["mean_test_score"][1] == pytest.approx(np.mean(expected), rel=1e-3)
+
+
+# Conjugate gradient in primal form
+
+
+@every_pair(twins=[False, True], alpha=[1e-3, 1e-7], fit_intercept=[False, True], degree=[1, 3])
+def test_conjugate_gradient_in_primal_form_reaches_the_predictions(twins, alpha, fit_intercept, degree):
+    X, X_new, noise = normal((120, 4), (20, 4), 120)
+    if twins:
+        X[40:80] = X[:40] + 1e-6 * X[40:80]
+    y, kernel = np.sin(X[:, 0]) + 0.1 * noise, Polynomial(degree).resolved(4)
+    exact = precise.ridge(kernel, X, y, alpha, fit_intercept=fit_intercept, X_new=X_new)
+    model = KernelRidge(alpha, kernel=kernel, form="primal", solver="cg", fit_intercept=fit_intercept).fit(X, y)
+    assert model.solve_result_.status.is_good and model.solve_result_.residual <= 1e-8
+    assert relative_error(model.predict(X_new), exact.predictions) < 1e-7
+
+
+def test_least_squares_by_conjugate_gradient_are_judged_by_the_condition_number():
+    X, noise = normal((300, 6), 300)
+    X[:, 5] = X[:, 4] + 1e-4 * X[:, 5]
+    y = X @ np.arange(6.0) + noise
+    model = KernelRidge(0.0, form="primal", solver="cg", tol=1e-6).fit(X, y)
+    assert model.solve_result_.status.is_good and model.solve_result_.residual_of == "normal equations"
+    assert relative_error(model.predict(X), X @ np.linalg.lstsq(X, y)[0]) < 1e-6
