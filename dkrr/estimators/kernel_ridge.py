@@ -419,8 +419,9 @@ class KernelRidge(RidgeRegressor):
         "auto" factors in float32 where λ allows it and refines in float64 to the level of rounding, and takes conjugate
         gradient if that is projected to be at least three times as fast as a factorisation.
     tol : float, default=1e-8
-        Largest true relative residual ‖b − (A + λI) x‖ / ‖b‖ of conjugate gradient, for every target. Cholesky reaches
-        the level of rounding whatever the value.
+        Largest true relative residual of the dual system that conjugate gradient leaves, for every target and in either
+        form: ‖√W (y − (K + λW⁻¹) α)‖ / ‖√W y‖, see `SolveResult.residual`. Cholesky reaches the level of rounding
+        whatever the value.
     memory_limit : int or str, optional
         Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling process is not
         counted), or for the calling process if the work is done there. None: what the workers report, or 0.8 of the
@@ -478,7 +479,7 @@ class KernelRidge(RidgeRegressor):
     uncertainty_plan_ : UncertaintyPlan
         Whether the last standard deviations or likelihood came from a factor, and why; after the first of these.
     solve_result_ : SolveResult
-        Status, true residual (`residual`), iterations of conjugate gradient, estimated condition number, messages,
+        Status, true residual (`residual`; `residual_of` says of what), iterations of conjugate gradient, estimated condition number, messages,
         seconds, bytes and peak memory.
 
     References

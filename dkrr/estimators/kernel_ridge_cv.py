@@ -117,10 +117,10 @@ class KernelRidgeCV(RidgeRegressor):
         missed, which scores with two minima have.
     cv_tol : float, default=1e-3
         Largest true relative residual of the folds' systems by conjugate gradient; smaller by itself where the errors
-        of rows that are left out are less than a tenth of the targets, and a thousandth of it for the normal equations
-        of the primal form, whose condition number is squared. A λ that does not reach it has no score: NaN in
-        `cv_results_`, with a ConvergenceWarning that names it, as has one whose factor is inaccurate (a true residual
-        above 1e-6). λ that were given up (`early_stopping`) are not warned of.
+        of rows that are left out are less than a tenth of the targets. A λ that does not reach it has no score: NaN in
+        `cv_results_`, with a ConvergenceWarning that names it, as has one whose factor is inaccurate (a true residual,
+        or in primal form what rounding may change in predictions, above 1e-6). λ that were given up
+        (`early_stopping`) are not warned of.
     store_cv_predictions : bool, default=False
         Whether to keep the predictions of the best candidate for the rows that were left out.
     train_sizes : array-like, optional

@@ -24,8 +24,9 @@ from dkrr.planning.tiles import Cut, cuts
 from dkrr.planning.work import Recipe, Site, Step, written
 from dkrr.store import TileGrid
 
-PASSES = 4
-"""Passes over the rows besides those of conjugate gradient: moments, squares, the true residual, and errors."""
+PASSES = 8
+"""Passes over the rows besides those of conjugate gradient: moments, squares, the true residual, errors, and some four
+of the residual of the dual system."""
 
 
 class Held(NamedTuple):
