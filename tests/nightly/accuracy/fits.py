@@ -111,7 +111,7 @@ def _errors(one: Trial, found: Array, dual: Array | None, chances: Array | None)
 
 
 def _true_residual(one: Trial, model: Any, dual: Array | None) -> tuple[float, float]:
-    """Residual in 180 digits of the equations that the fit's form solves, and its sensitivity."""
+    """Residual in 180 digits of the equations that the result names, and its sensitivity."""
     problem: dict[str, Any] = {"sample_weight": one.sample_weight, "fit_intercept": one.fit_intercept}
     form = model.plan_.form
     coef = np.asarray(model.coef_ if form == "primal" else dual)
@@ -119,9 +119,10 @@ def _true_residual(one: Trial, model: Any, dual: Array | None) -> tuple[float, f
         problem |= {"form": form, "coef": coef.ravel(), "intercept": float(np.ravel(model.intercept_)[0])}
         return logistic_gradient(one.kernel, one.X, one.y, one.alpha, **problem)
     coef = coef.reshape(-1, one.y.shape[1])
-    if form == "primal":
+    if model.solve_result_.residual_of == "normal equations":
         return primal_residual(one.kernel, one.X, one.y, one.alpha, coef, **problem)
-    return dual_residual(one.kernel, one.X, one.y, one.alpha, coef, **problem), 0.0
+    assert dual is not None
+    return dual_residual(one.kernel, one.X, one.y, one.alpha, dual, **problem), 0.0
 
 
 def _length(values: Array) -> float:
