@@ -239,7 +239,8 @@ class Iteration:
             state = self._first_state(start)
         everything = np.arange(len(norms))
         self._reached = self._relative(state.residual, everything) if resumed or start is not None else self._begin()
-        self._shown = 0.0
+        self._shown, self._scale = 0.0, 1.0 / self._norms
+        """Factor of ‖r‖ in what is noted of it: as what the tolerance is for was last found to be."""
         with self.progress.stage("conjugate gradient", -log(np.min(self.tol))):
             if resumed and state.history:
                 self._show(state.history[-1].largest)
@@ -427,6 +428,7 @@ class Iteration:
             return going
         met, columns = ~going, cycle.columns[open_[~going]]
         reached = self._relative(np.ascontiguousarray(residual[:, met]), columns)
+        self._scale[columns] = reached / np.maximum(norms[met], 1e-300)
         cycle.goal[open_[met]] = np.where(
             reached > self.recurrence_fraction * self._tol_of(columns),
             norms[met] * self._step(reached, columns),
@@ -478,7 +480,7 @@ class Iteration:
             norms = np.linalg.norm(new, axis=0)
             state.iteration += 1
             going = self._going(cycle, open_, new, norms)
-            self._note_residual(state, float((norms / self._norms[columns]).max()), is_true=False)
+            self._note_residual(state, float((norms * self._scale[columns]).max()), is_true=False)
             open_, new, old = open_[going], np.ascontiguousarray(new[:, going]), old[:, going]
             if len(open_):
                 z = self._precondition(new, cycle.columns[open_])

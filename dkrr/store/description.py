@@ -174,6 +174,7 @@ _SOLVE: dict[str, Any] = {
     "form": ("primal", "dual", None),
     "status": re.compile("[A-Z_]{1,32}"),
     "residual": (None, is_number),
+    "residual_of": re.compile("[a-z ]{1,40}"),
     "condition": (None, is_number),
     "seconds": is_amount,
     "peak_bytes": SIZE,
