@@ -1,7 +1,7 @@
 """What searches share: folds and scores as users give them, candidates, the table of results."""
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -14,7 +14,7 @@ from sklearn.model_selection import KFold, LeaveOneOut, ParameterGrid, Stratifie
 
 from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.names import DEFAULTS, taken_by
+from dkrr.kernels.names import DEFAULTS, is_given, refuse_twice, taken_by
 from dkrr.linalg.products import root_mean_squares
 from dkrr.selection import Folds, LearningCurve, Score, gain_of, negative_squared_error, times_square
 
@@ -222,13 +222,14 @@ def parameter_grid(estimator: Any) -> list[dict[str, Any]]:
             if len(value) == 0:
                 raise InputError(f"{name} is an empty list; expected at least one candidate")
             lists[name] = list(value)
+    if isinstance(estimator.kernel_params, Mapping):  # else the first kernel says what is wrong
+        refuse_twice(lists, estimator.kernel_params)
     if "kernel" not in lists:
         return list(ParameterGrid(lists))
     kernels = lists["kernel"]
     for name, default in DEFAULTS.items():
         value = getattr(estimator, name)
-        is_given = name in lists or (value is not default and value != default)
-        if is_given and not any(name in taken_by(kernel) for kernel in kernels):
+        if (name in lists or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels):
             raise InputError(
                 f"{name} is {shown(value)}, which none of the kernels {shown(kernels)} has; expected {name}={default!r}"
             )

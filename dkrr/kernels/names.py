@@ -67,7 +67,8 @@ def as_kernel(
         Settings of a named kernel; gamma=None is 1 / n_features (1 for "chi2"). One that the kernel does not have is
         refused unless it is the default, since it would change nothing.
     kernel_params : mapping, optional
-        Keyword arguments for a function, or settings of a named kernel, such as ``nu`` and ``length_scale``.
+        Keyword arguments for a function, or settings of a named kernel, such as ``nu`` and ``length_scale``. A setting
+        that is given by itself as well (not as its default) is refused, even if both are equal.
 
     Returns
     -------
@@ -135,6 +136,7 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
     if kernel is Matern:
         remedy = ': give kernel_params={"length_scale": ..., "nu": ...} (--kernel-param length_scale=...)'
     _refuse_unused(repr(name), taken, common, remedy)
+    refuse_twice({key: common[key] for key in taken if is_given(key, common[key])}, extra)
     settings = {key: common[key] for key in taken}
     if kernel is Chi2 and settings["gamma"] is None:
         del settings["gamma"]
@@ -148,6 +150,21 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
     return found
 
 
+def refuse_twice(given: Mapping[str, object], kernel_params: Mapping[str, Any]) -> None:
+    """Refuse parameters that are given by themselves and in `kernel_params`, also with equal values."""
+    for name in given.keys() & kernel_params.keys():
+        raise InputError(
+            f"{name} is {shown(given[name])}, and kernel_params has {name}={shown(kernel_params[name])}; expected one "
+            f"of the two: leave {name} out of kernel_params (--kernel-param)"
+        )
+
+
+def is_given(name: str, value: object) -> bool:
+    """Whether a value of gamma, degree or coef0 is not the default."""
+    default = DEFAULTS[name]
+    return value is not default and (default is None or value != default)
+
+
 def taken_by(kernel: object) -> tuple[str, ...]:
     """Those of gamma, degree and coef0 that a kernel of `as_kernel` takes."""
     return _NAMED[kernel][1] if isinstance(kernel, str) and kernel in _NAMED else ()
@@ -156,7 +173,7 @@ def taken_by(kernel: object) -> tuple[str, ...]:
 def _refuse_unused(kernel: str, taken: tuple[str, ...], common: dict[str, Any], remedy: str) -> None:
     """Refuse settings that are not the default and that the kernel does not have."""
     for name, value in common.items():
-        if name not in taken and value is not DEFAULTS[name] and value != DEFAULTS[name]:
+        if name not in taken and is_given(name, value):
             others = [other for other, (_, has) in _NAMED.items() if name in has]
             raise InputError(
                 f"{name} is {shown(value)}, which the kernel {kernel} does not have; expected "

@@ -243,6 +243,10 @@ def test_a_parameter_goes_with_the_kernels_that_have_it_and_is_refused_by_others
     for change in ({"kernel": "linear", "gamma": [0.1, 1.0]}, {"kernel": ["linear", "rbf"], "degree": 2}):
         with pytest.raises(InputError, match=r"(gamma|degree) is .*, which .* (does not have|has); expected"):
             KernelRidgeCV([0.1], **change).fit(data.X, y)
+    for change in ({"gamma": [0.1, 1.0]}, {"gamma": 0.1}, {"kernel": "poly", "degree": [3], "gamma": [None]}):
+        for one in (KernelRidgeCV, KernelLogisticRegressionCV):
+            with pytest.raises(InputError, match=r"(gamma|degree) is .*, and kernel_params has .*expected one of the"):
+                one([0.1], **{"kernel": "rbf"} | change, kernel_params={"gamma": 5.0, "degree": 2}).fit(data.X, y > 0)
 
 
 def test_default_alphas_follow_the_scale_of_the_data(data, y):

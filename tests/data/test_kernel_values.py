@@ -67,6 +67,24 @@ def test_names_of_scikit_learn_mean_the_same_kernels(name, settings):
         assert_allclose(naive_gram(name, rows), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("settings", "params"),
+    [
+        ({"gamma": 0.1}, {"gamma": 5}),
+        ({"gamma": np.array([0.1, 0.2, 0.3])}, {"gamma": 5}),
+        ({"gamma": 0.1}, {"gamma": 0.1}),
+        ({"degree": 2}, {"degree": 5}),
+        ({"coef0": 0}, {"gamma": 1.0, "coef0": 2}),
+    ],
+)
+def test_two_values_of_one_parameter_are_refused(settings, params):
+    name = "rbf" if np.ndim(settings.get("gamma", 0)) else "polynomial"
+    (given,) = settings
+    with pytest.raises(InputError, match=rf"{given} is .*, and kernel_params has {given}={params[given]}; expected one"):
+        as_kernel(name, **settings, kernel_params=params)
+    assert as_kernel(name, kernel_params={"gamma": 5}) == as_kernel(name, gamma=5)
+
+
 def test_a_function_of_blocks_is_a_kernel_that_combines_with_others_and_has_costs():
     kernel = as_kernel(quadratic, kernel_params={"power": 3})
     assert_allclose(kernel(X, Y), (X @ Y.T) ** 3)
