@@ -3,7 +3,7 @@
 ‖f‖ = √(αᵀKα) in the kernel's space comes from products that a fit makes anyway. Of αᵀKα float64 knows no more than what
 rounding in the entries of K leaves, about ε Σ Kᵢᵢ αᵢ²: where rows of X repeat each other (or nearly) and λ is small,
 coefficients are huge and cancel, and there may be nothing left. Such norms are 0, and a message says how large they may
-be.
+be; another message says how far off the others may be, from one part in ten thousand on.
 """
 
 import math
@@ -31,7 +31,7 @@ from dkrr.kernels.maps import difference_at_zero
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.result import DUAL_SYSTEM, SolveResult, caution, direct_status
+from dkrr.linalg.result import CAUTION_ABOVE, DUAL_SYSTEM, SolveResult, caution, direct_status
 from dkrr.linalg.sources import located
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form
@@ -125,22 +125,32 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
     -------
     norms : ndarray of shape (t,)
     messages : tuple of str
-        What is below rounding.
+        What is below rounding, or not far above it.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         errors = ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
         known = ~(squares <= errors)
-        if known.all():
-            return np.sqrt(squares), ()
-        norms = np.sqrt(np.where(known, squares, 0.0))
-        lost = np.flatnonzero(~known & (errors > 0))
-        if len(lost) == 0:
-            return norms, ()
-        bounds = np.sqrt(errors[lost])
-    which = "" if len(norms) == 1 else f" of target {lost[0]}" + (f" and {len(lost) - 1} more" if len(lost) > 1 else "")
-    return norms, (
-        f"rkhs_norm_{which} is given as 0: rounding in K hides all below {bounds.max():.1e}, since coefficients cancel",
-    )
+        norms, bounds = np.sqrt(np.where(known, squares, 0.0)), np.sqrt(errors)
+        # q less its error e has the root (1 − e / q)^½ √q, and q with it added is nearer.
+        parts = np.where(known & (squares < np.inf), 1.0 - np.sqrt(1.0 - errors / np.abs(squares)), 0.0)
+    messages, lost, doubtful = list[str](), np.flatnonzero(~known & (errors > 0)), np.flatnonzero(parts > CAUTION_ABOVE)
+    if len(lost):
+        messages.append(
+            f"rkhs_norm_{_which(lost, len(norms))} is given as 0: rounding in K hides all below "
+            f"{bounds[lost].max():.1e}, since coefficients cancel"
+        )
+    if len(doubtful):
+        messages.append(
+            f"rkhs_norm_{_which(doubtful, len(norms))} may be off by as much as {parts[doubtful].max():.0e} of itself: "
+            f"coefficients cancel, and rounding in K remains; a larger alpha makes it certain"
+        )
+    return norms, tuple(messages)
+
+
+def _which(targets: NDArray[np.intp], n_targets: int) -> str:
+    """Words for some of the targets; empty where there is only one."""
+    more = f" and {len(targets) - 1} more" if len(targets) > 1 else ""
+    return "" if n_targets == 1 else f" of target {targets[0]}{more}"
 
 
 def _weighted_squares(kernel: Kernel, rows: Rows, coef: Array) -> Array:

@@ -65,16 +65,32 @@ def test_opposite_targets_of_equal_rows_leave_a_norm_of_nothing(place, alpha):
     assert 0.0 < bound < 1e-5 * np.abs(model.dual_coef_).max()
 
 
+@every_place
+@pytest.mark.filterwarnings("ignore::dkrr.errors.ConvergenceWarning")
+def test_norms_near_rounding_are_as_far_off_as_a_message_says(place):
+    rows, y = np.vstack([X, X + 3e-7 * np.random.default_rng(1).standard_normal(X.shape)]), np.concatenate([Y, -Y])
+    model = KernelRidge(1e-10, kernel="rbf", gamma=0.5, **PLACES[place]).fit(rows, y)
+    (message,) = (m for m in model.solve_result_.messages if "rkhs_norm_" in m)
+    said = float(message.split("as much as ")[1].split(" of")[0])
+    with precise.precision():
+        coef = precise.matrix(model.dual_coef_)
+        (exact,) = precise.floats(coef.transpose() * precise.gram(RBF(0.5), rows) * coef).ravel()
+    assert abs(model.rkhs_norm_ / np.sqrt(exact) - 1.0) < said < 1.0
+
+
 @pytest.mark.parametrize("kernel", [RBF(0.5), Polynomial(degree=2), Precomputed()], ids=str)
 def test_norms_that_rounding_hides_are_zero_and_a_message_says_so(kernel):
-    K, coef = RBF(0.5)(X) if kernel == Precomputed() else kernel(X), np.random.default_rng(1).standard_normal((30, 3))
+    K, coef = RBF(0.5)(X) if kernel == Precomputed() else kernel(X), np.random.default_rng(1).standard_normal((30, 5))
     common = {"weights": None, "kernel": kernel, "feature_map": None, "fit_intercept": False}
     rows = as_rows(K if kernel == Precomputed() else X)
-    data = TrainingData(rows=rows, alphas=np.ones(3), targets=coef, **common)
+    data = TrainingData(rows=rows, alphas=np.ones(5), targets=coef, **common)
     errors = 2 * np.finfo(float).eps * np.sqrt(30) * np.einsum("i,ij,ij->j", K.diagonal(), coef, coef)
-    norms, messages = function_norms(data, rows, coef, errors * [0.9, 1.1, -1.0])
-    assert_allclose(norms, [0.0, np.sqrt(1.1 * errors[1]), 0.0], rtol=1e-12)
-    assert len(messages) == 1 and "target 0 and 1 more" in messages[0]
+    norms, messages = function_norms(data, rows, coef, errors * [0.9, 1.1, -1.0, 4e3, 6e3])
+    assert_allclose(norms, np.sqrt(errors * [0.0, 1.1, 0.0, 4e3, 6e3]), rtol=1e-12)
+    assert ["target 0 and 1 more is given as 0" in messages[0], "target 1 and 1 more may be" in messages[1]] == [
+        True
+    ] * 2
+    assert "as much as 7e-01 of itself" in messages[1], "1 - (1 - 1 / 1.1) ** 0.5"
     assert function_norms(data, rows, np.zeros((30, 3)), np.zeros(3))[1] == (), "of nothing, nothing is hidden"
 
 

@@ -80,7 +80,9 @@ def test_names_of_scikit_learn_mean_the_same_kernels(name, settings):
 def test_two_values_of_one_parameter_are_refused(settings, params):
     name = "rbf" if np.ndim(settings.get("gamma", 0)) else "polynomial"
     (given,) = settings
-    with pytest.raises(InputError, match=rf"{given} is .*, and kernel_params has {given}={params[given]}; expected one"):
+    with pytest.raises(
+        InputError, match=rf"{given} is .*, and kernel_params has {given}={params[given]}; expected one"
+    ):
         as_kernel(name, **settings, kernel_params=params)
     assert as_kernel(name, kernel_params={"gamma": 5}) == as_kernel(name, gamma=5)
 
