@@ -106,7 +106,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
     learning_curve_ : dict
         Scores by number of training rows, as in KernelRidgeCV; only with `train_sizes`.
     advice_ : tuple of str
-        That the best λ or parameter is an end of its candidates, as in KernelRidgeCV.
+        That the best λ or parameter is an end of its candidates, or of those that have a score, as in KernelRidgeCV.
     n_splits_ : int
         Number of folds.
     classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_,
@@ -300,7 +300,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
         self.best_index_ = int(np.nanargmax(means))
         self.alpha_, self.best_score_ = parameters[self.best_index_]["alpha"], float(means[self.best_index_])
         settings = kernel_settings(self, grid[self.best_index_ // len(alphas)])
-        self.advice_ = tuple(edges(parameters, self.best_index_))
+        remedy = "their fits have not converged, give a larger max_iter, or solver='cholesky'"
+        self.advice_ = tuple(edges(parameters, self.best_index_, means[:, None], remedy))
         self.best_params_ = complete_params(self, KernelLogisticRegression, self.alpha_, settings)
 
 

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Self
 
@@ -60,6 +61,9 @@ RANGE = (1e-5, 1e2)
 """Smallest and largest λ of the default, over the mean of k(x, x)."""
 SAMPLE_ROWS = 1024
 """Rows of which that mean is taken."""
+BY_FACTORS = "their systems were not solved, give solver='cholesky', or conjugate gradient a larger max_iter"
+UNDETERMINED = "float64 does not determine them, or scoring gives NaN; scale the columns of X, or use larger candidates"
+"""What may be done about candidates without a score."""
 FLAGS = ("alpha_per_target", "refit", "early_stopping", "store_cv_predictions")
 FITTED = (
     "dual_coef_",
@@ -188,7 +192,7 @@ class KernelRidgeCV(RidgeRegressor):
         Number of folds.
     advice_ : tuple of str
         What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
-        candidates, or that targets far from 0 were fitted without a constant. Empty without advice.
+        candidates, or of those that have a score, or that targets far from 0 were fitted without a constant. Empty without advice.
     selection_plan_ : SelectionPlan or None
         How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
         (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.
@@ -318,7 +322,7 @@ class KernelRidgeCV(RidgeRegressor):
         with np.errstate(over="ignore", under="ignore"):
             self._target_variances = variances * units * units
         r2 = self._r2(np.atleast_1d(self.best_score_), per_target=np.ndim(self.best_score_) > 0)
-        advice = [] if hasattr(self, "optimum_") else list(edges(self.cv_results_["params"], self.best_index_))
+        advice = [] if hasattr(self, "optimum_") else list(self._edges())
         if not self.fit_intercept:
             advice += without_constant(means * units, np.sqrt(variances) * units, r2)
         self.advice_ = tuple(advice)
@@ -328,6 +332,13 @@ class KernelRidgeCV(RidgeRegressor):
         for text in advice:
             make_progress(self.progress).note(text)
         return self
+
+    def _edges(self) -> Iterator[str]:
+        """Words for ends of the candidates, and of those with a score."""
+        results, mean = self.cv_results_, self.cv_results_["mean_test_score"][:, None]
+        scores = results.get("mean_test_score_per_target", mean)
+        is_iterated = (results["iterations"][np.isnan(scores).any(axis=1)] > 0).any()
+        return edges(results["params"], self.best_index_, scores, BY_FACTORS if is_iterated else UNDETERMINED)
 
     def _r2(self, scores: Array, *, per_target: bool = False) -> Array | None:
         """R² of scores, of all targets together or of each; None where scores are not squared errors."""

@@ -1,7 +1,7 @@
 """What searches share: folds and scores as users give them, candidates, the table of results."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -16,7 +16,7 @@ from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.names import DEFAULTS, is_given, refuse_twice, taken_by
 from dkrr.linalg.products import root_mean_squares
-from dkrr.selection import Folds, LearningCurve, Score, gain_of, negative_squared_error, times_square
+from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error, times_square
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -269,8 +269,8 @@ def score_name(scoring: Any, default: str) -> str:
     return default if scoring is None else str(getattr(scoring, "__name__", scoring))
 
 
-def edges(parameters: list[dict[str, Any]], best: Any) -> Iterator[str]:
-    """Words for parameters whose best value is the smallest or the largest candidate.
+def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: str) -> Iterator[str]:
+    """Words for parameters whose best value is the smallest or the largest candidate, or the last one with a score.
 
     Parameters
     ----------
@@ -278,8 +278,13 @@ def edges(parameters: list[dict[str, Any]], best: Any) -> Iterator[str]:
         Candidates.
     best : int or ndarray of shape (n_targets,)
         Numbers of the best.
+    scores : ndarray of shape (n_candidates, n_targets or 1)
+        Mean scores; NaN where there is none.
+    remedy : str
+        What gives a score to candidates without one.
     """
-    chosen = [parameters[k] for k in np.atleast_1d(best).tolist()]
+    numbers = np.atleast_1d(best)
+    chosen = [parameters[k] for k in numbers.tolist()]
     for name in ("alpha", *DEFAULTS):
         values = {p[name] for p in parameters if isinstance(p.get(name), int | float)}
         for end, word, further in ((min, "smallest", "smaller"), (max, "largest", "larger")):
@@ -290,6 +295,35 @@ def edges(parameters: list[dict[str, Any]], best: Any) -> Iterator[str]:
                     f"the best {name} is the {word} of the candidates, {end(values):g}{of}: the best may lie beyond, "
                     f"try {further} values"
                 )
+            for k in np.unique(numbers).tolist():
+                beyond = _beyond(parameters, k, name, end)
+                count = int(np.isnan(scores[np.ix_(beyond, np.flatnonzero(numbers == k))]).all(axis=0).sum())
+                if beyond and count:
+                    of = "" if len(chosen) == 1 else f", for {count} of {len(chosen)} targets"
+                    unscored = named([parameters[other][name] for other in beyond])
+                    yield (
+                        f"the best {name} is the {word} with a score, {parameters[k][name]:g}{of}: the {further} "
+                        f"candidates {unscored} have none, and the best may be among them: {remedy}"
+                    )
+
+
+def _beyond(parameters: list[dict[str, Any]], best: int, name: str, end: Callable[..., Any]) -> list[int]:
+    """Numbers of the candidates with a parameter beyond that of the best, and all others the same; the nearest first.
+
+    Candidates of one grid share the values of all parameters but λ.
+    """
+    chosen = parameters[best]
+
+    def is_beyond(p: dict[str, Any]) -> bool:
+        if not isinstance(p.get(name), int | float) or end(p[name], chosen[name]) == chosen[name]:
+            return False
+        same = (p.get(key) is value or (key == "alpha" and p[key] == value) for key, value in chosen.items())
+        return p.keys() == chosen.keys() and sum(same) == len(chosen) - 1
+
+    if not isinstance(chosen.get(name), int | float):
+        return []
+    found = [k for k, p in enumerate(parameters) if is_beyond(p)]
+    return sorted(found, key=lambda k: parameters[k][name], reverse=end is min)
 
 
 def without_constant(means: Array, deviations: Array, r2: Array | None) -> Iterator[str]:

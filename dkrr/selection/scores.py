@@ -1,6 +1,6 @@
 """Scores of held-out predictions for every λ and fold, what else a selection reports, and the systems of one run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -189,14 +189,18 @@ class ScoreSheet:
 
 
 MAX_NAMED = 6
-"""Values of λ that a message names."""
+"""Values that a message names."""
+
+
+def named(values: Sequence[float]) -> str:
+    """Values for a message."""
+    return ", ".join(f"{value:g}" for value in values[:MAX_NAMED]) + (", ..." if len(values) > MAX_NAMED else "")
 
 
 def without_score(alphas: Array, reached: float, wanted: float, remedy: str, what: str = "true residual") -> str:
     """Words for λ whose systems were not solved."""
-    named = ", ".join(f"{alpha:g}" for alpha in alphas[:MAX_NAMED]) + (", ..." if len(alphas) > MAX_NAMED else "")
     return (
-        f"no scores of alpha = {named}: the {what} of their systems is {reached:.1e}, where {wanted:.1e} is needed; "
+        f"no scores of alpha = {named(alphas)}: the {what} of their systems is {reached:.1e}, where {wanted:.1e} is needed; "
         f"expected {remedy}"
     )
 

@@ -266,6 +266,27 @@ def test_the_search_says_where_the_best_is_at_an_end(data, y):
     assert not any("alpha" in text for text in KernelRidgeCV([10.0, 30.0]).fit(data.X, y).advice_), "of two one is"
 
 
+def test_the_search_says_which_candidates_beyond_the_best_have_no_score(data, y):
+    few = {"solver": ConjugateGradient(preconditioner=None, max_iter=6), "early_stopping": False, "refit": False}
+    alphas, large = [1e-9, 1e-6, 10.0, 100.0], [50.0, 10.0, 2.0]  # K is nearly the identity where γ is large
+    with pytest.warns(ConvergenceWarning, match="no scores of alpha = 1e-06, 1e-09"):
+        search = KernelRidgeCV(alphas, gamma=0.2, **few).fit(data.X, y)
+    (advice,) = search.advice_
+    assert "alpha is the smallest with a score, 10: the smaller candidates 1e-06, 1e-09 have none" in advice
+    assert "systems were not solved, give solver='cholesky'" in advice
+
+    def score(estimator, rows, values):
+        return np.nan if np.std(estimator.predict(rows)) < 0.25 * np.std(values) else 1.0
+
+    search = KernelRidgeCV([0.1], gamma=large, scoring=score, refit=False).fit(data.X, y)
+    assert search.best_params_["gamma"] == 2.0 and len(search.advice_) == 2
+    assert "gamma is the largest with a score, 2: the larger candidates 10, 50 have none" in search.advice_[1]
+    each = KernelRidgeCV(alphas, gamma=0.2, alpha_per_target=True, **few)
+    with pytest.warns(ConvergenceWarning, match="no scores"):
+        each.fit(data.X, data.y)
+    assert f"10, for {np.count_nonzero(each.alpha_ == 10.0)} of 3 targets: the smaller" in each.advice_[0]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("solver", ["cg", "cholesky"])
 def test_a_search_on_workers_has_the_same_scores(data, y, ambient_workers, solver):
