@@ -144,6 +144,19 @@ def class_weights(
     return None if weights is None or (weights == 1).all() else weights
 
 
+def _refuse_infinite_constants(classes: NDArray[Any], codes: NDArray[np.intp], weights: Array | None) -> None:
+    """Refuse classes without weight, whose constant is unbounded: the objective falls for ever as it goes to −∞."""
+    if weights is None:
+        return
+    absent = classes[np.bincount(codes, weights, minlength=len(classes)) == 0].tolist()
+    if absent:
+        raise InputError(
+            f"no row of class {absent[0]!r} has a positive weight (sample_weight times class_weight), so that its free "
+            f"constant would be minus infinity; expected rows of every class with a positive weight: leave out the "
+            f"rows of that class, or give fit_intercept=False"
+        )
+
+
 def _factors(class_weight: Any, classes: NDArray[Any], codes: NDArray[np.intp], weights: Array) -> Array:
     if isinstance(class_weight, str):
         if class_weight != "balanced":
@@ -487,7 +500,8 @@ class KernelLogisticRegression(KernelClassifier):
             Labels: numbers, strings or booleans, of at least two classes; with a table as X also the name of its
             column, which is then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            Weights ≥ 0, positive for rows of at least two classes; None: 1 for every row.
+            Weights ≥ 0, positive for rows of at least two classes, with `fit_intercept` of every class; None: 1 for
+            every row.
 
         Returns
         -------
@@ -553,6 +567,8 @@ class KernelLogisticRegression(KernelClassifier):
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         classes, codes = encoded(y)
         weights = class_weights(self.class_weight, classes, codes, weights)
+        if settings.fit_intercept:
+            _refuse_infinite_constants(classes, codes, weights)
         labels = Labels(codes, classes, alphas, is_multinomial)
         return labels, FitRequest(settings, rows, labels, weights, self._warm_start(classes)), X
 

@@ -327,13 +327,14 @@ def _negative_log_loss(model: KernelLogisticRegression, X: Any, y: Any, weights:
 def _check_classes(
     folds: Folds, codes: NDArray[np.intp], classes: NDArray[Any], weights: Any, *, is_part: bool
 ) -> None:
-    """Refuse folds whose training rows lack a class."""
+    """Refuse folds whose training rows lack a class, or weight of a class that has some elsewhere."""
     if folds.is_loo:
         raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
     counting = np.ones(len(codes), bool) if weights is None else weights > 0
     for f in range(len(folds)):
         train = folds.training(f)
-        missing = np.setdiff1d(codes[counting], codes[train][counting[train]])
+        known, counted = codes[train], codes[train][counting[train]]
+        missing = np.union1d(np.setdiff1d(codes, known), np.setdiff1d(codes[counting], counted))
         if len(missing):
             where, remedy = f"fold {f} (counted from 0)", "use fewer folds, or StratifiedKFold"
             if is_part:

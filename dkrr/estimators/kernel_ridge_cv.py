@@ -192,7 +192,8 @@ class KernelRidgeCV(RidgeRegressor):
         Number of folds.
     advice_ : tuple of str
         What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
-        candidates, or of those that have a score, or that targets far from 0 were fitted without a constant. Empty without advice.
+        candidates, or of those that have a score, or that targets far from 0 were fitted without a constant. Empty
+        without advice.
     selection_plan_ : SelectionPlan or None
         How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
         (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.

@@ -200,8 +200,8 @@ def named(values: Sequence[float]) -> str:
 def without_score(alphas: Array, reached: float, wanted: float, remedy: str, what: str = "true residual") -> str:
     """Words for λ whose systems were not solved."""
     return (
-        f"no scores of alpha = {named(alphas)}: the {what} of their systems is {reached:.1e}, where {wanted:.1e} is needed; "
-        f"expected {remedy}"
+        f"no scores of alpha = {named(alphas)}: the {what} of their systems is {reached:.1e}, where {wanted:.1e} is "
+        f"needed; expected {remedy}"
     )
 
 

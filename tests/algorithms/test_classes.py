@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
 from dkrr import KernelLogisticRegression
-from dkrr.errors import ConvergenceWarning
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Linear, Polynomial
 from tests.nightly.accuracy import fits
@@ -141,6 +141,17 @@ def test_a_class_of_weight_zero_is_never_likely(multi_class, form):
     model.set_params(class_weight={1: 0.0}, fit_intercept=False).fit(X, codes)
     assert model.solve_result_.status.name == "CONVERGED"
     assert not (model.predict(X_new) == 1).any() and np.isfinite(model.predict_log_proba(X_new)).all()
+
+
+@every_pair(form=["primal", "dual"], multi_class=["multinomial", "ovr"], solver=["cholesky", "cg"])
+@pytest.mark.parametrize("by", ["rows", "classes"])
+def test_a_free_constant_needs_weight_of_every_class(multi_class, form, solver, by):
+    X, codes, _, _ = samples(3)
+    model = KernelLogisticRegression(0.05, multi_class=multi_class, form=form, solver=solver)
+    model.set_params(class_weight={1: 0.0} if by == "classes" else None)
+    weights = (codes != 1) if by == "rows" else None
+    with pytest.raises(InputError, match="no row of class 1 has a positive weight.*fit_intercept=False"):
+        model.fit(X, codes, sample_weight=weights)
 
 
 # Paths and warm starts

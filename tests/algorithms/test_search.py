@@ -354,6 +354,17 @@ def labels(data):
     return np.array(["a", "b", "c"])[np.digitize(data.X[:90, 0] + 0.3 * data.X[:90, 1], [-0.5, 0.6])]
 
 
+def test_a_class_without_weight_is_refused_where_a_fold_or_a_free_constant_needs_it(data, labels):
+    known = {"kernel": "rbf", "class_weight": {"c": 0.0}}
+    with pytest.raises(InputError, match="no row of class 'c' has a positive weight.*fit_intercept=False"):
+        KernelLogisticRegressionCV(**known).fit(data.X[:90], labels)
+    of_c = np.flatnonzero(labels == "c")
+    some, others = np.arange(0, 90, 4), np.delete(np.arange(90), of_c)
+    folds = [(np.setdiff1d(others, some), np.union1d(some, of_c))]
+    with pytest.raises(InputError, match="fold 0 .*no training row of class 'c'"):
+        KernelLogisticRegressionCV(**known, fit_intercept=False, cv=folds).fit(data.X[:90], labels)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scores_of_classes_are_those_of_separate_fits(data, labels, weighted):
     X, weights = data.X[:90], data.weights[:90] if weighted else None
