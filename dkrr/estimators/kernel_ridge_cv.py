@@ -89,7 +89,8 @@ class KernelRidgeCV(RidgeRegressor):
 
     All folds, all λ and all targets are solved for at once: in one run of conjugate gradient whose products with K
     serve all of them and hold the predictions of the rows that are left out, or exactly from one factorisation for each
-    λ (which leave-one-out always takes), or, in primal form, from one pass over the rows. A plan chooses between them;
+    λ (which leave-one-out always takes), or, in primal form, from one pass over the rows. Folds that do not train on
+    all other rows (TimeSeriesSplit) may have a factorisation each for every λ. A plan chooses between them;
     `selection_plan_` says why. The model is then fitted to all rows, as KernelRidge does it.
 
     Parameters

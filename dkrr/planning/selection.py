@@ -43,10 +43,12 @@ SMALL_FACTOR_RATE = 0.75
 """Rate of factorisations of some thousand rows, one a thread, over that of products."""
 ERROR_PASSES = 30
 """Passes over arrays of the targets' size from the solution for one λ to its scores."""
+FIT_SECONDS = 5e-3
+"""Time of a fit besides its systems: arguments, a plan, predictions (measured: 25 rows and 15 λ)."""
 NOT_THE_REST = Reason(
     "not-all-other-rows",
-    "folds that do not train on exactly the rows that they leave out have no formula for their errors: conjugate "
-    "gradient solves for them",
+    "folds that do not train on exactly the rows that they leave out have no formula for their errors from a factor of "
+    "all rows",
 )
 
 
@@ -57,7 +59,9 @@ class FoldSizes:
     n_folds: int
     is_loo: bool = False
     train_on_the_rest: bool = True
-    """Every fold trains on exactly the rows that it leaves out."""
+    """Every fold trains on exactly the rows that it does not leave out."""
+    n_training: int | None = None
+    """Training rows of a fold, in the cubic mean, as factors cost; None: as many as all rows at most."""
     are_learned: bool = False
     """The kernel is fitted to the training rows, so that every fold has one of its own."""
     targets_together: bool = False
@@ -178,7 +182,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
             return _refits(problem, sizes, resources, streamed)
     found, against = list[SelectionPlan](), list[Reason]()
     dual = replace(problem, form="dual")
-    for make in (plan_sweep, _factors):
+    for make in (plan_sweep, _factors, _factors_of_folds):
         try:
             found.extend(make(dual, sizes, resources))
         except (DiskSpaceError, MemoryLimitError) as error:
@@ -216,10 +220,7 @@ def with_parts(
     for fraction in fractions:
         part = every
         if problem.x_in_memory or plan.plan.form == "dual":  # else all rows are read, with weights of 0
-            rows = max(1, int(fraction * problem.n * (1 - 1 / plan.sizes.n_folds)))
-            part = replace(
-                every, n=rows, n_counting=None, heaviest_bytes=(), x_bytes=None, x_in_memory=True, layout=None
-            )
+            part = _of_rows(every, max(1, int(fraction * problem.n * (1 - 1 / plan.sizes.n_folds))))
         one = make_plan(part, resources)
         seconds, peak = seconds + plan.sizes.n_folds * one.seconds, max(peak, one.peak_bytes)
     reason = Reason(
@@ -231,6 +232,11 @@ def with_parts(
     )
 
 
+def _of_rows(problem: Problem, n_rows: int) -> Problem:
+    """The problem of some of its rows, which are read into memory."""
+    return replace(problem, n=n_rows, n_counting=None, heaviest_bytes=(), x_bytes=None, x_in_memory=True, layout=None)
+
+
 def _none(problem: Problem, sizes: FoldSizes, against: list[Reason]) -> PlanError | InputError:
     if against:
         return MemoryLimitError("; ".join(against))
@@ -240,8 +246,7 @@ def _none(problem: Problem, sizes: FoldSizes, against: list[Reason]) -> PlanErro
             "solver='auto' or 'cholesky', or a number of folds: give cv=5"
         )
     return InputError(
-        f"{NOT_THE_REST}, and solver={problem.solver!r} was requested; expected solver='auto' or 'cg', or folds that "
-        f"train on all other rows"
+        f"solver is {problem.solver!r}, whose factor serves a single training set; expected 'auto', 'cholesky' or 'cg'"
     )
 
 
@@ -328,7 +333,8 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
 def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: Reason) -> SelectionPlan:
     t, n_alphas = problem.n_targets, len(problem.alphas)
     one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
-    return SelectionPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
+    seconds = sizes.n_folds * (one.seconds + FIT_SECONDS)
+    return SelectionPlan("refits", one, sizes, n_alphas, seconds, one.peak_bytes, (reason,))
 
 
 def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
@@ -425,6 +431,19 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
     ]
     seconds = n_alphas * one.seconds + Site(problem, resources, place).seconds(recipe, peak)
     yield SelectionPlan("factors", one, sizes, n_alphas, seconds, peak, (reason,))
+
+
+def _factors_of_folds(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
+    """A Cholesky factor for each fold and λ, where no formula has the errors of folds."""
+    if sizes.is_loo or sizes.train_on_the_rest or isinstance(problem.solver, ConjugateGradient):
+        return
+    problem = replace(problem, solver=Cholesky())
+    whole, each = (
+        _refits(problem, sizes, resources, NOT_THE_REST),
+        problem.n if sizes.n_training is None else sizes.n_training,
+    )
+    part = _refits(_of_rows(problem, each), sizes, resources, NOT_THE_REST)
+    yield replace(whole, seconds=part.seconds, peak_bytes=max(whole.peak_bytes, part.peak_bytes))
 
 
 VECTORS_OF_GRADIENT = 4

@@ -64,6 +64,13 @@ class Folds:
         """Whether every fold trains on exactly the rows that it does not hold out, as formulas for errors need."""
         return self.train is None
 
+    @property
+    def n_training(self) -> int | None:
+        """Training rows of a fold in the cubic mean; None where folds train on the rest."""
+        if self.train is None:
+            return None
+        return max(1, round(float(np.mean([float(len(rows)) ** 3 for rows in self.train])) ** (1 / 3)))
+
     @cached_property
     def is_partition(self) -> bool:
         """Whether every row is held out once."""

@@ -1,7 +1,8 @@
 """What a selection is asked for, and the scores of every kernel with every λ: the plan, and what it takes.
 
 Held-out errors come from a Cholesky factor for each λ, exact for leave-one-out and for folds that train on the rest;
-from a fit of all λ for each fold, where nothing is shared between folds; or from the other modules of this package.
+from a fit of all λ for each fold, where nothing is shared between folds, or factors of their own take less time; or
+from the other modules of this package.
 """
 
 import time
@@ -98,6 +99,7 @@ class SelectionRequest:
             n_folds=len(self.folds),
             is_loo=self.folds.is_loo,
             train_on_the_rest=self.folds.train_on_the_rest,
+            n_training=self.folds.n_training,
             are_learned=is_drawn(settings.kernel),
             races=self.race,
         )
@@ -401,6 +403,7 @@ def _carry_out(
     settings, alphas, sheet, report = work.settings, work.alphas, work.sheet, work.report
     folds, fits, one = request.folds, request.fit_request(settings, float(alphas[0])), plan.plan
     if plan.method == "refits":
+        fits = fits.with_settings(solver=one.problem.solver, form=one.problem.form)
         score_by_refits(fits, folds, alphas, sheet, report, show_progress, is_primal=one.form == "primal")
         return
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))

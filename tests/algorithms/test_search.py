@@ -12,7 +12,8 @@ from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRid
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
-from dkrr.solvers import ConjugateGradient, RPCholesky
+from dkrr.planning.strategy import codes_of
+from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores, scores_of
 from tests.pairs import every_pair
 
@@ -99,6 +100,38 @@ def test_any_splitter_finds_what_grid_search_finds(data, y, cv):
         expected = naive_predictions(X, y, list(cv.split(X)), search.alpha_, kernel=RBF(0.2))
         assert_allclose(search.cv_predictions_[20:], np.concatenate(expected), rtol=1e-6, atol=1e-9)
         assert np.isnan(search.cv_predictions_[:20]).all()
+
+
+SPLITS = {
+    "time": list(TimeSeriesSplit(5).split(np.zeros(31))),
+    "parts": list(ShuffleSplit(4, train_size=0.5, test_size=0.3, random_state=0).split(np.zeros(31))),
+    "overlapping": [(np.arange(20), np.arange(15, 31)), (np.arange(10, 31), np.arange(12))],
+}
+
+
+@every_pair(
+    folds=list(SPLITS),
+    kernel=["rbf", "precomputed"],
+    fit_intercept=[False, True],
+    weighted=[False, True],
+    n_targets=[1, 3],
+    solver=["auto", "cholesky"],
+)
+def test_small_folds_that_do_not_train_on_the_rest_have_factors_of_their_own(
+    data, folds, kernel, fit_intercept, weighted, n_targets, solver
+):
+    """Conjugate gradient took 0.2 s for 0.03 s, and gave up λ that factors score, too."""
+    X, Y, weights = data.X[:31], data.y[:31, :n_targets], data.weights[:31] if weighted else None
+    alphas, settings = np.geomspace(1e-10, 1e2, 13), {"fit_intercept": fit_intercept, "solver": solver}
+    K = RBF(0.1)(X) if kernel == "precomputed" else X
+    search = KernelRidgeCV(alphas, kernel=kernel, gamma=None if kernel == "precomputed" else 0.1, **settings)
+    search.set_params(cv=SPLITS[folds]).fit(K, Y, sample_weight=weights)
+    expected = naive_scores(X, Y, SPLITS[folds], alphas, weights, kernel=RBF(0.1), fit_intercept=fit_intercept)
+    plan = search.selection_plan_
+    assert plan.method == "refits" and "not-all-other-rows" in codes_of(plan.reasons)
+    assert_allclose(
+        scores_of(search), expected, rtol=1e-6
+    )  # rounding over the smallest λ, 2e-16 / 1e-10, squared errors
 
 
 def worst(estimator, X, Y):
@@ -320,7 +353,7 @@ def test_the_store_of_a_search_is_resumed_and_belongs_to_it(data, y, tmp_path, s
         ({"scoring": "roc_auc"}, "scoring='roc_auc' needs .*expected a score of predictions"),
         ({"scoring": lambda *_: -np.inf}, "all candidates are NaN or -inf.*scale y"),
         ({"cv": "loo", "solver": "cg"}, "leave-one-out takes a Cholesky factor.*cv=5"),
-        ({"cv": TimeSeriesSplit(3), "solver": "cholesky"}, "folds that do not train on exactly the rows.*'cg'"),
+        ({"solver": ConjugateGradient(Float32Cholesky())}, "factor serves a single training set; expected 'auto'"),
     ],
 )
 def test_folds_and_scores_that_cannot_be_had_are_refused(data, y, change, message):

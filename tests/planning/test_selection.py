@@ -3,6 +3,8 @@
 Which way is chosen is in the golden file.
 """
 
+from dataclasses import replace
+
 import pytest
 
 import dkrr
@@ -52,10 +54,17 @@ def test_columns_are_in_the_calling_process_where_workers_have_the_tiles():
         selection(n=10_000_000, solver="cg", workers=64, worker_memory="64GiB")
 
 
-def test_folds_that_do_not_train_on_the_rest_cannot_have_a_factorisation():
-    what = problem(20_011, 13, alphas=(0.1, 1.0), solver=Cholesky())
-    with pytest.raises(InputError, match="'cg'"):
-        plan_selection(what, FoldSizes(3, train_on_the_rest=False), machine())
+def test_folds_that_do_not_train_on_the_rest_have_no_factor_in_common():
+    """Their factors cost what their training rows do, and are taken where that is less than conjugate gradient."""
+    alphas, others = tuple(10.0**k for k in range(-8, 2)), FoldSizes(3, train_on_the_rest=False)
+    direct = problem(20_011, 13, alphas=alphas, solver=Cholesky())
+    found = plan_selection(direct, others, machine())
+    assert found.method == "refits" and found.plan.problem.solver == Cholesky() and found.plan.form == "dual"
+    halves = plan_selection(direct, replace(others, n_training=10_007), machine())
+    assert 6 < found.seconds / halves.seconds < 9 and halves.peak_bytes == found.peak_bytes
+    small = plan_selection(problem(31, 13, alphas=alphas), replace(others, n_training=20), machine())
+    assert (small.method, codes_of(small.rejected)) == ("refits", ["slower"])
+    assert plan_selection(problem(20_011, 13, solver=CG, alphas=alphas), others, machine()).method == "sweep"
 
 
 @pytest.mark.parametrize(
