@@ -44,6 +44,7 @@ from dkrr.linalg.result import Status
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
 from dkrr.planning import Iterative
 from dkrr.planning.detection import detect
+from dkrr.planning.problem import Problem
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 
 GOAL = 0.5
@@ -75,29 +76,32 @@ class IteratedPosterior(Posterior):
         λ > 0.
     columns : ndarray of shape (t,)
         Numbers of its targets.
-    plan : UncertaintyPlan
+    problem : Problem
+        Systems of this λ in dual form, with the spectrum where it matters.
     """
 
-    def __init__(self, request: FitRequest, alpha: float, columns: Numbers, plan: UncertaintyPlan) -> None:
+    def __init__(self, request: FitRequest, alpha: float, columns: Numbers, problem: Problem) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(form="dual", store=None), outputs=targets)
-        self.plan: UncertaintyPlan | None = plan
+        self._problem: Problem | None = problem
         self._request, self._tol = request, request.settings.tol
-        data = TrainingData.of(targets, shared_fields(request, plan.plan.problem))
+        data = TrainingData.of(targets, shared_fields(request, problem))
         self.data = about_the_rows(data) if data.fit_intercept else data
         self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
         self._doubts = list[str]()
         """What the systems of the targets lack, which all that is computed from them says."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"plan": None}
+        if self.data.fit_intercept:
+            self._known  # noqa: B018 - else every block of rows on a worker takes a run for it
+        return vars(self) | {"_problem": None}  # whose rates are those of this machine
 
     def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
         loose = list[Array]()
+        constant = self._known[1] if self.data.fit_intercept else None  # its bounds are certified
         with self._opened(rows.shape[0]) as run:
-            constant = self._constant_of(run)
             for where, x in blocks(rows, self.data.n, first, run.width):
                 found = run.variances(
                     cross_of(self.kernel, run.matrix.rows, x, self._scale), diagonal_of(self.kernel, x), constant
@@ -127,17 +131,12 @@ class IteratedPosterior(Posterior):
 
     @cached_property
     def _known(self) -> tuple[Array, BoundedSolution | None]:
-        """yᵀA⁻¹y of every target less its free constant, and the system of the constant."""
+        """yᵀA⁻¹y of every target less its free constant, and the system of the constant.
+
+        By a run of their own, so that they do not depend on the rows whose variances were asked for first.
+        """
         with self._opened(0) as run:
             return self._solved_targets(run)
-
-    def _constant_of(self, run: "_BoundedRun") -> BoundedSolution | None:
-        """System of the free constant; None without one."""
-        if not self.data.fit_intercept:
-            return None
-        if "_known" not in vars(self):
-            self._known = self._solved_targets(run)
-        return self._known[1]  # its bounds are certified
 
     def _solved_targets(self, run: "_BoundedRun") -> tuple[Array, BoundedSolution | None]:
         data, tol = self.data, min(self._tol, KNOWN_TOL)
@@ -175,15 +174,13 @@ class IteratedPosterior(Posterior):
 
     @contextmanager
     def _opened(self, n_rows: int) -> Iterator["_BoundedRun"]:
-        """What a run needs, for as long as it takes."""
-        if self.plan is None:  # another process: its memory and cores are not those of the plan
-            settings = self._request.settings
-            problem = with_spectrum(self._request.problem(), self._request.rows)
-            self.plan = plan_iterations(problem, detect(settings.memory_limit, None), n_rows)
-        plan = self.plan.plan
-        with open_context(plan, None, Progress()) as context, in_terms_of_alpha([self.alpha], "dual"):
+        """What a run needs, for as long as it takes; planned for the memory of this process as it is then."""
+        if self._problem is None:
+            self._problem = with_spectrum(self._request.problem(), self._request.rows)
+        how = plan_iterations(self._problem, detect(self._request.settings.memory_limit, None), n_rows)
+        with open_context(how.plan, None, Progress()) as context, in_terms_of_alpha([self.alpha], "dual"):
             try:
-                yield _BoundedRun.of(self.data, self.alpha, self.plan, context, n_rows)
+                yield _BoundedRun.of(self.data, self.alpha, how, context, n_rows)
             finally:
                 if context.temporary is not None:
                     context.temporary.delete()

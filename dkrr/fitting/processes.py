@@ -34,6 +34,7 @@ from dkrr.kernels.implied import feature_map, parts_of
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
+from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
 
 
@@ -77,7 +78,7 @@ class Processes:
         self._factored = dict[float, FactoredProcess]()
         self._iterated = dict[float, IteratedPosterior]()
         self.plan: UncertaintyPlan | None = None
-        """Plan of the last call that had a choice."""
+        """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
         self._units: Array | None = None
         """Powers of two that the targets of the processes have been divided by; None: they are those of the fit."""
         self._digest = None if is_mapped(outputs.values) else digest_of(outputs.values)
@@ -100,7 +101,8 @@ class Processes:
         return self._request
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_factored": {}, "_iterated": {}}  # factors are large
+        kept = {name: value for name, value in vars(self).items() if name != "_resources"}  # those of this machine
+        return kept | {"_factored": {}, "_iterated": {}}  # factors are large
 
     def _prepare(self) -> None:
         """Take what the fit drew, and see that the targets are those of the fit."""
@@ -130,6 +132,7 @@ class Processes:
             As a fit by a Cholesky factorisation does.
         """
         self._prepare()
+        self._resources  # noqa: B018 - see there
         return [(columns, self._with_factor(alpha, columns)) for alpha, columns in self._groups]
 
     def of_rows(self, n_rows: int) -> list[tuple[Numbers, Posterior]]:
@@ -147,10 +150,15 @@ class Processes:
         return self._factored[alpha]
 
     def _chosen(self, alpha: float, columns: Numbers, n_rows: int) -> Posterior:
-        if alpha in self._factored or alpha in self._kept or (self._is_primal and alpha > 0):
+        """Process by the way that a plan chooses, whatever earlier questions have left.
+
+        Leave-one-out residuals and intervals always take a factor: if it were used where the plan is conjugate
+        gradient, standard deviations and likelihoods would be others after them than before.
+        """
+        if alpha in self._kept or (self._is_primal and alpha > 0):
             return self._with_factor(alpha, columns)
         problem = replace(self._problem, alphas=(alpha,))
-        self.plan = plan_uncertainty(problem, detect(self._request.settings.memory_limit, None), n_rows)
+        self.plan = plan_uncertainty(problem, self._resources, n_rows)
         if self.plan.method == "factor":
             return self._with_factor(alpha, columns)
         if any(map(_may_be_indefinite, parts_of(self._problem.kernel))):
@@ -159,10 +167,13 @@ class Processes:
                 f"conjugate gradient presume: use solver='cholesky'"
             )
         if alpha not in self._iterated:
-            self._iterated[alpha] = IteratedPosterior(self._scaled, alpha, columns, self.plan)
-        else:
-            self._iterated[alpha].plan = self.plan
+            self._iterated[alpha] = IteratedPosterior(self._scaled, alpha, columns, problem)
         return self._iterated[alpha]
+
+    @cached_property
+    def _resources(self) -> Resources:
+        """What this machine has when it is first asked for, before a factor takes some of it."""
+        return detect(self._request.settings.memory_limit, None)
 
     @cached_property
     def _problem(self) -> Problem:

@@ -8,7 +8,7 @@ import pickle
 import dask.array as da
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.model_selection import KFold, ShuffleSplit
 
@@ -155,6 +155,39 @@ def test_bounds_by_conjugate_gradient_hold_the_exact_value(data, iterates, solve
         assert (upper[:, j] - lower[:, j] <= 1.001e-3 * variance).all()
         assert_allclose(std[:, j], np.sqrt(s2 * variance), rtol=5e-4)
         assert 0 < errors[j] < 10 and abs(likelihoods[j] - likelihood) < 4 * errors[j]
+
+
+QUESTIONS = {
+    "one row": lambda model, X: model.predict(X[:1], return_std=True)[1],
+    "many rows": lambda model, X: model.predict(X, return_std=True)[1],
+    "bounds": lambda model, X: model.predict_variance_bounds(X[:3], scale=1.0),
+    "residuals": lambda model, _: model.loo_residuals_,
+    "likelihood": lambda model, _: (model.log_marginal_likelihood_, model.log_marginal_likelihood_std_),
+    "intervals": lambda model, X: model.predict_interval(X[:3]),
+}
+
+
+@every_pair(
+    solver=["cholesky", "cg", ConjugateGradient(RPCholesky(12))],
+    fit_intercept=[False, True],
+    weighted=[False, True],
+    order=[list(QUESTIONS), list(reversed(QUESTIONS))],  # each comes after each other one in one of the two
+    ids=str,
+)
+def test_answers_do_not_depend_on_what_was_asked_before(data, iterates, solver, fit_intercept, weighted, order):
+    """A factor made for residuals changed standard deviations by 1e-4 and the likelihood by 0.3 to 2."""
+    model, *others = (iterated(data, solver, weighted=weighted, fit_intercept=fit_intercept) for _ in range(7))
+    for question, other in zip(order, others, strict=True):
+        assert_array_equal(QUESTIONS[question](model, data.X_new), QUESTIONS[question](other, data.X_new))
+
+
+def test_a_factor_that_takes_memory_does_not_change_what_is_planned(data, monkeypatch):
+    model, expected = KernelRidge(kernel=KERNEL).fit(data.X, data.y), KernelRidge(kernel=KERNEL).fit(data.X, data.y)
+    model.loo_residuals_  # noqa: B018
+    monkeypatch.setattr("dkrr.planning.detection.available_bytes", lambda _: 0)
+    std = model.predict(data.X_new, return_std=True)[1]
+    monkeypatch.undo()
+    assert_array_equal(std, expected.predict(data.X_new, return_std=True)[1])
 
 
 @pytest.mark.parametrize("fit_intercept", [False, True])
