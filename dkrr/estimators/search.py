@@ -297,8 +297,8 @@ def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: st
                 )
             for k in np.unique(numbers).tolist():
                 beyond = _beyond(parameters, k, name, end)
-                count = int(np.isnan(scores[np.ix_(beyond, np.flatnonzero(numbers == k))]).all(axis=0).sum())
-                if beyond and count:
+                count = np.isnan(scores[beyond][:, numbers == k]).all(axis=0).sum() if beyond else 0
+                if count:
                     of = "" if len(chosen) == 1 else f", for {count} of {len(chosen)} targets"
                     unscored = named([parameters[other][name] for other in beyond])
                     yield (

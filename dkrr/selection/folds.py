@@ -69,7 +69,8 @@ class Folds:
         """Training rows of a fold in the cubic mean; None where folds train on the rest."""
         if self.train is None:
             return None
-        return max(1, round(float(np.mean([float(len(rows)) ** 3 for rows in self.train])) ** (1 / 3)))
+        cubes = [len(rows) ** 3 for rows in self.train]
+        return round(float((sum(cubes) / len(cubes)) ** (1 / 3)))
 
     @cached_property
     def is_partition(self) -> bool:

@@ -192,7 +192,7 @@ MAX_NAMED = 6
 """Values that a message names."""
 
 
-def named(values: Sequence[float]) -> str:
+def named(values: Sequence[float] | Array) -> str:
     """Values for a message."""
     return ", ".join(f"{value:g}" for value in values[:MAX_NAMED]) + (", ..." if len(values) > MAX_NAMED else "")
 
