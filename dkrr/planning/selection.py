@@ -43,8 +43,6 @@ SMALL_FACTOR_RATE = 0.75
 """Rate of factorisations of some thousand rows, one a thread, over that of products."""
 ERROR_PASSES = 30
 """Passes over arrays of the targets' size from the solution for one λ to its scores."""
-FIT_SECONDS = 5e-3
-"""Time of a fit besides its systems: arguments, a plan, predictions (measured: 25 rows and 15 λ)."""
 NOT_THE_REST = Reason(
     "not-all-other-rows",
     "folds that do not train on exactly the rows that they leave out have no formula for their errors from a factor of "
@@ -333,8 +331,7 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
 def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: Reason) -> SelectionPlan:
     t, n_alphas = problem.n_targets, len(problem.alphas)
     one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
-    seconds = sizes.n_folds * (one.seconds + FIT_SECONDS)
-    return SelectionPlan("refits", one, sizes, n_alphas, seconds, one.peak_bytes, (reason,))
+    return SelectionPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
 
 
 def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
@@ -438,11 +435,8 @@ def _factors_of_folds(problem: Problem, sizes: FoldSizes, resources: Resources) 
     if sizes.is_loo or sizes.train_on_the_rest or isinstance(problem.solver, ConjugateGradient):
         return
     problem = replace(problem, solver=Cholesky())
-    whole, each = (
-        _refits(problem, sizes, resources, NOT_THE_REST),
-        problem.n if sizes.n_training is None else sizes.n_training,
-    )
-    part = _refits(_of_rows(problem, each), sizes, resources, NOT_THE_REST)
+    whole = _refits(problem, sizes, resources, NOT_THE_REST)
+    part = _refits(_of_rows(problem, sizes.n_training or problem.n), sizes, resources, NOT_THE_REST)
     yield replace(whole, seconds=part.seconds, peak_bytes=max(whole.peak_bytes, part.peak_bytes))
 
 
