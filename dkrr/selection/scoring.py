@@ -214,7 +214,9 @@ def score_by_refits(
     assert isinstance(targets, Targets)
     t = targets.values.shape[1]
     for f in range(len(folds)):
-        fitted = fit(_of_training_rows(request, folds, f, alphas, is_primal=is_primal), progress)
+        with warnings.catch_warnings():  # the report says which λ were not solved, of all folds together
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            fitted = fit(_of_training_rows(request, folds, f, alphas, is_primal=is_primal), progress)
         (solved,) = fitted.solved
         predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
         report.take_fit(f, solved.result, request.settings.tol)

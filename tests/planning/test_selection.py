@@ -9,6 +9,7 @@ import pytest
 
 import dkrr
 from dkrr.errors import InputError, MemoryLimitError
+from dkrr.planning.problem import Spectrum
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
 from dkrr.planning.strategy import codes_of
 from dkrr.planning.uncertainty import plan_uncertainty
@@ -65,6 +66,12 @@ def test_folds_that_do_not_train_on_the_rest_have_no_factor_in_common():
     small = plan_selection(problem(31, 13, alphas=alphas), replace(others, n_training=20), machine())
     assert (small.method, codes_of(small.rejected)) == ("refits", ["slower"])
     assert plan_selection(problem(20_011, 13, solver=CG, alphas=alphas), others, machine()).method == "sweep"
+    smooth = {"alphas": alphas[4:], "spectrum": Spectrum(thousandth=1e-12, decay=6.0)}
+    soon, later = (plan_selection(problem(n, 3, **smooth), others, machine()) for n in (811, 4001))
+    assert (
+        soon.seconds > 0.1 and "all-scored" in codes_of(soon.reasons) and codes_of(soon.rejected) == ["may-leave-some"]
+    )
+    assert (later.method, codes_of(later.rejected)) == ("sweep", ["slower"])
 
 
 @pytest.mark.parametrize(
