@@ -479,8 +479,8 @@ class KernelRidge(RidgeRegressor):
     uncertainty_plan_ : UncertaintyPlan
         Whether the last standard deviations or likelihood came from a factor, and why; after the first of these.
     solve_result_ : SolveResult
-        Status, true residual (`residual`; `residual_of` says of what), iterations of conjugate gradient, estimated condition number, messages,
-        seconds, bytes and peak memory.
+        Status, true residual (`residual`; `residual_of` says of what), iterations of conjugate gradient, estimated
+        condition number, messages, seconds, bytes and peak memory.
 
     References
     ----------
