@@ -111,7 +111,9 @@ ROUNDING = 2 * EPS
 _BLOCK = 1024
 
 
-def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) -> tuple[Array, tuple[str, ...]]:
+def function_norms(
+    data: TrainingData, rows: Rows, coef: Array, squares: Array, sizes: Array | None = None
+) -> tuple[Array, tuple[str, ...]]:
     """Norms of the functions of a dual solution.
 
     Parameters
@@ -120,6 +122,8 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
         α.
     squares : ndarray of shape (t,)
         αᵀKα, as computed.
+    sizes : ndarray of shape (t,), optional
+        Powers of two that the targets have been divided by; None: ones.
 
     Returns
     -------
@@ -131,6 +135,8 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
         errors = ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
         known = ~(squares <= errors)
         norms, bounds = np.sqrt(np.where(known, squares, 0.0)), np.sqrt(errors)
+        if sizes is not None:
+            norms, bounds = norms * sizes, bounds * sizes
         # q less its error e has the root (1 − e / q)^½ √q, and q with it added is nearer.
         parts = np.where(known & (squares < np.inf), 1.0 - np.sqrt(1.0 - errors / np.abs(squares)), 0.0)
     messages, lost, doubtful = list[str](), np.flatnonzero(~known & (errors > 0)), np.flatnonzero(parts > CAUTION_ABOVE)
@@ -318,9 +324,7 @@ def _norms(
     if model.coef is not None:
         return column_norms(model.coef if solution.coef is None else model.coef[: len(solution.coef)]), ()
     assert solution.rows is not None and solution.dual_coef is not None and solution.squares is not None
-    norms, messages = function_norms(data, solution.rows, solution.dual_coef, solution.squares)
-    with np.errstate(over="ignore"):
-        return norms if sizes is None else norms * sizes, messages
+    return function_norms(data, solution.rows, solution.dual_coef, solution.squares, sizes)
 
 
 def _multiplied(model: FittedFunction, dual_coef: Array | None, sizes: Array) -> tuple[FittedFunction, Array | None]:
