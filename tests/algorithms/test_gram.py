@@ -30,7 +30,7 @@ from dkrr.store import ChunkedArray
 from dkrr.store.zarr_arrays import create_array
 from tests import systems
 from tests.inputs import table
-from tests.oracles import naive_gram
+from tests.oracles import assert_close, naive_gram
 from tests.pairs import every_pair
 from tests.stores import place
 from tests.systems import random, traced_peak
@@ -255,7 +255,7 @@ def test_threads_share_what_is_kept_of_the_training_rows():
     model, X = fitted(5000, 3, 1), random(200, 3, seed=1)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda k: predict(model, MemoryRows(X[k : k + 1])), range(200)))
-    assert_allclose(np.concatenate(found), predict(replace(model), MemoryRows(X)), rtol=1e-12)
+    assert_close(np.concatenate(found), predict(replace(model), MemoryRows(X)), 1e-13)
 
 
 def test_training_rows_of_many_columns_are_read_in_parts(tmp_path):
@@ -286,7 +286,7 @@ def test_features_may_be_predictions_of_another_model():
     thread.start()
     thread.join(60)
     assert len(found) == 1, "prediction hangs"
-    assert_allclose(found[0], predict(fitted(20, 2, 1), X))
+    assert_close(found[0], predict(fitted(20, 2, 1), X), 1e-12)
 
 
 @pytest.mark.parametrize("where", ["memory", "Dask", "Zarr"])

@@ -177,7 +177,7 @@ def test_tables_and_lists_of_numbers_are_numbers_to_a_function(kernel):
     for rows in (frame, X.tolist(), X.astype(object)):
         model = KernelRidge(kernel=kernel).fit(rows, y)
         assert model.n_features_in_ == 3 and hasattr(model, "feature_names_in_") == (rows is frame)
-        assert_allclose(model.predict(X if rows is not frame else frame), expected, rtol=1e-12)
+        assert_close(model.predict(X if rows is not frame else frame), expected, 1e-12)
     with pytest.raises(ValueError, match="feature names should match"):
         KernelRidge(kernel=kernel).fit(frame, y).predict(frame[["c", "b", "a"]])
 

@@ -27,6 +27,7 @@ from dkrr.data.transformers_saved import CLASSES, loaded_transformer, saved_tran
 from dkrr.errors import DkrrError, InputError, StoreError
 from dkrr.estimators.model_description import VERSIONS
 from tests.data.flights import NUMBERS, OF_NUMBERS, OF_THE_TABLE, TEXT, dense, flights, targets
+from tests.oracles import assert_close
 from tests.stores import flip
 
 OTHERS = {
@@ -83,7 +84,7 @@ def test_it_is_an_array_of_the_model_whose_damage_is_noticed(tmp_path):
     model = dkrr.KernelRidge(kernel="rbf", transformer=PCA(20)).fit(X, X[:, 0])
     dkrr.save(model, tmp_path / "m.zarr")
     assert "transformer" in {array.name for array in dkrr.verify(tmp_path / "m.zarr").arrays}
-    np.testing.assert_allclose(dkrr.load(tmp_path / "m.zarr").predict(X), model.predict(X), rtol=1e-10)
+    assert_close(dkrr.load(tmp_path / "m.zarr").predict(X), model.predict(X), 1e-12)
     (chunk,) = (tmp_path / "m.zarr" / "transformer").glob("c*")
     flip(chunk, 100)
     with pytest.raises(StoreError, match="damaged"):
@@ -110,7 +111,7 @@ def test_a_users_own_class_or_function_must_be_given_again(own, tmp_path):
         dkrr.load(tmp_path / "m.zarr", transformer=5)
     for again in (transformer, [Own, own_function]):
         loaded = dkrr.load(tmp_path / "m.zarr", transformer=again)
-        np.testing.assert_allclose(loaded.predict(X), model.predict(X), rtol=1e-12)
+        assert_close(loaded.predict(X), model.predict(X), 1e-12)
 
 
 def local():

@@ -18,6 +18,7 @@ from dkrr.errors import InputError, NotFiniteError, StoreError
 from dkrr.estimators import predict_to as predictions_out
 from dkrr.store.places import place_at
 from tests.data.flights import flights, targets
+from tests.oracles import assert_close
 
 N = 250
 Y = targets(N)
@@ -76,7 +77,7 @@ def test_predictions_stand_beside_key_columns(end, kind, ridge):
     assert dkrr.predict_to(ridge, rows, f"p{end}", keep="flight,h*,delayed,arr_delay") == (N,)
     found, names = read(f"p{end}"), ["flight", "hour", "delayed", "arr_delay", "prediction_arr_delay"]
     assert list(found) == names if end != ".zarr" else set(found) == set(names)
-    np.testing.assert_allclose(found["prediction_arr_delay"], ridge.predict(X), rtol=1e-12)
+    assert_close(found["prediction_arr_delay"], ridge.predict(X), 1e-12)
     np.testing.assert_allclose(found["arr_delay"], Y, rtol=1e-12)
     for name in names[:3]:
         assert found[name].tolist() == TABLE[name].tolist()
@@ -100,7 +101,7 @@ def test_labels_and_probabilities_are_columns(end, logistic):
         labels = labels["prediction"]
         assert list(probabilities) == ["probability_früh", "probability_late", "probability_on time"]
     assert labels.tolist() == logistic.predict(X).tolist()
-    np.testing.assert_allclose(probabilities, logistic.predict_proba(X), rtol=1e-10)
+    assert_close(probabilities, logistic.predict_proba(X), 1e-12)
 
 
 def test_labels_in_zarr_are_labels_again(logistic):
@@ -121,7 +122,7 @@ def test_the_index_of_a_frame_is_kept(ridge):
         dkrr.predict_to(ridge, rows, "p.parquet", keep=keep, overwrite=True)
         found = read("p.parquet")
         assert list(found) == names
-        np.testing.assert_allclose(found["arr_delay"], ridge.predict(rows), rtol=1e-12)
+        assert_close(found["arr_delay"], ridge.predict(rows), 1e-12)
         assert keep == [] or rows is counted or found["flight"].tolist() == TABLE["flight"].tolist()
 
 
@@ -130,7 +131,7 @@ def test_workers_of_the_ambient_client_write_predictions(ridge, logistic):
         dkrr.predict_to(ridge, "x.parquet", "p.parquet", keep="flight")
         dkrr.predict_to(logistic, "x.parquet", "q.parquet", keep="flight")
     found = read("p.parquet")
-    np.testing.assert_allclose(found["arr_delay"], ridge.predict(X), rtol=1e-12)
+    assert_close(found["arr_delay"], ridge.predict(X), 1e-12)
     assert found["flight"].tolist() == TABLE["flight"].tolist()
     assert read("q.parquet")["prediction"].tolist() == logistic.predict(X).tolist()
 
@@ -151,7 +152,7 @@ def test_predictions_go_to_a_bucket(ridge, bucket):
             dkrr.predict_to(ridge, "x.parquet", url)
         if end in tables:
             found = tables[end](io.BytesIO(place_at(bucket).read(f"predictions{end}", 10**6)))
-            np.testing.assert_allclose(found["arr_delay"], ridge.predict(X), rtol=1e-12)
+            assert_close(found["arr_delay"], ridge.predict(X), 1e-12)
             assert found["flight"].tolist() == TABLE["flight"].tolist()
     assert place_at(bucket).names() == [f"predictions{end}" for end in (".arrow", ".csv", ".parquet", ".zarr")]
 

@@ -21,6 +21,7 @@ from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cluster.process import CHILD, TASK, confinement, may_use
 from dkrr.kernels import RBF
 from dkrr.planning.detection import detect
+from tests.oracles import assert_close
 
 SLOW = {"dkrr.rates.gemm-gflops": 1e-4}
 """So slow a machine that the work is not small: it would go to workers."""
@@ -56,7 +57,7 @@ def test_a_fit_in_a_task_stays_there_and_the_plan_says_so(client):
         expected = model(tile=None, memory_limit="4GiB").fit(X, Y).dual_coef_
         execution, reasons, found = client.submit(fit, pure=False).result(timeout=60)
         assert execution == "serial" and TASK in reasons
-        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        assert_close(found, expected, 1e-9)
         execution, reasons, _ = client.submit(fit_with_the_slot_given_up, pure=False).result(timeout=60)
         assert execution == "dask" and TASK not in reasons
 
