@@ -15,6 +15,7 @@ from dkrr.kernels import RBF, BagOfWords
 from dkrr.planning.strategy import codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores, scores_of
+from tests.oracles import assert_close
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -53,14 +54,14 @@ def y(data):
 def test_scores_of_folds_are_those_of_separate_fits(data, narrow, way, fit_intercept, weighted):
     X, Y, weights = data.X[:101], data.y[:101], data.weights[:101] if weighted else None
     folds = list(KFold(4, shuffle=True, random_state=1).split(X))
-    accuracy = TIGHT if way != "sweep without preconditioner" else TIGHT | {"cv_tol": 1e-6}  # the constant is far away
-    search = KernelRidgeCV(ALPHAS, cv=folds, fit_intercept=fit_intercept, **accuracy, **WAYS[way])
+    cv_tol, rtol = (1e-6, 1e-5) if way == "sweep without preconditioner" else (1e-11, 1e-8)  # the constant is far away
+    search = KernelRidgeCV(ALPHAS, cv=folds, fit_intercept=fit_intercept, **TIGHT | {"cv_tol": cv_tol}, **WAYS[way])
     results = search.fit(X, Y, sample_weight=weights).cv_results_
     settings = settings_of_fit(WAYS[way], fit_intercept)
     expected = naive_scores(X, Y, folds, ALPHAS, weights, **settings)
-    assert_allclose(scores_of(search), expected, rtol=1e-6)
-    assert_allclose(results["mean_test_score"], expected.mean(axis=1), rtol=1e-6)
-    assert_allclose(results["std_test_score"], expected.std(axis=1), rtol=1e-5)
+    assert_allclose(scores_of(search), expected, rtol=rtol)
+    assert_allclose(results["mean_test_score"], expected.mean(axis=1), rtol=rtol)
+    assert_allclose(results["std_test_score"], expected.std(axis=1), rtol=10 * rtol)
     best = int(np.argmax(expected.mean(axis=1)))
     assert (search.alpha_, search.best_index_) == (ALPHAS[best], best)
     assert search.best_score_ == results["mean_test_score"][best]
