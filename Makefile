@@ -20,7 +20,12 @@ PYTHONS_TESTS = $(addprefix tests/, store data/test_kernel_values.py data/test_c
 	promises/test_exact.py promises/test_scikit_learn.py promises/test_resume.py algorithms/test_cholesky.py \
 	algorithms/test_residuals.py interface/test_commands.py interface/test_settings.py)
 
-.PHONY: demo test nightly guard random oldest pythons check docs format clean
+# Those whose numbers depend on the kernels of BLAS, or show that a text does not.
+KERNELS_TESTS = $(addprefix tests/, algorithms contracts data planning/test_decisions.py interface/test_predict_to.py \
+	interface/test_shown.py $(addprefix promises/, test_exact.py test_exact_classes.py test_honest_results.py \
+	test_inputs.py test_platforms.py test_resume.py test_scikit_learn.py test_theory.py))
+
+.PHONY: demo test nightly guard kernels random oldest pythons check docs format clean
 
 demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (about 2 minutes)
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
@@ -28,11 +33,14 @@ demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (a
 test: check  ## Format, lint, types, the examples of README and docstrings, and the fast tests (4 minutes on 2 cores)
 	$(RUN) -m pytest $(TOGETHER)
 
-nightly: check docs random oldest pythons  ## All the rest: real clusters, kills, damage, 180 digits, other versions
+nightly: check docs random oldest pythons kernels  ## All the rest: real clusters, kills, damage, 180 digits, other versions
 	HYPOTHESIS_PROFILE=nightly $(RUN) -m pytest $(TOGETHER) -m nightly
 
-guard: $(VENV)/.test  ## Those of the nightly tests that guard data: kills, damage, deletion
+guard: $(VENV)/.test kernels  ## Those of the nightly tests that guard data: kills, damage, deletion; and kernels
 	$(RUN) -m pytest $(TOGETHER) -m "nightly and guard"
+
+kernels: $(VENV)/.test  ## The numerical tests with other BLAS kernels, and with one thread (7 minutes on 2 cores)
+	$(RUN) .ci/kernels.py $(TOGETHER) $(KERNELS_TESTS)
 
 random: $(VENV)/.test  ## The fast tests in random order, in three processes
 	$(RUN) -m pytest --numprocesses 3 --dist worksteal -p randomly
