@@ -15,7 +15,6 @@ from dkrr.kernels import RBF, BagOfWords
 from dkrr.planning.strategy import codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores, scores_of
-from tests.oracles import assert_close
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
