@@ -18,8 +18,8 @@ from dkrr.data.arrays import mapped_array, release_pages
 from dkrr.errors import UnreachableStoreError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.results import Solution
-from dkrr.fitting.ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.storage import UNLIKE_OURS
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.residual import worst

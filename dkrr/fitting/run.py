@@ -20,11 +20,12 @@ from dkrr.fitting import logistic
 from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
+from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.generated import GeneratedPrimal, lost_alpha
 from dkrr.fitting.iteration import resumed
+from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
 from dkrr.fitting.requests import DualStart, FitRequest, plan_of
 from dkrr.fitting.results import Solution, Solved, scale_of, solved
-from dkrr.fitting.ridge import DirectDual, DirectPrimal, FactoredDual, IteratedDual, IteratedPrimal
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.fitting.storage import with_repairs
 from dkrr.linalg.iteration_state import CGOutcome

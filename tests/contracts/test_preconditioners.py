@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from dkrr.fitting.ridge import CompleteFactor
+from dkrr.fitting.dual_ridge import CompleteFactor
 from dkrr.linalg import fold_preconditioner
 from dkrr.linalg.curvature import Constrained, Curvature, ScaledFactors, factor_scale
 from dkrr.linalg.fold_preconditioner import FoldLowRank
