@@ -5,7 +5,7 @@ With B = (A + λI)⁻¹ of centred features and W the sum of the weights, the va
     k(x, x) − φᵀφ + λ (φ − φ̄)ᵀB(φ − φ̄) + λ/W,
 
 the last term with a free constant. The quadratic form is a sum of waves whose coefficients are sums along the
-diagonals of B. Outside of the box of the rows φ is that of a wider grid, and 0 beyond where k is.
+diagonals of B. Outside of the box of the rows φ is that of a wider grid, without the terms of k that are 0 there.
 """
 
 import math
@@ -28,7 +28,7 @@ from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, Fold
 from dkrr.fitting.generated_rows import BLOCK_ROWS, GridModel, RowsOnGrid
 from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others, without_each
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.kernels.fourier_grid import FourierZones
+from dkrr.kernels.fourier_grid import FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex
 from dkrr.linalg.generator import GridSums, inverse_of, length_modes, lengths, totals_of
 from dkrr.linalg.refinement import in_terms_of_alpha
@@ -88,9 +88,26 @@ class GeneratedPosterior(FactoredProcess):
     @cached_property
     def _lengths(self) -> tuple[Complex, float, float]:
         """Waves of the quadratic form, its value where φ = 0, and what rounding may add to a value."""
+        return self._lengths_on(self._grid)
+
+    def _of_terms(self, far: tuple[int, ...]) -> tuple[float, tuple[Complex, float, float]]:
+        """The same for rows that are far in some columns, after k(x, x) − φᵀφ, where φ lacks the terms that are 0."""
+        if not far:
+            return 0.0, self._lengths
+        if far not in self._of_far:
+            grid = self._rows.phi.of_terms_without(far).grid(self.data.rows.shape[1])
+            left = max(self._unit - float((grid.scale[: grid.n_cosines] ** 2).sum()), 0.0)
+            self._of_far[far] = left, self._lengths_on(grid)
+        return self._of_far[far]
+
+    @cached_property
+    def _of_far(self) -> dict[tuple[int, ...], tuple[float, tuple[Complex, float, float]]]:
+        return {}
+
+    def _lengths_on(self, grid: Grid) -> tuple[Complex, float, float]:
         model, free = self._model, self.data.fit_intercept
         inverse, means = inverse_of(model.factor), model.generator.means
-        modes = length_modes(self._grid, inverse, means)
+        modes = length_modes(grid, inverse, means)
         constant = 1.0 / model.generator.total if free else 0.0
         modes[(0, *self._grid.middle)] += constant
         return modes, float(means @ inverse @ means) + constant, 4 * ACCURACY * float(np.abs(modes).sum())
@@ -108,7 +125,7 @@ class GeneratedPosterior(FactoredProcess):
             )
         found = object.__new__(GeneratedPosterior)
         vars(found).update(vars(self))
-        for name in ("_sums", "_model", "_lengths"):
+        for name in ("_sums", "_model", "_lengths", "_of_far"):
             vars(found).pop(name, None)
         found._kept = None
         found.data = replace(self.data, feature_map=phi.in_box(box))
@@ -129,15 +146,14 @@ class GeneratedPosterior(FactoredProcess):
         warn_of_width(widths, rows.shape[0], remedy)
 
     def variances_of(self, x: Any) -> VarianceBounds:
-        x = dense(x)
-        inside, near = FourierZones(self._rows.phi).zones(x)
+        x, zones = dense(x), FourierZones(self._rows.phi)
         _, beyond, added = self._lengths
         found = np.full(len(x), self._unit + self.alpha * beyond)
-        for process, where in ((self, inside), (self._wide if near.any() else self, near)):
-            if where.any():
-                modes, _, more = process._lengths
-                added = max(added, more)
-                found[where] = self.alpha * lengths(process._grid, modes, x[where])
+        for zone in zones.zones(x):
+            process = self if zone.phi is zones.inside else self._wide
+            left, (modes, _, more) = process._of_terms(zone.far)
+            added = max(added, more)
+            found[zone.where] = left + self.alpha * lengths(process._grid, modes, zone.rows)
         return self._bounded(np.maximum(found, 0.0), self.alpha * added)
 
     def _bounded(self, found: Array, added: float) -> VarianceBounds:
@@ -241,7 +257,7 @@ class GeneratedPosterior(FactoredProcess):
 
         def predict(x: Any) -> Array:
             x = dense(x)
-            if not near and not zones.zones(x)[0].all():
+            if not near and not zones.is_inside(x).all():
                 near.append(rows.near_coefs(duals))
             of_near = near[0] if near else np.zeros((zones.near.dimension(x.shape[1]), coefs.shape[1]))
             whole = np.vstack([coefs, of_near])

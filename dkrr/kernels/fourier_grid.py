@@ -14,7 +14,7 @@ P. Greengard, M. Rachh, A. Barnett, "Equispaced Fourier representations for effi
 a billion data points", arXiv 2210.10210.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -80,6 +80,11 @@ def gaussian_terms(kernel: Kernel, n_features: int) -> list[Term] | None:
             numbers = np.arange(n_features)[kernel.numbers(n_features)]
             return None if base is None else [Term(s, {int(numbers[k]): v for k, v in g.items()}) for s, g in base]
     return None
+
+
+def _terms_without(kernel: Kernel, n_features: int, columns: tuple[int, ...]) -> list[Term]:
+    """Terms that do not take any of some columns."""
+    return [term for term in gaussian_terms(kernel, n_features) or [] if term.gammas.keys().isdisjoint(columns)]
 
 
 def _product(left: Term, right: Term) -> Term:
@@ -213,6 +218,10 @@ class FourierGrid(FeatureMap):
         """Its waves, for rows of so many columns."""
         return _grid(self, n_features)
 
+    def of_terms_without(self, columns: tuple[int, ...]) -> "FourierGrid":
+        """Features of the terms of the kernel that do not take some columns."""
+        return GridOfTerms(self.base, self.error, self.box, self.doubled, columns) if columns else self
+
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         grid = self.grid(X.shape[1])
         angles, h = grid.angles(dense_rows(X)), grid.n_cosines
@@ -245,11 +254,44 @@ class FourierGrid(FeatureMap):
 
 
 @dataclass(frozen=True)
+class GridOfTerms(FourierGrid):
+    """Features, on the waves of a grid, of the terms of its kernel that do not take some columns.
+
+    With them φ(x)ᵀφ(z) for features φ(z) of the grid is the sum of these terms.
+
+    Parameters
+    ----------
+    without : tuple of int
+        Numbers of the columns.
+    """
+
+    without: tuple[int, ...] = ()
+
+    def grid(self, n_features: int) -> "Grid":
+        return _grid_of_terms(self, n_features)
+
+
+class Zone(NamedTuple):
+    """Rows whose kernels with the rows in a box have the same features."""
+
+    where: npt.NDArray[np.bool_]
+    """Which rows, of shape (n,)."""
+    rows: Array
+    """These, in the middle of the box in columns in which they are far from it."""
+    phi: FourierGrid
+    first: int
+    """Position of the features among those of all zones."""
+    far: tuple[int, ...]
+    """Numbers of the columns in which they are far."""
+
+
+@dataclass(frozen=True)
 class FourierZones(FeatureMap):
     """Features of a grid for rows in its box, of the doubled grid for rows near it, and none beyond: φ of predictions.
 
     The sum of waves goes on periodically outside of the box, where it is not the kernel. Of rows nearer to the box than
-    the difference between period and length the doubled grid has the kernel, and of all others it is 0 to rounding.
+    the difference between period and length the doubled grid has the kernel. In a column in which a row is farther away
+    every term of the kernel that takes this column is 0 to rounding, and the others do not depend on it.
 
     Parameters
     ----------
@@ -275,30 +317,46 @@ class FourierZones(FeatureMap):
     def held_bytes(self, n_features: int) -> int:
         return self.inside.held_bytes(n_features) + self.near.held_bytes(n_features)
 
-    def zones(self, x: Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which rows are in the box, and which are near it; of shape (n,) each."""
+    def is_inside(self, x: Array) -> npt.NDArray[np.bool_]:
+        """Which rows are in the box, of shape (n,)."""
         grid = self.inside.grid(x.shape[1])
-        away = np.abs(np.asarray(x[:, list(grid.columns)], np.float64) - grid.centre) - grid.reach
-        is_inside = np.asarray((away <= grid.limits - grid.reach).all(axis=1))
-        return is_inside, ~is_inside & np.asarray((away <= grid.periods - 2 * grid.reach).all(axis=1))
+        return np.asarray(grid.is_in_limits(grid.away(x)).all(axis=1))
+
+    def zones(self, x: Array) -> Iterator[Zone]:
+        """Zones that have rows, but for that where all terms of the kernel are 0."""
+        d, is_inside = x.shape[1], self.is_inside(x)
+        if is_inside.any():
+            yield Zone(is_inside, x if is_inside.all() else x[is_inside], self.inside, 0, ())
+        if is_inside.all():
+            return
+        near, first = self.near.grid(d), self.inside.dimension(d)
+        numbers = np.arange(len(near.columns))
+        patterns = ~near.is_in_limits(near.away(x)) @ (1 << numbers)
+        for pattern in np.flatnonzero(np.bincount(patterns[~is_inside])).tolist():
+            places = [k for k in numbers.tolist() if pattern >> k & 1]
+            far = tuple(near.columns[k] for k in places)
+            if far and not _terms_without(self.inside.base, d, far):
+                continue
+            where = np.asarray(~is_inside & (patterns == pattern))
+            rows = np.array(x[where], np.float64)
+            rows[:, list(far)] = near.centre[places]
+            yield Zone(where, rows, self.near.of_terms_without(far), first, far)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
-        x, first = dense_rows(X), self.inside.dimension(X.shape[1])
         out[...] = 0.0
-        ranges = ((self.inside, start, min(stop, first)), (self.near, max(start, first), stop))
-        for (phi, a, b), where in zip(ranges, self.zones(x), strict=True):
-            offset = 0 if phi is self.inside else first
-            if a < b and where.any():
-                out[where, a - start : b - start] = phi.transform(x[where], slice(a - offset, b - offset))
+        for zone in self.zones(dense_rows(X)):
+            a, b = max(start - zone.first, 0), min(stop - zone.first, zone.phi.dimension(X.shape[1]))
+            if a < b:
+                columns = slice(a + zone.first - start, b + zone.first - start)
+                out[zone.where, columns] = zone.phi.transform(zone.rows, slice(a, b))
 
     def _multiply(self, X: Block, coef: Array) -> Array:
-        x, first, out = dense_rows(X), self.inside.dimension(X.shape[1]), np.zeros((X.shape[0], coef.shape[1]))
-        parts = ((self.inside, coef[:first]), (self.near, coef[first:]))
-        for (phi, of_part), where in zip(parts, self.zones(x), strict=True):
+        out = np.zeros((X.shape[0], coef.shape[1]))
+        for where, rows, phi, first, _ in self.zones(dense_rows(X)):
+            values = phi.multiply(rows, coef[first : first + phi.dimension(X.shape[1])])
             if where.all():
-                return phi.multiply(x, of_part)
-            if where.any():
-                out[where] = phi.multiply(x[where], of_part)
+                return values
+            out[where] = values
         return out
 
 
@@ -364,12 +422,20 @@ class Grid:
         """Modes of differences and sums of two waves."""
         return tuple(4 * m + 1 for m in self.most)
 
+    def away(self, x: Array) -> Array:
+        """Differences of rows from the middle, of shape (n, d)."""
+        with np.errstate(over="ignore"):
+            return np.asarray(x[:, list(self.columns)], np.float64) - self.centre
+
+    def is_in_limits(self, away: Array) -> npt.NDArray[np.bool_]:
+        """Whether the waves are the kernel at such differences from the middle, of shape (n, d)."""
+        return np.asarray(np.abs(away) <= self.limits)
+
     def angles(self, x: Array, *, is_checked: bool = True) -> Array:
         """θ of rows, of shape (n, d); the middle of the box first, so that far origins cost no digits."""
-        away = np.asarray(x[:, list(self.columns)], np.float64) - self.centre
-        is_out = np.abs(away) > self.limits
-        if is_checked and is_out.any():
-            i, k = np.argwhere(is_out)[0].tolist()
+        away = self.away(x)
+        if is_checked and not (is_in := self.is_in_limits(away)).all():
+            i, k = np.argwhere(~is_in)[0].tolist()
             raise InputError(
                 f"a row has {away[i, k] + self.centre[k]:.6g} in column {self.columns[k]}, outside of the box of a "
                 f"FourierGrid, where its waves are not the kernel; expected at most {self.limits[k]:.6g} from "
@@ -437,6 +503,26 @@ def _grid(phi: FourierGrid, n_features: int) -> Grid:
     return Grid(columns, centre, reach, series.periods, most, modes, scale, bound, series.unit, phi.doubled)
 
 
+@lru_cache(maxsize=16)
+def _grid_of_terms(phi: GridOfTerms, n_features: int) -> Grid:
+    whole = _grid(phi, n_features)
+    weights = np.zeros(whole.n_cosines)
+    for term in _terms_without(phi.base, n_features, phi.without):
+        product = np.full(whole.n_cosines, term.scale)
+        for column, period, j in zip(whole.columns, whole.periods.tolist(), whole.frequencies.T, strict=True):
+            product *= _weights(term.gammas.get(column, 0.0), period, j)
+        weights += product
+    both = np.concatenate([weights[:1], 2.0 * weights[1:], 2.0 * weights[1:]])
+    return replace(whole, scale=both / whole.scale)
+
+
+def _weights(gamma: float, period: float, modes: Array) -> Array:
+    """Weights of the modes of a column for exp(−γ x²), and of a constant for γ = 0."""
+    if not gamma:
+        return (modes == 0).astype(np.float64)
+    return np.asarray(sqrt(pi / gamma) / period * np.exp(-((pi * modes / period) ** 2) / gamma))
+
+
 def _refuse_many(phi: FourierGrid, columns: tuple[int, ...], most: Sequence[int]) -> None:
     """Raise InputError if there are more modes than are computed at all."""
     if prod(2 * m + 1 for m in most) > MAX_MODES:
@@ -472,11 +558,7 @@ def _gaussian_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[f
     for term, of_term in zip(terms, gammas.tolist(), strict=True):
         product = np.array(term.scale)
         for gamma, period, m in zip(of_term, periods, most, strict=True):
-            j = np.arange(-m, m + 1)
-            one = (j == 0).astype(np.float64)  # of a column that the term does not have
-            if gamma:
-                one = sqrt(pi / gamma) / period * np.exp(-((pi * j / period) ** 2) / gamma)
-            product = product[..., None] * one
+            product = product[..., None] * _weights(gamma, period, np.arange(-m, m + 1))
         total += product
     error = unit * sum(w.error for w in found) * prod(1.0 + w.alias for w in found)
     return Series(np.array(periods), total, error, unit)

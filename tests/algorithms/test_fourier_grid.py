@@ -228,6 +228,62 @@ def test_the_residual_is_that_of_exact_entries(alpha, fit_intercept):
     assert fitted.solve_result_.residual <= 3 * true + 10 * rounding + 1e-12
 
 
+SUMS = {
+    "columns": Columns(RBF(30.0), 0) + Columns(RBF(2.0), 1),
+    "nested": 2.0 * Columns(RBF(1.0), 1) * (Columns(RBF(1.0), 0) + 0.5 * Columns(RBF(1.0), 1)) + Columns(RBF(1.5), 0),
+    "both and one": RBF([1.0, 0.7]) + 3.0 * Columns(RBF(1.0), 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "fit_intercept"), [("columns", True), ("columns", False), ("nested", True), ("both and one", False)]
+)
+def test_a_term_vanishes_far_away_in_its_own_columns_alone(name, fit_intercept, tmp_path):
+    X, rng = rows(2, 397)
+    y = np.sin(7 * X[:, 0]) + X[:, 1] + 0.1 * rng.standard_normal(len(X))
+    fitted, dual = both(X, y, rng.random(len(X)) + 0.1, kernel=SUMS[name], gamma=None, fit_intercept=fit_intercept)
+    away = [-1e6, -3.0, 0.4, 1.1, 2.0, 4.0, 40.0]
+    Z = np.array(list(product(away, away)))
+    size = np.abs(fitted.dual_coef_).sum()
+    assert_allclose(fitted.predict(Z), dual.predict(Z), atol=1e-13 * size + 1e-9)
+    found, expected = (one.predict(Z, return_std=True)[1] for one in (fitted, dual))
+    assert_allclose(found, expected, rtol=1e-6)
+    assert_allclose(fitted.predict_interval(Z), dual.predict_interval(Z), rtol=1e-5, atol=1e-7)
+    low, high = fitted.predict_variance_bounds(Z)
+    assert ((low <= found**2) & (found**2 <= high)).all()
+    dkrr.save(fitted, tmp_path / "model", uncertainty=True)
+    loaded = dkrr.load(tmp_path / "model")
+    assert_array_equal(loaded.predict(Z), fitted.predict(Z))
+    assert_allclose(loaded.predict(Z, return_std=True)[1], found, rtol=1e-12)
+    zones = FourierZones(fitted.plan_.problem.feature_map)
+    coef = rng.standard_normal((zones.dimension(2), 2))
+    close(zones.multiply(Z, coef), zones.transform(Z) @ coef)
+    settings = {"kernel": SUMS[name], "alpha": 0.1, "tol": 1e-11, "fit_intercept": fit_intercept}
+    found, expected = (
+        KernelLogisticRegression(form=form, **settings).fit(X, y > 1).predict_proba(Z) for form in ("primal", "dual")
+    )
+    assert_allclose(found, expected, atol=1e-8)
+
+
+BORDERS = [
+    (-0.006267119071821178, 0.42087840519534825, 0.538730440678023),
+    (0.05906774785014173, 0.22270312231213518, 0.16161635333761232),
+    (3.7e5, 1.0, 30.0),
+]
+
+
+@pytest.mark.parametrize(("low", "length", "gamma"), BORDERS)
+def test_rows_at_the_borders_of_the_zones_have_features(low, length, gamma):
+    zones = FourierZones(FourierGrid(RBF(gamma), box=[(low, low + length)]))
+    inside, near = zones.inside.grid(1), zones.near.grid(1)
+    reaches = [inside.limits, near.limits, inside.periods - inside.reach]
+    around = np.concatenate([near.centre + sign * reach for reach in reaches for sign in (-1, 1)])
+    Z = (around + np.spacing(around) * np.arange(-20, 21)[:, None]).reshape(-1, 1)
+    z = low + length * np.linspace(0.0, 1.0, 5)[:, None]
+    coef = np.vstack([zones.inside.transform(z).T, zones.near.transform(z).T])
+    close(zones.multiply(Z, coef), RBF(gamma)(Z, z), 1e-14 + 1e-16 * abs(low))
+
+
 def test_many_features_are_solved_for_by_iterations(monkeypatch):
     monkeypatch.setattr("dkrr.planning.transforms.FACTORED_SIDE", 10)
     monkeypatch.setattr("dkrr.planning.transforms.MAX_SIDE", 10)
