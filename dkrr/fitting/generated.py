@@ -1,8 +1,8 @@
 """Ridge regression on a Fourier grid: a few transforms of every row, and a system as large as the grid.
 
 The rows are passed over once for the generator of ΦᵀWΦ and ΦᵀWy, and once for α = W(y − Φβ)/λ, whose sums over the
-waves give u = Φᵀα. In exact arithmetic u = β; what is left, Φ(β − u), is the residual of the dual system
-(K + λW⁻¹)α = y, whose norm follows from the generator. A refinement adds WΦδ/λ to α for
+waves give u = Φᵀα, the coefficients of predictions. In exact arithmetic u = β; what is left, Φ(β − u), is the residual
+of the dual system (K + λW⁻¹)α = y, whose norm follows from the generator. A refinement adds WΦδ/λ to α for
 δ = β − u − (A + λI)⁻¹A(β − u): it corrects α itself, where another β and an α computed from it would stall at the
 rounding of y − Φβ.
 """
@@ -51,6 +51,11 @@ MAX_REFINEMENTS = 4
 EXACT_ROWS, EXACT_BLOCK = 256, 2**15
 """Rows on which the residual is measured with exact entries, where the error of a grid was asked for; and how many
 others they are compared with at once."""
+ROUNDING, SEEN = 5e-16, 2.0
+"""Rounding of Φᵀα and of Φu, over √Σw: times k(x, x) ‖α‖₂, and times what is seen of it in Σα and the typical k(x, z).
+(Measured in long double: the sum of both is 1 to 10 times the error.)"""
+ENOUGH = 0.2
+"""Residual over that of rounding at which α is not refined further."""
 LEAST_GAIN = 0.5
 """Residual over the one before above which refinements end."""
 TRACE_LEFT = 0.1
@@ -68,6 +73,11 @@ def lost_alpha(plan: Plan, data: FitData) -> str:
     least = LEAST_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
     alpha = min(plan.problem.alphas)
     return f"alpha = {alpha:g} is below {least:.1e}, the rounding of sums over the rows" if alpha < least else ""
+
+
+def _over(norms: Array, sizes: Array) -> Array:
+    """Norms of residuals relative to those of targets, of shape (t,); 0 for targets that are 0."""
+    return np.asarray(np.divide(norms, sizes, out=np.zeros_like(norms), where=sizes > 0))
 
 
 class Solver(ABC):
@@ -189,7 +199,7 @@ class GeneratedPrimal:
         return total
 
     def _pass(self, stage: str, known: Vectors | None, duals: Vectors, coef: Array, offset: Array) -> tuple[Any, Array]:
-        """α, and its sums over the waves of the doubled grid, (t, ...), with Σ |α|, (t,)."""
+        """α, and its sums over the waves of the doubled grid, (t, ...), with the sizes of `dual_pass`, (3, t)."""
         arguments = (known, duals, coef, offset, 1.0 / self._data.alphas)
         tasks = [
             Task(f"duals-{k}", dual_pass, (self._phi, segment, *arguments), flops=segment.stop - segment.start)
@@ -200,8 +210,8 @@ class GeneratedPrimal:
             part = values.pop(f"duals-{k}")
             total = part if k == 0 else np.add(total, part, out=total)
         t = coef.shape[1]
-        modes = total[:-t].view(np.complex128).reshape(t, *self._grid.n_sum_modes)
-        return modes, total[-t:]
+        modes = total[: -3 * t].view(np.complex128).reshape(t, *self._grid.n_sum_modes)
+        return modes, total[-3 * t :].reshape(3, t)
 
     def solution(self) -> Solution:
         """Solution of all targets."""
@@ -216,15 +226,18 @@ class GeneratedPrimal:
         duals = other = self._rows.new_errors(data.room_for_errors)
         if not context.in_memory:
             other = self._rows.new_errors(data.room_for_errors, "refined")
-        modes, absolute = self._pass("training errors", None, duals, coef, means @ coef)
-        effective, residuals, rounds = coef, np.full(len(alphas), np.inf), 0
+        modes, lengths = self._pass("training errors", None, duals, coef, means @ coef)
+        residuals, rounds, typical = np.full(len(alphas), np.inf), 0, float(np.sqrt(generator.mean_square()))
         while True:
             u = self._grid.of_modes(even_modes(modes, self._grid))
-            left = effective - u
+            left = coef - u
             product = generator.multiply(left)
-            found = self._relative(np.einsum("ij,ij->j", left, product), absolute, sizes, generator.total)
+            squares = np.einsum("ij,ij->j", left, product)
+            found = _over(np.sqrt(np.maximum(squares, 0.0)), sizes)
+            rounding = _over(self._rounding(lengths, generator.total, typical), sizes)
             gained, residuals = found.max() <= LEAST_GAIN * residuals.max(), found
-            if found.max() <= GOAL or not gained or rounds == MAX_REFINEMENTS:
+            is_done = (found <= np.maximum(GOAL, ENOUGH * rounding)).all()
+            if is_done or not gained or rounds == MAX_REFINEMENTS:
                 break
             offset = np.zeros(len(alphas))
             if data.fit_intercept:  # Σα is 0 for a free constant: what it is from rounding goes to all rows alike
@@ -232,11 +245,11 @@ class GeneratedPrimal:
                 left, offset = left + means[:, None] * total, alphas * total / generator.total
                 product = generator.multiply(left)
             change = left - solver.solve(product, alphas)
-            modes, absolute = self._pass("true residual", duals, other, change, means @ change + offset)
+            modes, lengths = self._pass("true residual", duals, other, change, means @ change + offset)
             duals, other = other, duals
-            effective, rounds = effective - change, rounds + 1
-        intercept = self._means - means @ u  # of α, as predictions near the box and beyond have it
-        coef[0] += means @ (u - coef) / self._grid.scale[0]  # the constant makes up for it in the box
+            coef, rounds = coef - change, rounds + 1
+        # Predictions are those of α, in the box as outside: where no rows are β is the less certain the smaller λ is.
+        intercept = self._means - means @ u
         near = FourierZones(self._phi).near.grid(data.rows.shape[1]).of_modes(modes)
         condition = self._condition(generator, solver)
         solver.close()
@@ -246,12 +259,12 @@ class GeneratedPrimal:
             messages.append(self._exactness(dual_coef, intercept))
         return Solution(
             dual_coef=dual_coef,
-            coef=coef,
+            coef=u,
             near=near,
             intercept=intercept,
             rows=None,
-            residual=float(residuals.max()),
-            residuals=residuals,
+            residual=float((residuals + rounding).max()),
+            residuals=residuals + rounding,
             condition=condition,
             messages=(*messages, *getattr(solver, "messages", ())),
         )
@@ -262,11 +275,21 @@ class GeneratedPrimal:
             return ByIterations(generator, least, self._strategy.rank_limit, self._context.progress, max_iter)
         return ByFactor(generator, self._context, len(set(self._data.alphas.tolist())))
 
-    def _relative(self, squares: Array, absolute: Array, sizes: Array, total: float) -> Array:
-        """Relative residuals of the dual systems, with what the error of the grid may add."""
-        bound = 0.0 if self._is_named else self._grid.bound
-        norms = np.sqrt(np.maximum(squares, 0.0)) + bound * np.sqrt(total) * absolute
-        return np.asarray(np.divide(norms, sizes, out=np.zeros_like(norms), where=sizes > 0))
+    def _rounding(self, lengths: Array, total: float, typical: float) -> Array:
+        """What the error of the grid and the rounding of Φu may add to the residuals of the dual systems, (t,).
+
+        Parameters
+        ----------
+        lengths : ndarray of shape (3, t)
+            Sizes of `dual_pass`.
+        total : float
+            Σ w.
+        typical : float
+            Root mean square of k(x, z).
+        """
+        bound, (absolute, squares, seen) = 0.0 if self._is_named else self._grid.bound, lengths
+        rounding = ROUNDING * self._grid.unit * np.sqrt(squares) + SEEN * typical * np.sqrt(seen)
+        return np.asarray(np.sqrt(total) * (bound * absolute + rounding))
 
     @property
     def _is_named(self) -> bool:

@@ -519,7 +519,7 @@ def _grid_of_terms(phi: GridOfTerms, n_features: int) -> Grid:
 def _weights(gamma: float, period: float, modes: Array) -> Array:
     """Weights of the modes of a column for exp(−γ x²), and of a constant for γ = 0."""
     if not gamma:
-        return (modes == 0).astype(np.float64)
+        return np.asarray(modes == 0, np.float64)
     return np.asarray(sqrt(pi / gamma) / period * np.exp(-((pi * modes / period) ** 2) / gamma))
 
 
@@ -558,7 +558,7 @@ def _gaussian_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[f
     for term, of_term in zip(terms, gammas.tolist(), strict=True):
         product = np.array(term.scale)
         for gamma, period, m in zip(of_term, periods, most, strict=True):
-            product = product[..., None] * _weights(gamma, period, np.arange(-m, m + 1))
+            product = product[..., None] * _weights(gamma, period, np.arange(-m, m + 1.0))
         total += product
     error = unit * sum(w.error for w in found) * prod(1.0 + w.alias for w in found)
     return Series(np.array(periods), total, error, unit)
@@ -588,7 +588,7 @@ def _matern_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[flo
     periods, most = factor * periods, factor * most
     squares = np.zeros(())
     for period, m in zip(periods.tolist(), most.tolist(), strict=True):
-        squares = squares[..., None] + (2 * pi / period * np.arange(-m, m + 1)) ** 2
+        squares = squares[..., None] + (2 * pi / period * np.arange(-m, m + 1.0)) ** 2
     constant = 2**d * pi ** (d / 2) * gamma_function(nu + d / 2) * (2 * nu) ** nu / gamma_function(nu)
     weights = constant / prod(periods.tolist()) * (2 * nu + squares) ** (-nu - d / 2)
     left = float(values(images * periods).sum() - weights.sum())

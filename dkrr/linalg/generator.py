@@ -111,7 +111,10 @@ def dual_pass(
     offset: Array,
     inverse: Array,
 ) -> Array:
-    """Task: α of a segment, and their sums times e^{ikθ} for half of the waves of the doubled grid, with Σ |α|, packed.
+    """Task: α of a segment, and their sums times e^{ikθ} for half of the waves of the doubled grid, with sizes, packed.
+
+    The sizes are Σ |α|, Σ α², and squares of what rounding has changed in the sums of blocks, seen in that for k = 0:
+    it is larger where more α of one sign are added at a point of the grid of the transform.
 
     Parameters
     ----------
@@ -128,7 +131,7 @@ def dual_pass(
     """
     grid, t = phi.grid(segment.rows.shape[1]), coef.shape[1]
     wide = grid.n_sum_modes
-    modes, total, sizes = _spread(grid.to_modes(coef), grid), np.zeros((t, *wide), np.complex128), np.zeros(t)
+    modes, total, sizes = _spread(grid.to_modes(coef), grid), np.zeros((t, *wide), np.complex128), np.zeros((3, t))
     out, targets, weights = RowWriter(duals, segment, meter), segment.target_rows(), segment.weight_rows()
     for where, x in finite_blocks(meter, segment):
         with meter.time("transform"):
@@ -142,11 +145,13 @@ def dual_pass(
         if known is not None:
             alpha += known[where] if isinstance(known, np.ndarray) else known.read_rows(where.start, where.stop)
         out.write(where, alpha)
-        sizes += np.abs(alpha).sum(axis=0)
         release_pages(duals)
         with meter.time("transform"):
-            total += transform.to_modes(alpha)
-    return np.concatenate([total.ravel().view(np.float64), sizes])
+            found = transform.to_modes(alpha)
+        total += found
+        rounding = totals_of(found) - np.ascontiguousarray(alpha.T).sum(axis=1)  # the latter is of pairs of pairs
+        sizes += np.abs(alpha).sum(axis=0), np.einsum("ij,ij->j", alpha, alpha), rounding**2
+    return np.concatenate([total.ravel().view(np.float64), sizes.ravel()])
 
 
 def _spread(modes: Complex, grid: Grid) -> Complex:
@@ -228,6 +233,15 @@ class Generator(Operator):
     def _parts(self) -> tuple[Array, Array]:
         flat = self.sums.ravel()
         return np.ascontiguousarray(flat.real), np.ascontiguousarray(flat.imag)
+
+    def mean_square(self) -> float:
+        """Weighted mean of k(x, z)² over pairs of rows: Σₖ |Tₖ|² (w ∗ w)ₖ / T₀², with the weights w of all modes."""
+        cosines = np.concatenate([self.grid.scale[: self.grid.n_cosines], np.zeros(self.n - self.grid.n_cosines)])
+        weights = self.grid.to_modes(cosines[:, None])[0].real
+        spectrum = scipy.fft.rfftn(weights, self._shape, workers=self.threads)
+        squared = scipy.fft.irfftn(spectrum**2, self._shape, workers=self.threads, overwrite_x=True)
+        squared = squared[tuple(slice(0, k) for k in self.grid.n_sum_modes)]
+        return max(float(np.vdot(self.sums * squared, self.sums).real) / self.total**2, 0.0)
 
     def diagonal(self) -> Array:
         """Diagonal of A, of shape (D,)."""

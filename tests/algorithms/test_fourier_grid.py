@@ -228,6 +228,41 @@ def test_the_residual_is_that_of_exact_entries(alpha, fit_intercept):
     assert fitted.solve_result_.residual <= 3 * true + 10 * rounding + 1e-12
 
 
+@pytest.mark.parametrize("gamma", [1e-3, 12.0])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize(("n", "alpha"), [(28, 1e-10), (3_000, 1e-6)])
+def test_the_residual_counts_the_rounding_of_sums_over_the_rows(n, alpha, gamma, fit_intercept):
+    X, rng = rows(1, n)
+    y = np.column_stack([np.sin(7 * X[:, 0]), 1e3 * X[:, 0]]) + 0.1 * rng.standard_normal((n, 2))
+    weights, settings = rng.random(n) + 0.01, {"kernel": 2.0 * RBF(gamma), "alpha": alpha, "form": "primal"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dkrr.errors.ConvergenceWarning)
+        fitted = KernelRidge(fit_intercept=fit_intercept, **settings).fit(X, y, sample_weight=weights)
+    some, roots = slice(None, None, -(-n // 300)), np.sqrt(weights)[:, None]
+    wide, duals = X.astype(np.longdouble), fitted.dual_coef_.astype(np.longdouble)
+    gram = 2 * np.exp(-np.longdouble(gamma) * (wide[some] - wide.T) ** 2)
+    left = y[some] - fitted.intercept_ - gram @ duals - np.longdouble(alpha) * duals[some] / weights[some, None]
+    centred = roots * (y - weights @ y / weights.sum() * fit_intercept)
+    lengths = np.linalg.norm((roots[some] * left).astype(float), axis=0) * np.sqrt(n / len(left))
+    true = lengths / np.linalg.norm(centred, axis=0)
+    assert (true <= 1.2 * np.array(fitted.solve_result_.residuals)).all()
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_predictions_in_gaps_of_the_box_are_those_of_alpha(fit_intercept):
+    X, rng = rows(1, 2_000)
+    X = np.vstack([0.02 * X[:1_000], 1.0 - 0.02 * X[1_000:]])
+    y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(len(X))
+    fitted = KernelRidge(kernel="rbf", gamma=12.0, alpha=2e-8, form="primal", fit_intercept=fit_intercept).fit(X, y)
+    Z = np.linspace(-0.5, 1.5, 41)[:, None]
+    kernels = np.exp(-12 * (Z.astype(np.longdouble) - X.T) ** 2)
+    exact = (kernels @ fitted.dual_coef_ + np.longdouble(fitted.intercept_)).astype(float)
+    assert_allclose(fitted.predict(Z), exact, atol=4e-16 * np.abs(fitted.dual_coef_).sum())
+    wide = X.astype(np.longdouble)
+    norm = np.sqrt(fitted.dual_coef_ @ (np.exp(-12 * (wide - wide.T) ** 2) @ fitted.dual_coef_))
+    assert_allclose(fitted.rkhs_norm_, float(norm), rtol=1e-6)
+
+
 SUMS = {
     "columns": Columns(RBF(30.0), 0) + Columns(RBF(2.0), 1),
     "nested": 2.0 * Columns(RBF(1.0), 1) * (Columns(RBF(1.0), 0) + 0.5 * Columns(RBF(1.0), 1)) + Columns(RBF(1.5), 0),
