@@ -154,7 +154,7 @@ class ByIterations(Solver):
                 max_iter=self._max_iter,
                 estimates_condition=False,
             ).run()
-        self.residual = float(outcome.residuals.max())
+        self.residuals = outcome.residuals
         self.messages.append(f"conjugate gradient: {outcome.iterations} iterations, rank {self._partial.rank}")
         return outcome.x
 

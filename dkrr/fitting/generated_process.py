@@ -9,6 +9,7 @@ diagonals of B. Outside of the box of the rows φ is that of a wider grid, witho
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,11 +22,11 @@ import numpy as np
 from dkrr import blas
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
-from dkrr.errors import InputError
+from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.factored_process import array_of
 from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers, warn_of_width
-from dkrr.fitting.generated_rows import BLOCK_ROWS, GridModel, RowsOnGrid
+from dkrr.fitting.generated_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
 from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others, without_each
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.kernels.fourier_grid import FourierZones, Grid
@@ -206,7 +207,19 @@ class GeneratedPosterior(FactoredProcess):
             found += math.log(model.generator.total / self.alpha)
         return Estimate(found)
 
+    def _warn_of_rounding(self, what: str, rounding: float) -> None:
+        """Warn of errors of rows that are left out, of which λ below the rounding of the sums leaves few digits."""
+        part = rounding * self._model.generator.total * self._unit / self.alpha
+        if part > MAX_ERROR:
+            warnings.warn(
+                f"{what} may be off by as much as {part:.0e} of their size: alpha = {self.alpha:g} is small beside the "
+                f"rounding of sums over so many rows: give a larger alpha, or form='dual'",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
     def loo_residuals(self) -> Array:
+        self._warn_of_rounding("leave-one-out residuals", ROW_ROUNDING)
         found, near = np.empty(self.data.targets.shape), list[Numbers]()
         modes = self._lengths[0]
 
@@ -227,6 +240,7 @@ class GeneratedPosterior(FactoredProcess):
         return found
 
     def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
+        self._warn_of_rounding("predictions and errors of the models without a fold", FOLD_ROUNDING)
         rows, t, free = self._rows, self.data.targets.shape[1], self.data.fit_intercept
         with in_terms_of_alpha([self.alpha], "primal"):
             others = sums_of_others(rows.sums(folds), GridSums.zeros(self._grid, t))

@@ -4,6 +4,7 @@ A training set has the sums of the other folds; its matrix is gathered from them
 takes the errors of all rows over 1 − their leverage, which is a sum of waves as variances are.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,14 +15,14 @@ from dkrr.cluster.tasks import Meter
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.generated import ByIterations
 from dkrr.fitting.generated_process import errors_without
-from dkrr.fitting.generated_rows import GridModel, RowsOnGrid
+from dkrr.fitting.generated_rows import FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
 from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others
 from dkrr.linalg.generator import Generator, GridSums, inverse_of, length_modes, lengths, totals_of
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.planning.transforms import FACTORED_SIDE
 from dkrr.selection.fold_sums import in_segments
 from dkrr.selection.folds import Folds
-from dkrr.selection.scores import ScoreSheet
+from dkrr.selection.scores import Report, ScoreSheet
 
 Array = NDArray[np.float64]
 
@@ -50,8 +51,8 @@ class GridFolds:
         self._rank_limit = rank_limit
         self._rows = RowsOnGrid(data, data.target_means(), in_segments(progress, data.n, n_threads))
 
-    def score(self, alphas: Array, sheet: ScoreSheet) -> None:
-        """Enter the scores of every λ.
+    def score(self, alphas: Array, sheet: ScoreSheet, report: Report) -> None:
+        """Enter the scores of every λ, and the residuals of its systems with those that scores need.
 
         Raises
         ------
@@ -59,14 +60,25 @@ class GridFolds:
             If λ is below the rounding of the matrix of a training set; the message names λ.
         """
         if self._folds.is_loo:
-            self._score_each_row(alphas, sheet)
+            self._score_each_row(alphas, sheet, report)
             return
         rows, t, coefs, constants = self._rows, self._data.targets.shape[1], list[Array](), list[Array]()
-        for sums in self._training_sums():
-            coef, constant = self._iterated(sums, alphas) if self._rank_limit else self._factored(sums, alphas)
+        for f, sums in enumerate(self._training_sums()):
+            coef, constant, residuals = (self._iterated if self._rank_limit else self._factored)(sums, alphas)
+            self._check(alphas, f, residuals, FOLD_ROUNDING, float(totals_of(sums.modes[:1])[0]), report)
             coefs.append(coef)
             constants.append(constant + np.tile(rows.means, len(alphas)))
         self._predict(coefs, constants, sheet, len(alphas), t)
+
+    def _check(self, alphas: Array, fold: int, residuals: Array, rounding: float, total: float, report: Report) -> None:
+        """Take residuals of the normal equations, (n_alphas,), beside those that leave errors certain.
+
+        A relative residual r changes predictions by up to ½ r √(Σw k(x, x) / λ) of the targets, as
+        ‖Φ(A + λI)⁻¹‖ ≤ ½ λ^(−½); that of rounding is of A, and is divided by λ itself.
+        """
+        for a, condition in enumerate((total * self._rows.grid.unit / alphas).tolist()):
+            report.take(a, fold, float(residuals[a]), 2.0 * MAX_ERROR / math.sqrt(condition))
+            report.take(a, fold, rounding, MAX_ERROR / condition)
 
     def _training_sums(self) -> "Sequence[GridSums]":
         """Sums of the training rows of every fold."""
@@ -77,8 +89,8 @@ class GridFolds:
             return list(sums_of_others(held, rest))
         return rows.sums([folds.training(f) for f in range(len(folds))])
 
-    def _iterated(self, sums: GridSums, alphas: Array) -> tuple[Array, Array]:
-        """Coefficients, (D, n_alphas t), and constants of all λ, by conjugate gradient."""
+    def _iterated(self, sums: GridSums, alphas: Array) -> tuple[Array, Array, Array]:
+        """Coefficients, (D, n_alphas t), constants, and residuals of all λ, (n_alphas,), by conjugate gradient."""
         centred, t = self._data.fit_intercept, self._data.targets.shape[1]
         generator = Generator(self._rows.grid, sums.modes[0], centred, self._threads)
         totals = totals_of(sums.modes[1:])
@@ -86,13 +98,14 @@ class GridFolds:
         solver = ByIterations(generator, float(alphas.min()), self._rank_limit, self._progress, MAX_ITERATIONS)
         coef = solver.solve(np.tile(moments, len(alphas)), each)
         solver.close()
-        if solver.residual > ENOUGH and generator.n <= FACTORED_SIDE:
+        residuals = solver.residuals.reshape(len(alphas), t).max(axis=1)
+        if residuals.max() > ENOUGH and generator.n <= FACTORED_SIDE:
             return self._factored(sums, alphas)
         means = np.tile(totals / generator.total, len(alphas))
-        return coef, means - generator.means @ coef if centred else np.zeros(len(each))
+        return coef, means - generator.means @ coef if centred else np.zeros(len(each)), residuals
 
-    def _factored(self, sums: GridSums, alphas: Array) -> tuple[Array, Array]:
-        """The same by a factor for every λ, which threads compute side by side."""
+    def _factored(self, sums: GridSums, alphas: Array) -> tuple[Array, Array, Array]:
+        """The same by a factor for every λ, which threads compute side by side: its residuals are those of rounding."""
         grid, centred = self._rows.grid, self._data.fit_intercept
         matrix = Generator(grid, sums.modes[0], centred, self._threads).matrix()
 
@@ -105,7 +118,8 @@ class GridFolds:
         with self._progress.stage("factorisation", float(len(tasks))), ThreadExecutor(self._threads) as executor:
             values = executor.run(tasks, self._progress).values()
         models = [values[task.key] for task in tasks]
-        return np.hstack([coef for coef, _ in models]), np.concatenate([constant for _, constant in models])
+        coefs, constants = zip(*models, strict=True)
+        return np.hstack(coefs), np.concatenate(constants), np.zeros(len(alphas))
 
     def _predict(
         self, coefs: Sequence[Array], constants: Sequence[Array], sheet: ScoreSheet, n_alphas: int, t: int
@@ -137,9 +151,10 @@ class GridFolds:
                 else:
                     sheet.take_squares(a, f, squares[f, columns], float(totals[f]))
 
-    def _score_each_row(self, alphas: Array, sheet: ScoreSheet) -> None:
+    def _score_each_row(self, alphas: Array, sheet: ScoreSheet, report: Report) -> None:
         data, rows, grid = self._data, self._rows, self._rows.grid
         (sums,), free = rows.sums([np.arange(data.n)]), data.fit_intercept
+        self._check(alphas, 0, np.zeros(len(alphas)), ROW_ROUNDING, float(totals_of(sums.modes[:1])[0]), report)
         matrix = Generator(grid, sums.modes[0], free, self._threads).matrix()
         for a, alpha in enumerate(alphas.tolist()):
             with in_terms_of_alpha([alpha], "primal"):

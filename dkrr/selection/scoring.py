@@ -416,7 +416,7 @@ def _carry_out(
     if plan.method == "primal":
         how, threads = one.chosen.how, one.resources.local_threads
         if isinstance(how, Generated):
-            GridFolds(data, folds, progress, threads, how.rank_limit).score(alphas, sheet)
+            GridFolds(data, folds, progress, threads, how.rank_limit).score(alphas, sheet, report)
         else:
             PrimalFolds(data, folds, progress, threads).score(alphas, sheet, report)
         return

@@ -370,6 +370,51 @@ def test_searches_find_what_the_dual_form_finds(cv, scoring):
     assert found.alpha_ == expected.alpha_ and isinstance(found.plan_.chosen.how, Generated)
 
 
+@pytest.mark.parametrize("alpha_per_target", [True, False])
+def test_a_lambda_whose_systems_are_not_solved_has_no_score(monkeypatch, alpha_per_target):
+    for name in (
+        "planning.transforms.FACTORED_SIDE",
+        "selection.grid_folds.FACTORED_SIDE",
+        "planning.selection.MAX_SIDE",
+    ):
+        monkeypatch.setattr(f"dkrr.{name}", 10)
+    monkeypatch.setattr("dkrr.planning.transforms.MAX_RANK", 40)
+    monkeypatch.setattr("dkrr.selection.grid_folds.MAX_ITERATIONS", 12)
+    X, rng = rows(2)
+    y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))
+    settings = {"kernel": "rbf", "gamma": 12.0, "alphas": [1e-6, 1e-4, 1.0, 10.0], "cv": 3}
+    settings["alpha_per_target"] = alpha_per_target
+    with pytest.warns(dkrr.errors.ConvergenceWarning, match=r"no scores of alpha = 0\.0001, 1e-06: the true residual"):
+        found = KernelRidgeCV(form="primal", **settings).fit(X, y)
+    expected = KernelRidgeCV(form="dual", solver="cholesky", **settings).fit(X, y)
+    scores, exact = (one.cv_results_["mean_test_score"] for one in (found, expected))
+    assert np.isnan(scores[:2]).all()
+    assert_allclose(scores[2:], exact[2:], rtol=1e-3)
+
+
+@pytest.mark.parametrize(("cv", "alphas"), [(3, [2e-11, 1e-3]), ("loo", [1e-10, 1e-3])])
+def test_a_lambda_below_the_rounding_of_held_out_errors_has_no_score(cv, alphas):
+    X, rng = rows(1)
+    y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(N)
+    with pytest.warns(dkrr.errors.ConvergenceWarning, match=rf"no scores of alpha = {alphas[0]:g}: the true residual"):
+        found = KernelRidgeCV(kernel="rbf", gamma=12.0, alphas=alphas, cv=cv, form="primal").fit(X, y)
+    assert np.isnan(found.cv_results_["mean_test_score"][0]) and found.alpha_ == 1e-3
+
+
+def test_errors_of_rows_by_the_others_warn_where_rounding_hides_alpha():
+    X, rng = rows(1)
+    y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(N)
+    certain = KernelRidge(kernel="rbf", gamma=12.0, alpha=1e-8, form="primal").fit(X, y)
+    assert np.isfinite(certain.loo_residuals_).all() and np.isfinite(certain.predict_interval(X)).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dkrr.errors.ConvergenceWarning)
+        hidden = KernelRidge(kernel="rbf", gamma=12.0, alpha=2e-11, form="primal").fit(X, y)
+    with pytest.warns(dkrr.errors.ConvergenceWarning, match="leave-one-out residuals may be off by"):
+        assert hidden.loo_residuals_.shape == (N,)
+    with pytest.warns(dkrr.errors.ConvergenceWarning, match="models without a fold may be off by"):
+        hidden.predict_interval(X[:3])
+
+
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("kind", ["two", "softmax", "ovr"])
 def test_classifications_are_those_of_the_dual_form(kind, fit_intercept):
