@@ -7,6 +7,7 @@ read. Values in columns of categories that a fitted encoder does not know are na
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -246,8 +247,15 @@ def _together(transformer: Any, blocks: Iterable[Any], max_bytes: int, shape: tu
 
 def _tried(transformer: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns that a transformer learns by; InputError with its own message."""
+    squares = np.errstate(over="raise") if isinstance(transformer, StandardScaler) else nullcontext()
     try:
-        return function(*arguments)
+        with squares:
+            return function(*arguments)
+    except FloatingPointError as error:
+        raise InputError(
+            "transformer cannot be fitted: the squares of a column of X exceed the range of float64 (1e308), so "
+            "that it has no standard deviation; expected columns nearer to 1: look for outliers in X"
+        ) from error
     except DkrrError:
         raise
     except REFUSALS as error:

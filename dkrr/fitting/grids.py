@@ -177,16 +177,25 @@ def cheaper(dual: Plan | DkrrError, p: Problem, r: Resources, box: Box) -> Plan:
         except PlanError as error:
             reason = Reason("grid-refused", f"{reason} is not possible: {error}")
     if plan is not None:
-        time = format_seconds(plan.seconds)
         if not is_available():
-            reason = Reason("finufft-missing", f"{reason} would take about {time}: {MISSING}")
+            reason = finufft_missing(reason, plan.seconds)
         elif isinstance(dual, Plan) and dual.seconds <= plan.seconds:
-            reason = Reason("grid-is-slower", f"{reason} would take about {time}")
+            reason = grid_is_slower(reason, plan.seconds)
         else:
             return _explained(plan, p, dual, reason)
     if isinstance(dual, DkrrError):
         raise type(dual)(f"{dual}; {reason}") from dual
     return dual.noted(reason)
+
+
+def finufft_missing(grid: Reason, seconds: float) -> Reason:
+    """Why another form is taken: what a grid needs is not installed."""
+    return Reason("finufft-missing", f"{grid} would take about {format_seconds(seconds)}: {MISSING}")
+
+
+def grid_is_slower(grid: Reason, seconds: float) -> Reason:
+    """Why another form is taken: it takes less time than a grid."""
+    return Reason("grid-is-slower", f"{grid} would take about {format_seconds(seconds)}")
 
 
 def on_grid(p: Problem, box: Box, error: float) -> tuple[Problem | None, Reason]:

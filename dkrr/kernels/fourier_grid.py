@@ -35,7 +35,7 @@ from dkrr.kernels.composite import Product, Scaled, Sum
 from dkrr.kernels.euclidean import RBF, Matern
 from dkrr.kernels.fourier import TRIGONOMETRIC_SECONDS
 from dkrr.kernels.map_base import Array, FeatureMap, as_base, dense_rows
-from dkrr.kernels.nonuniform import Complex, Transform, transform_bytes
+from dkrr.kernels.nonuniform import Complex, Transform, check_available, transform_bytes
 
 MAX_COLUMNS = 3
 MAX_MODES = 2**20
@@ -323,7 +323,14 @@ class FourierZones(FeatureMap):
         return np.asarray(grid.is_in_limits(grid.away(x)).all(axis=1))
 
     def zones(self, x: Array) -> Iterator[Zone]:
-        """Zones that have rows, but for that where all terms of the kernel are 0."""
+        """Zones that have rows, but for that where all terms of the kernel are 0.
+
+        Raises
+        ------
+        InputError
+            If finufft is not installed: a few rows would not need it, and more would fail later.
+        """
+        check_available()
         d, is_inside = x.shape[1], self.is_inside(x)
         if is_inside.any():
             yield Zone(is_inside, x if is_inside.all() else x[is_inside], self.inside, 0, ())
@@ -494,11 +501,13 @@ def _grid(phi: FourierGrid, n_features: int) -> Grid:
         raise InputError(f"box is {shown(phi.box)}; expected (smallest, largest) of the columns {columns}")
     low, high = np.array(phi.box).T
     series_of = _matern_series if isinstance(phi.base, Matern) else _gaussian_series
-    series = series_of(phi, columns, (high - low).tolist(), n_features)
+    with np.errstate(over="ignore"):  # such a length is refused
+        lengths = high - low
+    series = series_of(phi, columns, lengths.tolist(), n_features)
     most = tuple(k // 2 for k in series.weights.shape)
     modes, weights, dropped = _kept(series.weights, phi.error / (len(columns) + 1) * series.unit)
     scale = np.sqrt(np.concatenate([weights[:1], 2.0 * weights[1:], 2.0 * weights[1:]]))
-    centre, reach = 0.5 * (low + high), 0.5 * (high - low)
+    centre, reach = 0.5 * low + 0.5 * high, 0.5 * lengths
     bound = series.error + dropped
     return Grid(columns, centre, reach, series.periods, most, modes, scale, bound, series.unit, phi.doubled)
 

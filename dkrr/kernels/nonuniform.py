@@ -38,10 +38,15 @@ def is_available() -> bool:
     return find_spec("finufft") is not None
 
 
-@cache
-def _library() -> ModuleType:
+def check_available() -> None:
+    """Raise InputError if finufft is not installed."""
     if not is_available():
         raise InputError(MISSING)
+
+
+@cache
+def _library() -> ModuleType:
+    check_available()
     return import_module("finufft")  # takes 0.1 s
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.cost import Work
+from dkrr.errors import NotFiniteError
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.passes import Design, RowWriter, Segment, Window
@@ -47,15 +48,27 @@ CHECK_SECONDS = 1.7e-9
 
 
 def feature_sums(meter: Meter, design: Design, segment: Segment) -> Matrix:
-    """Task: Σ wᵢ φ(xᵢ) over a segment, shape (D,)."""
+    """Task: Σ wᵢ φ(xᵢ) over a segment, shape (D,).
+
+    Raises
+    ------
+    NotFiniteError
+        If float64 does not hold it.
+    """
     total: Matrix | None = None
     weights = segment.weight_rows()
     for rows, x in segment.strips(meter, design.dimension(segment.rows.shape[1])):
         with meter.time("features"):
             phi = design.features(x)
-            here = phi.sum(axis=0) if weights is None else weights[rows][:, 0] @ phi
-            total = here if total is None else total + here
+            with np.errstate(over="ignore", invalid="ignore"):
+                here = phi.sum(axis=0) if weights is None else weights[rows][:, 0] @ phi
+                total = here if total is None else total + here
     assert total is not None
+    if not np.isfinite(total).all():
+        raise NotFiniteError(
+            "a sum of features is infinite or NaN: products of the columns of X, or their sum over the rows, exceed "
+            "the range of float64 (1e308); expected columns nearer to 1: look for outliers in X"
+        )
     return total
 
 

@@ -532,6 +532,31 @@ def test_without_finufft_the_plan_says_what_it_would_gain(monkeypatch):
         dkrr.plan(X, y, kernel="rbf", gamma=12.0, form="primal")
 
 
+def test_without_finufft_a_search_says_so_and_a_saved_model_refuses_any_number_of_rows(monkeypatch, tmp_path):
+    X, y = many()
+    dkrr.save(KernelRidge(kernel="rbf", gamma=12.0).fit(X, y), tmp_path / "model")
+    monkeypatch.setattr("dkrr.kernels.nonuniform.is_available", lambda: False)
+    monkeypatch.setattr("dkrr.fitting.requests.is_available", lambda: False)
+    for n in (3, 20_000):
+        with pytest.raises(InputError, match=r"finufft, which is not installed: pip install 'dkrr\[fourier\]'"):
+            dkrr.load(tmp_path / "model").predict(X[:n])
+    plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0, alphas=5, cv=3)
+    assert plan.plan.form == "dual" and "finufft, which is not installed" in str(plan)
+
+
+def test_a_search_in_primal_form_says_why_there_is_no_grid():
+    X, y = many(3_000)
+    settings = {"kernel": "rbf", "gamma": 12.0, "alphas": [0.1, 1.0], "form": "primal"}
+    refusals = {
+        r"alpha = 1e-13 is below .*, the rounding of sums": {"alphas": [1e-13, 1.0]},
+        r"the box of the rows, .* is so long": {"gamma": 1e11},
+        r"memory_limit is 1 MiB": {"memory_limit": "1MiB"},
+    }
+    for message, more in refusals.items():
+        with pytest.raises((PlanError, InputError), match=message):
+            KernelRidgeCV(**(settings | more)).fit(X, y)
+
+
 def test_a_row_that_stretches_the_box_is_named():
     X, y = many()
     X[17, 1] = 40.0
@@ -540,12 +565,22 @@ def test_a_row_that_stretches_the_box_is_named():
     assert grids.box_of(dkrr.data.MemoryRows(X), (0, 1)).highs[1] == grids.Extreme(40.0, 17, X[:, 1][X[:, 1] < 2].max())
 
 
-@pytest.mark.parametrize("far", [1e9, 1e200])
+@pytest.mark.parametrize("far", [1e9, 1e200, 1.7e308])
 def test_a_row_that_is_far_from_all_others_leaves_the_dual_form(far):
     X, y = many(3_000)
-    X[17, 1] = far
+    X[17, 1], X[18, 1] = far, -0.1 * far if far > 1e300 else 0.5
     model = KernelRidge(kernel="rbf").fit(X, y)
-    assert model.plan_.form == "dual" and f"row 17 of X, with {far:.6g} in column 1" in str(model.plan_)
+    assert model.plan_.form == "dual" and "no Fourier grid, since the box of the rows" in str(model.plan_)
+    assert far > 1e300 or f"row 17 of X, with {far:.6g} in column 1" in str(model.plan_)
+
+
+def test_differences_of_rows_that_float64_does_not_hold_are_far():
+    X, y = many(500)
+    X[:, 0] = 1.7e308
+    Z = np.vstack([X[:5], [[1.7e308, 1.9], [-1.7e308, 0.5], [0.5, 0.5]]])
+    fitted, dual = both(X, y)
+    assert_allclose(fitted.predict(Z), dual.predict(Z), atol=1e-9)
+    assert_allclose(fitted.predict(Z, return_std=True)[1], dual.predict(Z, return_std=True)[1], rtol=1e-6)
 
 
 def test_weights_count_where_rounding_hides_alpha():

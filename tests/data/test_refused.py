@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 import dkrr
+from dkrr import KernelRidge
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.data import as_rows, load_array, load_labels, open_path, scan, scan_tasks, write_rows
 from dkrr.data import rows as checks
 from dkrr.data.rows import check_finite, digest_of
-from dkrr.errors import InputError, InputTypeError, StoreError
+from dkrr.errors import InputError, InputTypeError, NotFiniteError, StoreError
 from dkrr.kernels import RandomWalk
 from dkrr.sparse import check_structure
 from dkrr.store import ChunkedArray
@@ -270,3 +271,17 @@ def test_a_damaged_model_of_graphs_is_refused(tmp_path, part, value):
     put(stored(tmp_path / "m.zarr", part), 1, value)
     with pytest.raises((StoreError, InputError), match=r"damaged|not an encoded graph"):
         dkrr.load(tmp_path / "m.zarr").predict(graphs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernel": "poly", "fit_intercept": True, "form": "primal"}, "a sum of features is infinite or NaN"),
+        ({"kernel": "rbf", "transformer": "standardize"}, "the squares of a column of X exceed the range of float64"),
+    ],
+)
+def test_columns_whose_products_overflow_are_refused(settings, message):
+    X = np.random.default_rng(0).random((40, 2))
+    X[3, 0], X[5, 0] = 1.7e308, -1.7e308
+    with pytest.raises((InputError, NotFiniteError), match=message):
+        KernelRidge(**settings).fit(X, np.arange(40.0))
