@@ -274,8 +274,8 @@ class GridOfTerms(FourierGrid):
 class Zone(NamedTuple):
     """Rows whose kernels with the rows in a box have the same features."""
 
-    where: npt.NDArray[np.bool_]
-    """Which rows, of shape (n,)."""
+    where: Any
+    """Which rows, as an index."""
     rows: Array
     """These, in the middle of the box in columns in which they are far from it."""
     phi: FourierGrid
@@ -331,20 +331,23 @@ class FourierZones(FeatureMap):
             If finufft is not installed: a few rows would not need it, and more would fail later.
         """
         check_available()
-        d, is_inside = x.shape[1], self.is_inside(x)
-        if is_inside.any():
-            yield Zone(is_inside, x if is_inside.all() else x[is_inside], self.inside, 0, ())
+        d, near = x.shape[1], self.near.grid(x.shape[1])
+        away = near.away(x)  # both grids have one middle
+        is_inside = self.inside.grid(d).is_in_limits(away).all(axis=1)
         if is_inside.all():
+            yield Zone(slice(None), x, self.inside, 0, ())
             return
-        near, first = self.near.grid(d), self.inside.dimension(d)
-        numbers = np.arange(len(near.columns))
-        patterns = ~near.is_in_limits(near.away(x)) @ (1 << numbers)
-        for pattern in np.flatnonzero(np.bincount(patterns[~is_inside])).tolist():
-            places = [k for k in numbers.tolist() if pattern >> k & 1]
+        if is_inside.any():
+            yield Zone(is_inside, x[is_inside], self.inside, 0, ())
+        outside, first = np.flatnonzero(~is_inside), self.inside.dimension(d)
+        is_far = ~near.is_in_limits(away[outside])
+        patterns = sum(is_far[:, k].astype(np.intp) << k for k in range(len(near.columns)))
+        for pattern in np.flatnonzero(np.bincount(patterns)).tolist():
+            places = [k for k in range(len(near.columns)) if pattern >> k & 1]
             far = tuple(near.columns[k] for k in places)
             if far and not _terms_without(self.inside.base, d, far):
                 continue
-            where = np.asarray(~is_inside & (patterns == pattern))
+            where = outside[patterns == pattern]
             rows = np.array(x[where], np.float64)
             rows[:, list(far)] = near.centre[places]
             yield Zone(where, rows, self.near.of_terms_without(far), first, far)
@@ -360,10 +363,7 @@ class FourierZones(FeatureMap):
     def _multiply(self, X: Block, coef: Array) -> Array:
         out = np.zeros((X.shape[0], coef.shape[1]))
         for where, rows, phi, first, _ in self.zones(dense_rows(X)):
-            values = phi.multiply(rows, coef[first : first + phi.dimension(X.shape[1])])
-            if where.all():
-                return values
-            out[where] = values
+            out[where] = phi.multiply(rows, coef[first : first + phi.dimension(X.shape[1])])
         return out
 
 
