@@ -302,9 +302,9 @@ class IteratedPrimal(PrimalRidge):
         alphas = self._data.alphas
         if status is Status.STALLED:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                bounds = _over(column_norms(left) / np.sqrt(alphas), self._target_sizes.ordinary)
-            if (np.fmin(bounds, residuals) <= tol).all():
-                message = UNREACHED_DUALS.format(residual=residuals.max(), bound=np.nanmax(bounds))
+                bounds = np.fmin(residuals, _over(column_norms(left) / np.sqrt(alphas), self._target_sizes.ordinary))
+            if (bounds <= tol).all():
+                message = UNREACHED_DUALS.format(residual=residuals.max(), bound=bounds.max())
                 outcome = replace(outcome, messages=(*outcome.messages, message))
                 residuals, status, self.residual_of = bounds, Status.SOLVED, NORMAL_EQUATIONS
         if not (alphas > 0).all():
