@@ -547,7 +547,7 @@ class StreamedRows(NormalRows):
         context = self._context
         return NormalOperator(self.design, self._cut, context.executor, self.dimension, record=context.record)
 
-    def subtract(self, known: Vectors | None, coef: Array, errors: Vectors) -> tuple[Array, Array]:
+    def subtract(self, known: Vectors | None, coef: Array, errors: Vectors) -> tuple[Array, Array, Array]:
         """Write the errors E − Φc to `errors`; see `training_errors`.
 
         Returns
@@ -556,10 +556,12 @@ class StreamedRows(NormalRows):
             ΦᵀW(E − Φc).
         totals : ndarray of shape (t,)
             Weighted sums of the errors.
+        sizes : ndarray of shape (2, t)
+            ‖√W e‖ and ‖W e‖.
         """
         tasks = [Task(f"errors-{k}", training_errors, (self.design, s, known, errors)) for k, s in enumerate(self._cut)]
         sums = self._context.total(tasks, coef)
-        return sums[:-1], sums[-1]
+        return sums[:-3], sums[-3], np.sqrt(sums[-2:])
 
     def value_norms(self, vectors: Array) -> Array:
         """Norms of Φv over the rows, weighted and over the rows of positive weight; of shape (2, m)."""

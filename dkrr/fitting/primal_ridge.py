@@ -6,7 +6,7 @@ coefficients are iterated to it, else by what the residual of the normal equatio
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,6 @@ from dkrr.text import plural
 Array = NDArray[np.float64]
 
 REFINED_DUALS = "dual_coef_ refined {times}, for a smaller residual of the dual system"
-UNREACHED_DUALS = (
-    "the residual of the dual system is {residual:.1e}: alpha is so small that float64 does not hold errors from which "
-    "dual_coef_ follows. Predictions at the training rows are right to {bound:.1e} of the targets"
-)
 INEXACT_PREDICTIONS = (
     "predictions may be off by {bound:.0e} of the targets: rounding in the normal matrix hides what rows of ordinary "
     "weights say; increase alpha, bring the sample weights or the columns of X nearer to each other, or use form='dual'"
@@ -45,6 +41,7 @@ LEAST_AMPLIFICATION, LEAST_REACHED = 1e3, 1e-13
 """√κ that least squares without λ are taken to have until an iteration has shown more; and the relative residual of
 normal equations that it is expected to reach."""
 
+EPS = float(np.finfo(float).eps)
 ONLY_ROUNDING = 8 * float(np.finfo(float).eps)
 """Fraction of ‖φⱼ‖‖y‖ below which φⱼᵀy is rounding of its terms."""
 
@@ -79,11 +76,6 @@ def drop_rounding(data: TrainingData, moments: Array, diagonal: Array) -> Array:
     return norms
 
 
-def _over(values: Array, sizes: Array) -> Array:
-    """Quotients, with the values themselves where a size is 0."""
-    return np.asarray(values / np.where(sizes > 0, sizes, 1.0))
-
-
 class PrimalRidge:
     """Common part of all ways to solve in the primal form."""
 
@@ -114,6 +106,28 @@ class PrimalRidge:
             rows=None,
             **found,
         )
+
+    def _bounds(self, left: Array, diagonal: Array | None, conditions: Array) -> Array:
+        """What residuals r of the normal equations change in weighted predictions at most, relative to the targets.
+
+        With A + λI = D S D, S of a unit diagonal, that is ‖(A + λI)^(−1/2) r‖ ≤ min(‖r‖ / √λ, √κ(S) ‖D⁻¹r‖).
+
+        Parameters
+        ----------
+        left : ndarray of shape (D, t)
+            r.
+        diagonal : ndarray of shape (D,), optional
+            Diagonal of A.
+        conditions : ndarray of shape (t,)
+            κ(S) as far as it is known; NaN otherwise.
+        """
+        alphas = self._data.alphas
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            bounds = column_norms(left) / np.sqrt(alphas)
+            if diagonal is not None:
+                scaled = left / scaling_of(diagonal[:, None] + alphas)
+                bounds = np.fmin(bounds, np.sqrt(conditions) * column_norms(scaled))
+            return relative_by_columns(bounds, self._target_sizes.ordinary)
 
     def _dual_coef(self, errors: Array, constants: Array | None) -> Array | None:
         """Dual coefficients by y − f(X) = λ W⁻¹ α, which take the place of the errors; None where some λ is 0."""
@@ -163,7 +177,9 @@ class DirectPrimal(PrimalRidge):
         residuals = relative_by_columns(column_norms(left), self._sizes)
         with np.errstate(over="ignore", invalid="ignore"):
             products = probes * [alpha for alpha, _ in data.alpha_groups()] - gradient[:, t:]
-        conditions = [p.condition(products[:, g]) for g, p in enumerate(self._probes)]
+        conditions = np.empty(t)
+        for g, (probe, (_, columns)) in enumerate(zip(self._probes, data.alpha_groups(), strict=True)):
+            conditions[columns] = probe.condition(products[:, g])
         solution = self._solution(
             self._rows,
             errors,
@@ -172,29 +188,23 @@ class DirectPrimal(PrimalRidge):
             residual=float(residuals.max()),
             residuals=residuals,
             residual_of=NORMAL_EQUATIONS,
-            condition=worst(conditions),
+            condition=worst(conditions.tolist()),
         )
         return self._judged(solution, left, conditions)
 
-    def _judged(self, solution: Solution, left: Array, conditions: Sequence[float]) -> Solution:
+    def _judged(self, solution: Solution, left: Array, conditions: Array) -> Solution:
         """Solution with what the residuals of its normal equations say of predictions and of dual coefficients.
 
-        With A + λI = D S D, S of a unit diagonal, a residual r changes the weighted predictions by at most
-        ‖(A + λI)^(−1/2) r‖ ≤ min(‖r‖ / √λ, √κ(S) ‖D⁻¹r‖). And Φᵀα − w = r / λ: where the errors of a few heavy rows are
-        rounded, their α are off by as much as that is, over the length of a row of features.
+        Φᵀα − w = r / λ: where the errors of a few heavy rows are rounded, their α are off by about as much as that is
+        over the length of a row of features.
         """
         data, diagonal, messages = self._data, self._systems.diagonal, list[str]()
-        bounds = np.empty(len(data.alphas))
+        bounds = self._bounds(left, diagonal, conditions)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            for (alpha, columns), condition in zip(data.alpha_groups(), conditions, strict=True):
-                scaled = column_norms(left[:, columns] / scaling_of(diagonal + alpha)[:, None])
-                by_alpha = column_norms(left[:, columns]) / np.sqrt(alpha)
-                bounds[columns] = np.fmin(by_alpha, scaled * np.sqrt(condition))
-            bounds = _over(bounds, self._target_sizes.ordinary)
-            if solution.dual_coef is not None:
-                length = np.sqrt(diagonal.sum() / self._rows.total_weight)
+            length = np.sqrt(diagonal.sum() / self._rows.total_weight)
+            if solution.dual_coef is not None and length > 0:
                 sizes = np.sqrt(np.einsum("ij,ij->j", solution.dual_coef, solution.dual_coef))  # without a copy
-                change = _over(column_norms(left) / data.alphas / length, sizes)
+                change = relative_by_columns(column_norms(left) / data.alphas / length, sizes)
                 messages += inexact_duals(float(np.fmax.reduce(change, initial=0.0)))
         assert solution.residuals is not None
         residuals = np.where(bounds > INACCURATE_ABOVE, np.fmax(bounds, solution.residuals), solution.residuals)
@@ -208,33 +218,47 @@ class DirectPrimal(PrimalRidge):
         )
 
 
+class Judgement(NamedTuple):
+    """How good a solution by conjugate gradient is, for every target, of shape (t,) each."""
+
+    residuals: Array
+    """Relative residuals of the dual systems; of the normal equations where λ is 0."""
+    bounds: Array
+    """Of errors of weighted predictions, relative to the targets."""
+    duals: Array
+    """Of errors of α, relative to their length."""
+
+    def is_met(self, tol: float) -> NDArray[np.bool_]:
+        """Whether dual systems are solved, or predictions and α are right all the same."""
+        return np.asarray((self.residuals <= tol) | ((self.bounds <= tol) & (self.duals <= tol)))
+
+
 class IteratedPrimal(PrimalRidge):
     """Systems that conjugate gradient solves all at once, by passes over the rows.
 
     With the training errors E = Y − ΦX the dual coefficients are α = WE/λ, and Φᵀα − X = r/λ for the residual r of the
     normal equations: so the residual of the dual system (K + λW⁻¹)α = y is Φr/λ, to which iterations go. Relative to
     the targets, weighted and not, it is how far targets would have to be off for α to be exact. What rounding leaves
-    of it is refined as on a Fourier grid: (A + λI)c = r, w + c and E − Φc. With λ = 0 there is no dual system, and the
-    bound of `DirectPrimal` takes its place, with the condition number that the iteration has shown.
+    of it is refined as on a Fourier grid: (A + λI)c = r, w + c and E − Φc. With λ = 0 there is no dual system, and with
+    small λ its residual is that of rounded α: then predictions and α are judged by the bound of what r changes.
     """
 
     def __init__(self, strategy: Iterative, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan, context)
-        self._rows = StreamedRows(strategy, data, context, self._less)
+        self._rows, self._tol = StreamedRows(strategy, data, context, self._less), plan.problem.tol
 
     def iteration(self) -> tuple[Iteration, list[Group]]:
         """Conjugate gradient for all targets, and what it solves for."""
         data, rows = self._data, self._rows
         # As in the dual form, all values of alpha are columns of the same passes.
-        shift, moments = data.alphas[None, :], rows.moments()
+        shift, moments, self._diagonal = data.alphas[None, :], rows.moments(), rows.diagonal()
         preconditioner: Preconditioner = Identity()
+        self._amplification = float(np.clip(self._tol / LEAST_REACHED, 1.0, LEAST_AMPLIFICATION))
         self._norms, self._scaling = column_norms(moments), np.ones(len(moments))
-        self._amplification = float(np.clip(self._plan.problem.tol / LEAST_REACHED, 1.0, LEAST_AMPLIFICATION))
-        if settings_of(self._plan).preconditioner == "auto":
-            diagonal = rows.diagonal()
-            if diagonal is not None:
-                preconditioner = Diagonal(diagonal[:, None], shift)
-                self._scaling, self._norms = scaling_of(diagonal), self._target_sizes.ordinary
+        if self._diagonal is not None:
+            self._norms, self._scaling = self._target_sizes.ordinary, scaling_of(self._diagonal)
+            if settings_of(self._plan).preconditioner == "auto":
+                preconditioner = Diagonal(self._diagonal[:, None], shift)
         iteration = iteration_of(self._plan, self._context, rows.operator(), shift, moments, preconditioner)
         iteration.measure = self._relative
         return iteration, [(np.arange(len(data.alphas)), len(data.alphas))]
@@ -244,33 +268,40 @@ class IteratedPrimal(PrimalRidge):
         alphas, sizes = self._data.alphas[columns], self._target_sizes
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             scaled = column_norms(residuals / self._scaling[:, None])
-            found = self._amplification * _over(scaled, self._norms[columns])
-            if (alphas > 0).any():
-                weighted, plain = self._rows.value_norms(residuals)
-                dual = np.maximum(_over(weighted, sizes.weighted[columns]), _over(plain, sizes.plain[columns])) / alphas
-                found = np.where(alphas > 0, dual, found)
-            return found
+            found = self._amplification * relative_by_columns(scaled, self._norms[columns])
+            is_dual = alphas > 0
+            if is_dual.any():
+                norms = np.zeros((2, len(columns)))
+                norms[:, is_dual] = self._rows.value_norms(residuals[:, is_dual] / alphas[is_dual])
+                weighted = relative_by_columns(norms[0], sizes.weighted[columns])
+                plain = relative_by_columns(norms[1], sizes.plain[columns])
+                found = np.where(is_dual, np.maximum(weighted, plain), found)
+            return np.where(np.isnan(found), np.inf, found)
 
     def iterate(self, iteration: Iteration, groups: Sequence[Group], state: State | None = None) -> CGOutcome:  # noqa: ARG002
-        """Run it, and refine what it found until the dual coefficients meet the tolerance."""
+        """Run it, and refine what it found until the dual systems are solved, or predictions and α are right."""
         data, rows = self._data, self._rows
-        outcome, everything, tol = iteration.run(state=state), np.arange(len(data.alphas)), float(iteration.tol)
-        errors = other = rows.new_errors(data.room_for_errors)
-        gradient, self._totals = rows.subtract(None, outcome.x, errors)
+        outcome, everything = iteration.run(state=state), np.arange(len(data.alphas))
+        coef, errors = outcome.x, rows.new_errors(data.room_for_errors)
+        other, rounds, gained = errors, 0, np.ones(len(everything), bool)
+        gradient, self._totals, sizes = rows.subtract(None, coef, errors)
         self._amplification = max(self._amplification, np.nan_to_num(np.sqrt(outcome.condition), nan=1.0))
-        coef, rounds = outcome.x, 0
         left = gradient - coef * data.alphas
-        residuals, gained = self._relative(left, everything), True
-        while gained and not (residuals <= tol).all() and rounds < MAX_REFINEMENTS:
-            if outcome.status is Status.MAX_ITERATIONS:  # a run of the same store goes on
+        found = self._judgement(left, sizes, outcome.condition, self._target_sizes.weighted)
+        while rounds < MAX_REFINEMENTS and outcome.status is not Status.MAX_ITERATIONS:
+            open_ = gained & ~found.is_met(self._tol)
+            if not open_.any():
+                break
+            if outcome.iterations >= iteration.max_iter:
+                outcome = replace(outcome, status=Status.MAX_ITERATIONS)
                 break
             further = Iteration(
                 operator=iteration.operator,
                 shift=iteration.shift,
-                right_sides=np.where(residuals <= tol, 0.0, left),
+                right_sides=np.where(open_, left, 0.0),
                 preconditioner=iteration.preconditioner,
-                tol=tol,
-                max_iter=max(1, iteration.max_iter - outcome.iterations),
+                tol=self._tol,
+                max_iter=iteration.max_iter - outcome.iterations,
                 progress=iteration.progress,
                 estimates_condition=False,
                 measure=self._relative,
@@ -278,37 +309,51 @@ class IteratedPrimal(PrimalRidge):
             if other is errors and not self._context.in_memory:
                 # A task that runs twice, since its worker was lost, must find the errors as they were.
                 other = rows.new_errors(data.room_for_errors, "refined")
-            gradient, self._totals = rows.subtract(errors, further.x, other)
+            gradient, self._totals, sizes = rows.subtract(errors, further.x, other)
             errors, other, coef, rounds = other, errors, coef + further.x, rounds + 1
-            left = gradient - coef * data.alphas
-            before, residuals = residuals, self._relative(left, everything)
-            gained = bool(residuals.max() <= LEAST_GAIN * before.max())
-            outcome = replace(outcome, iterations=outcome.iterations + further.iterations)
+            left, before = gradient - coef * data.alphas, found.residuals
+            found = self._judgement(left, sizes, outcome.condition, sizes[0])
+            gained = found.residuals <= LEAST_GAIN * before
+            ended = further.status if further.status is Status.MAX_ITERATIONS else outcome.status
+            outcome = replace(outcome, iterations=outcome.iterations + further.iterations, status=ended)
         self._errors = errors
         messages = (*outcome.messages, *([REFINED_DUALS.format(times=plural(rounds, "time"))] if rounds else []))
-        return self._judged(replace(outcome, x=coef, messages=messages), residuals, left, tol)
+        return self._ended(replace(outcome, x=coef, messages=messages), found)
 
-    def _judged(self, outcome: CGOutcome, residuals: Array, left: Array, tol: float) -> CGOutcome:
-        """Outcome with its status by the residuals of the dual systems, or by what predictions may be off by.
+    def _judgement(self, left: Array, sizes: Array, condition: float, rounded: Array) -> "Judgement":
+        """Judge a solution by the residuals of its normal equations.
 
-        Where λ is far below the eigenvalues of A, float64 does not hold errors from which α would follow; predictions
-        need less, since a residual r of the normal equations changes them by ‖r‖ / √λ at most.
+        Parameters
+        ----------
+        left : ndarray of shape (D, t)
+        sizes : ndarray of shape (2, t)
+            ‖√W e‖ and ‖W e‖ of the errors.
+        condition : float
+        rounded : ndarray of shape (t,)
+            ‖√W v‖ of the numbers whose rounding the errors have.
         """
-        self.residual_of, status = DUAL_SYSTEM, outcome.status
-        if (residuals <= tol).all():
+        t = len(rounded)
+        bounds = self._bounds(left, self._diagonal, np.full(t, condition))
+        heaviest = 1.0 if self._data.weights is None else float(np.sqrt(self._data.weights.max(initial=0.0)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            changes = heaviest * (bounds * self._target_sizes.ordinary + EPS * rounded)
+            duals = np.where(self._data.alphas > 0, relative_by_columns(changes, sizes[1]), 0.0)
+        return Judgement(self._relative(left, np.arange(t)), bounds, duals)
+
+    def _ended(self, outcome: CGOutcome, found: "Judgement") -> CGOutcome:
+        """Outcome with its status, and the residuals that are reported."""
+        residuals, status = found.residuals, outcome.status
+        is_converged = residuals <= self._tol
+        if is_converged.all():
             status = Status.CONVERGED
-        elif status is Status.CONVERGED:
-            status = Status.STALLED
-        alphas = self._data.alphas
-        if status is Status.STALLED:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                bounds = np.fmin(residuals, _over(column_norms(left) / np.sqrt(alphas), self._target_sizes.ordinary))
-            if (bounds <= tol).all():
-                message = UNREACHED_DUALS.format(residual=residuals.max(), bound=bounds.max())
-                outcome = replace(outcome, messages=(*outcome.messages, message))
-                residuals, status, self.residual_of = bounds, Status.SOLVED, NORMAL_EQUATIONS
-        if not (alphas > 0).all():
-            self.residual_of = NORMAL_EQUATIONS
+        elif status is not Status.MAX_ITERATIONS:
+            status = Status.SOLVED if (is_converged | (found.bounds <= self._tol)).all() else Status.STALLED
+        if status is Status.SOLVED:
+            residuals = np.where(is_converged, residuals, found.bounds)
+            messages = inexact_duals(float(found.duals[~is_converged].max()))
+            outcome = replace(outcome, messages=(*outcome.messages, *messages))
+        is_dual = (self._data.alphas > 0).all() and status is not Status.SOLVED
+        self.residual_of = DUAL_SYSTEM if is_dual else NORMAL_EQUATIONS
         return replace(outcome, residuals=residuals, status=status)
 
     def solution(self, outcome: CGOutcome) -> Solution:

@@ -149,6 +149,9 @@ USELESS_CYCLE = 0.5
 """A cycle that leaves more of the true residual than this has met the limit of its precision."""
 LEAST_STEP = 1e-3
 """Factor by which ‖r‖ may become smaller before what is asked of r is measured again, where that is not ‖r‖ itself."""
+LEAST_LEFT = 16 * float(np.finfo(float).eps)
+"""Fraction of ‖r‖ that a measured cycle leaves at least by its recurrence: what is below is cancellation, and its
+directions lead anywhere."""
 WINDOW = 60
 """Iterations in which the residual must at least be halved, or the preconditioner grows if it can; and in which
 products in float32 must make it smaller at all, or they are given up."""
@@ -189,8 +192,8 @@ class Iteration:
     measure : callable, optional
         Gives what the tolerance is for, of shape (k,), from residuals (n, k) and the numbers of their columns; None:
         ‖r‖ / ‖b‖. It is taken of the recurrence's residual where that becomes small, and of the true one after a
-        cycle; there is one cycle, since what rounding leaves is then the caller's to refine. Negative curvature is
-        rounding, too, and ends the iteration: the matrix is then a sum of squares.
+        cycle; there is one cycle, and what rounding leaves is the caller's to refine. Negative curvature is rounding,
+        too, and ends the iteration: the matrix is then a sum of squares.
     """
 
     operator: Operator
@@ -237,8 +240,7 @@ class Iteration:
         resumed = state is not None
         if state is None:
             state = self._first_state(start)
-        everything = np.arange(len(norms))
-        self._reached = self._relative(state.residual, everything) if resumed or start is not None else self._begin()
+        self._reached = self._relative(state.residual, np.arange(len(norms)))
         self._shown, self._scale = 0.0, 1.0 / self._norms
         """Factor of ‖r‖ in what is noted of it: as what the tolerance is for was last found to be."""
         with self.progress.stage("conjugate gradient", -log(np.min(self.tol))):
@@ -328,16 +330,10 @@ class Iteration:
             if (self._reached <= self.tol).all():
                 return Status.CONVERGED
             status = self._after(state, ended, left)
-            if status is None and ended == "done" and self.measure is not None:
-                state.has_met_goals = True
-                return Status.STALLED
+            if self.measure is not None and status is not Status.MAX_ITERATIONS:
+                state.has_met_goals, status = True, Status.STALLED
             if status is not None:
                 return status
-
-    def _begin(self) -> Array:
-        """Relative residuals of X = 0; infinite where they are not known."""
-        norms = column_norms(self._b)
-        return norms / self._norms if self.measure is None else np.where(norms > 0, np.inf, 0.0)
 
     def _relative(self, residual: Array, columns: NDArray[np.intp]) -> Array:
         if self.measure is not None:
@@ -355,6 +351,7 @@ class Iteration:
         x = state.x[:, columns] + cycle.correction
         residual = self._true_residual(x, columns)
         before, after = self._reached[columns], self._relative(residual, columns)
+        after = np.where(np.isfinite(after), after, np.inf)
         better = after < before
         if better.any():
             state.x[:, columns[better]] = x[:, better]
@@ -363,7 +360,8 @@ class Iteration:
             self._note_residual(state, float(self._reached.max()), is_true=True)
         # Columns that were ended early say nothing of the precision.
         open_ = ~(after <= self._tol_of(columns))
-        return float(np.max(after[open_] / before[open_], initial=0.0))
+        with np.errstate(invalid="ignore"):
+            return float(np.max(after[open_] / before[open_], initial=0.0))
 
     def _after(self, state: State, ended: str, left: float) -> Status | None:
         """Status after a cycle that did not reach the tolerance; None: another one follows."""
@@ -396,9 +394,9 @@ class Iteration:
     def _new_cycle(self, state: State, columns: NDArray[np.intp]) -> Cycle:
         residual = np.ascontiguousarray(state.residual[:, columns])
         norms = np.linalg.norm(residual, axis=0)
-        goal = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns]
+        goal, least = self.recurrence_fraction * self._tol_of(columns) * self._norms[columns], np.zeros(len(columns))
         if self.measure is not None:
-            goal = norms * self._step(self._reached[columns], columns)
+            goal, least = norms * self._step(self._reached[columns], columns), LEAST_LEFT * norms
         if state.precision == "float32":
             # As few cycles as float32 allows, each with the same part of the way.
             n_cycles = np.maximum(1, np.ceil(np.log(goal / norms) / log(LOW_PRECISION_DROP)))
@@ -412,14 +410,14 @@ class Iteration:
             residual = residual - self._a_w[:, None] * multiple - self._shift_of(columns) * correction
         z = self._precondition(residual, columns)
         product = (residual * z).sum(axis=0)
-        return Cycle(columns, goal, correction, residual, z, product)
+        return Cycle(columns, goal, correction, residual, z, product, least)
 
     def _tol_of(self, columns: NDArray[np.intp]) -> Array:
         return np.broadcast_to(self.tol, self._norms.shape)[columns]
 
     def _step(self, reached: Array, columns: NDArray[np.intp]) -> Array:
         """Factor by which ‖r‖ is to become smaller, where so much of what the tolerance is for has been reached."""
-        return np.clip(0.5 * self._tol_of(columns) / np.maximum(reached, 1e-300), LEAST_STEP, 1.0)
+        return np.clip(0.5 * self._tol_of(columns) / np.clip(reached, 1e-300, 1e300), LEAST_STEP, 1.0)
 
     def _going(self, cycle: Cycle, open_: NDArray[np.intp], residual: Array, norms: Array) -> NDArray[np.bool_]:
         """Which columns of a cycle, by number, go on; what meets its goal and not the tolerance gets a smaller goal."""
@@ -428,10 +426,11 @@ class Iteration:
             return going
         met, columns = ~going, cycle.columns[open_[~going]]
         reached = self._relative(np.ascontiguousarray(residual[:, met]), columns)
-        self._scale[columns] = reached / np.maximum(norms[met], 1e-300)
+        with np.errstate(over="ignore"):
+            self._scale[columns] = reached / np.maximum(norms[met], 1e-300)
         cycle.goal[open_[met]] = np.where(
             reached > self.recurrence_fraction * self._tol_of(columns),
-            norms[met] * self._step(reached, columns),
+            np.maximum(norms[met] * self._step(reached, columns), cycle.least[open_[met]]),
             cycle.goal[open_[met]],
         )
         return norms > cycle.goal[open_]

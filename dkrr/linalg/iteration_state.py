@@ -50,7 +50,7 @@ class State:
             arrays |= {"correction": c.correction, "recurrence": c.residual, "direction": c.direction}
             if c.traced:
                 arrays["traced"] = np.concatenate(c.traced)
-            plain |= {"columns": c.columns.tolist(), "goal": c.goal.tolist(), "product": c.product.tolist()}
+            plain |= {name: getattr(c, name).tolist() for name in ("columns", "goal", "product", "least")}
         return arrays, plain
 
     @classmethod
@@ -74,6 +74,7 @@ class State:
                 arrays["recurrence"],
                 arrays["direction"],
                 np.array(plain["product"]),
+                np.array(plain["least"]),
                 np.split(traced, len(traced) // 2) if (traced := arrays.get("traced")) is not None else [],
             )
         return state
@@ -95,6 +96,8 @@ class Cycle:
     """Next direction, (n, k)."""
     product: Array
     """rᵀz, (k,)."""
+    least: Array
+    """Norms below which goals are not set, (k,)."""
     traced: list[Array] = field(default_factory=list)
     """For every iteration the step lengths and rᵀz before them of the columns that are traced, (2, t); NaN where one
     had converged."""

@@ -353,8 +353,8 @@ def training_errors(
 
     Returns
     -------
-    ndarray of shape (D + 1, t)
-        What the segment adds to ΦᵀW(E − Φc), and to the weighted sums of the errors.
+    ndarray of shape (D + 3, t)
+        What the segment adds to ΦᵀW(E − Φc), and to the sums of w e, w e² and (w e)² of the errors.
     """
     total: Array | float = 0.0
     out, multiply, weights = RowWriter(errors, segment, meter), design.times(coef), segment.weight_rows()
@@ -364,7 +364,8 @@ def training_errors(
             u = np.array(before[where])
             u -= multiply(x)
             weighted = _weighted(u, weights, where)
-            total = total + np.vstack([design.adjoint(x, weighted), weighted.sum(axis=0)])
+            squares = (np.einsum("ij,ij->j", weighted, v) for v in (u, weighted))
+            total = total + np.vstack([design.adjoint(x, weighted), weighted.sum(axis=0), *squares])
         out.write(where, u)
     return np.asarray(total)
 

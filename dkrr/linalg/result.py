@@ -243,7 +243,10 @@ def caution(condition: float, form: str, status: Status) -> tuple[str, ...]:
         return ()
     names, claim = "dual_coef_", "are unaffected: the true residual bounds their error"
     if form == "primal":
-        names, claim = "coef_ (and with it dual_coef_)", "are right all the same" if status.is_good else ""
+        names, claim = (
+            "coef_ (and with it dual_coef_)",
+            "of the median weight and above are right all the same" if status.is_good else "",
+        )
     text = (
         f"{names} may be off by as much as {_fraction(condition * sys.float_info.epsilon)}: the matrix's condition "
         f"number is about {condition:.1e}"

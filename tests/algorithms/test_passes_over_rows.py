@@ -108,8 +108,10 @@ def test_sums_of_least_squares_are_those_of_single_samples(
             weighted = w[:, None] * expected[here]
             assert_allclose(errors, expected, **TOLERANCE)
             assert_allclose(residuals, expected, **TOLERANCE)
+            squares = [(weighted * v).sum(axis=0) for v in (expected[here], weighted)]
             for found in sums:
-                assert_allclose(found, np.vstack([phi.T @ weighted, weighted.sum(axis=0)]), **TOLERANCE)
+                of_sums = [phi.T @ weighted, weighted.sum(axis=0), *squares]
+                assert_allclose(found, np.vstack(of_sums)[: len(found)], **TOLERANCE)
             # Those that are known, in place, less those of a change.
             training_errors(Meter(), common[0], segment, errors, errors, coef)
             assert_allclose(errors[here], expected[here] - phi @ coef, **TOLERANCE)
