@@ -149,8 +149,9 @@ def dual_pass(
         with meter.time("transform"):
             found = transform.to_modes(alpha)
         total += found
-        rounding = totals_of(found) - np.ascontiguousarray(alpha.T).sum(axis=1)  # the latter is of pairs of pairs
-        sizes += np.abs(alpha).sum(axis=0), np.einsum("ij,ij->j", alpha, alpha), rounding**2
+        by_targets = np.ascontiguousarray(alpha.T)
+        rounding = totals_of(found) - by_targets.sum(axis=1)  # the latter is of pairs of pairs
+        sizes += np.abs(by_targets).sum(axis=1), np.einsum("ij,ij->i", by_targets, by_targets), rounding**2
     return np.concatenate([total.ravel().view(np.float64), sizes.ravel()])
 
 
@@ -238,8 +239,8 @@ class Generator(Operator):
         """Weighted mean of k(x, z)² over pairs of rows: Σₖ |Tₖ|² (w ∗ w)ₖ / T₀², with the weights w of all modes."""
         cosines = np.concatenate([self.grid.scale[: self.grid.n_cosines], np.zeros(self.n - self.grid.n_cosines)])
         weights = self.grid.to_modes(cosines[:, None])[0].real
-        spectrum = scipy.fft.rfftn(weights, self._shape, workers=self.threads)
-        squared = scipy.fft.irfftn(spectrum**2, self._shape, workers=self.threads, overwrite_x=True)
+        spectrum = scipy.fft.rfftn(weights, self._shape)
+        squared = scipy.fft.irfftn(spectrum**2, self._shape, overwrite_x=True)
         squared = squared[tuple(slice(0, k) for k in self.grid.n_sum_modes)]
         return max(float(np.vdot(self.sums * squared, self.sums).real) / self.total**2, 0.0)
 
