@@ -39,7 +39,7 @@ nightly: check docs random oldest pythons kernels  ## All the rest: real cluster
 guard: $(VENV)/.test kernels  ## Those of the nightly tests that guard data: kills, damage, deletion; and kernels
 	$(RUN) -m pytest $(TOGETHER) -m "nightly and guard"
 
-kernels: $(VENV)/.test  ## The numerical tests with other BLAS kernels, and with one thread (7 minutes on 2 cores)
+kernels: $(VENV)/.test  ## The numerical tests with other BLAS kernels, and with one thread (8 minutes on 2 cores)
 	$(RUN) .ci/kernels.py $(TOGETHER) $(KERNELS_TESTS)
 
 random: $(VENV)/.test  ## The fast tests in random order, in three processes
