@@ -21,7 +21,7 @@ from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.residual import SolvedProbe, relative_by_columns, scaling_of, worst
+from dkrr.linalg.residual import CONSTANTS_ABOVE, SolvedProbe, relative_by_columns, scaling_of, worst
 from dkrr.linalg.result import DUAL_SYSTEM, INACCURATE_ABOVE, NORMAL_EQUATIONS, Status, inexact_duals
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Iterative, Plan
@@ -97,12 +97,19 @@ class PrimalRidge:
             the dual coefficients: what they are belongs to the constant.
         """
         data, centre = self._data, rows.centre
-        constants = totals / rows.total_weight if data.fit_intercept and rows.total_weight > 0 else None
+        kept, constants = rows.loaded_errors(errors, data.room_for_errors), np.zeros(len(totals))
+        if data.fit_intercept and data.weights is not None and rows.total_weight > 0:
+            # Only where it matters: the order of the sums depends on the number of workers.
+            constants = totals / rows.total_weight
+            with np.errstate(over="ignore", invalid="ignore"):
+                sizes = np.sqrt(np.einsum("ij,ij,i->j", kept, kept, data.weights**2))  # without a copy
+                matters = np.abs(constants) * np.linalg.norm(data.weights) > CONSTANTS_ABOVE * sizes
+            constants = np.where(matters, constants, 0.0)
         intercept = self._means if centre is None else self._means - centre @ coef
         return Solution(
-            dual_coef=self._dual_coef(rows.loaded_errors(errors, data.room_for_errors), constants),
+            dual_coef=self._dual_coef(kept, constants),
             coef=coef,
-            intercept=intercept if constants is None else intercept + constants,
+            intercept=intercept + constants,
             rows=None,
             **found,
         )
@@ -129,12 +136,12 @@ class PrimalRidge:
                 bounds = np.fmin(bounds, np.sqrt(conditions) * column_norms(scaled))
             return relative_by_columns(bounds, self._target_sizes.ordinary)
 
-    def _dual_coef(self, errors: Array, constants: Array | None) -> Array | None:
+    def _dual_coef(self, errors: Array, constants: Array) -> Array | None:
         """Dual coefficients by y − f(X) = λ W⁻¹ α, which take the place of the errors; None where some λ is 0."""
         data = self._data
         if not (data.alphas > 0).all():
             return None
-        if constants is not None:
+        if constants.any():
             errors -= constants
         dual = np.divide(errors, data.alphas, out=errors)
         if data.weights is not None:

@@ -165,6 +165,8 @@ class SolvedProbe:
             return condition_number(Moments.of_multiplied(self.vector, product, self.scaling), self.moments)
 
 
+CONSTANTS_ABOVE = 1e-10
+"""Relative residual above which what it has of the constant is taken from it."""
 STRIP_ENTRIES = 2**16
 """Entries of vectors that a check copies at once."""
 
@@ -284,8 +286,8 @@ def checked(
         x[:, -1] = probe.vector
         x = np.ascontiguousarray(freed(x, constants))
         part = _part(right_sides, shift, x, multiply(x), constants, probe.scaling)
-        condition = condition_number(part.multiplied, probe.moments)
-        return Check(_relative(*part.norms), part.squares, condition, part.constants)
+        residual, more = _joined([part])
+        return Check(residual, part.squares, condition_number(part.multiplied, probe.moments), more)
 
 
 class _Part(NamedTuple):
@@ -303,8 +305,15 @@ class _Part(NamedTuple):
 
 
 def _joined(parts: Sequence[_Part]) -> tuple[float, Array]:
-    """Largest relative residual over all rows, and the constants that are to be taken from them, of shape (m,)."""
+    """Largest relative residual over all rows, and the constants that have been taken from it, of shape (m,).
+
+    They are taken only where they matter: the product that they follow from is added in an order that depends on the
+    number of workers, and the free constant of a run does not.
+    """
     lengths, constants = np.array([[p.length] for p in parts]), np.array([p.constants for p in parts])
+    whole = relative([(np.hypot(p.norms[0], p.length * p.constants), p.norms[1]) for p in parts])
+    if whole <= CONSTANTS_ABOVE:
+        return whole, np.zeros(constants.shape[1])
     shares = lengths / np.maximum(column_norms(lengths), np.finfo(float).tiny)
     common = np.einsum("pm,pm->m", np.broadcast_to(shares**2, constants.shape), constants)
     others = (lengths * (constants - common), np.zeros_like(constants))
@@ -371,8 +380,10 @@ def check_tiled(
     grid, m = solved.grid, solved.solution.shape[1]
     with progress.stage("true residual", 2.0 * grid.n**2 * m):
         if not uses_symmetry(grid, m):
-            record = executor.run(residual_tasks(solved, constants), progress)
-            parts = list(record.values().values())
+            tasks = residual_tasks(solved, constants)
+            record = executor.run(tasks, progress)
+            values = record.values()
+            parts = [values[task.key] for task in tasks]
             with np.errstate(over="ignore", invalid="ignore"):
                 squares = np.sum([p.squares for p, _ in parts], axis=0)
                 residual, more = _joined([p for p, _ in parts])
