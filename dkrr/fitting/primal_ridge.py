@@ -22,7 +22,14 @@ from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.residual import CONSTANTS_ABOVE, SolvedProbe, relative_by_columns, scaling_of, worst
-from dkrr.linalg.result import DUAL_SYSTEM, INACCURATE_ABOVE, NORMAL_EQUATIONS, Status, inexact_duals
+from dkrr.linalg.result import (
+    DUAL_SYSTEM,
+    INACCURATE_ABOVE,
+    NORMAL_EQUATIONS,
+    Residuals,
+    Status,
+    inexact_duals,
+)
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Direct, Iterative, Plan
 from dkrr.text import plural
@@ -240,6 +247,13 @@ class Judgement(NamedTuple):
         return np.asarray((self.residuals <= tol) | ((self.bounds <= tol) & (self.duals <= tol)))
 
 
+def _after(history: Sequence[Residuals], outcome: CGOutcome) -> Iterator[Residuals]:
+    """Lines of a history as they follow on those of an outcome."""
+    begun = outcome.history[-1].seconds if outcome.history else 0.0
+    for line in history:
+        yield replace(line, iteration=outcome.iterations + line.iteration, seconds=begun + line.seconds)
+
+
 class IteratedPrimal(PrimalRidge):
     """Systems that conjugate gradient solves all at once, by passes over the rows.
 
@@ -322,7 +336,12 @@ class IteratedPrimal(PrimalRidge):
             found = self._judgement(left, sizes, outcome.condition, sizes[0])
             gained = found.residuals <= LEAST_GAIN * before
             ended = further.status if further.status is Status.MAX_ITERATIONS else outcome.status
-            outcome = replace(outcome, iterations=outcome.iterations + further.iterations, status=ended)
+            outcome = replace(
+                outcome,
+                iterations=outcome.iterations + further.iterations,
+                status=ended,
+                history=(*outcome.history, *_after(further.history, outcome)),
+            )
         self._errors = errors
         messages = (*outcome.messages, *([REFINED_DUALS.format(times=plural(rounds, "time"))] if rounds else []))
         return self._ended(replace(outcome, x=coef, messages=messages), found)

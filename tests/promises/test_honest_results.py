@@ -275,6 +275,7 @@ def test_primal_fits_with_heavy_rows_are_right_or_say_what_is_not(solver, weight
         return
     result = model.solve_result_
     assert result.residual_of == ("normal equations" if result.status in BY_BOUND else "dual system")
+    assert not result.history or result.history[-1].iteration == result.iterations, "with those that refine"
     if result.status.is_good:
         assert relative_error(model.predict(X_new), exact.predictions) < 1e-5
         is_uncertain = any("dual_coef_" in m and "may be off" in m for m in result.messages)
