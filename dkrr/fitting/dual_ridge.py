@@ -25,18 +25,8 @@ from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Deferred, Identity, LowRank, Preconditioner
 from dkrr.linalg.products import LastProduct, column_norms, column_sizes
 from dkrr.linalg.refinement import Refinement
-from dkrr.linalg.residual import (
-    Check,
-    energies,
-    freed,
-    take_constants,
-    worst,
-)
-from dkrr.linalg.result import (
-    Status,
-    direct_status,
-    is_doubtful,
-)
+from dkrr.linalg.residual import Check, energies, freed, take_constants, worst
+from dkrr.linalg.result import Status, direct_status, is_doubtful
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 
 Array = NDArray[np.float64]
@@ -206,9 +196,8 @@ class DualRidge:
             norms, left = np.concatenate(sizes), (b - product - shift * x) / unit
             if self._data.fit_intercept:
                 constant = np.ones(len(b)) if self.scale is None else self.scale
-                self._intercept[np.concatenate([targets for targets, _ in groups])] += (
-                    take_constants(left, constant)[0] * unit
-                )
+                more, _ = take_constants(left, constant)
+                self._intercept[np.concatenate([targets for targets, _ in groups])] += more * unit
             return column_norms(left) / np.where(norms > 0, norms / unit, 1.0), energies(x, product)
 
     def solution(self, outcome: CGOutcome | None = None) -> Solution:

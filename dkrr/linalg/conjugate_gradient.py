@@ -319,7 +319,7 @@ class Iteration:
                 columns = np.flatnonzero(~(self._reached <= self.tol))
                 if len(columns) == 0:
                     return Status.CONVERGED
-                if state.has_met_goals:  # in the run that this one resumes
+                if state.has_ended:  # in the run that this one resumes
                     return Status.STALLED
                 if state.iteration >= self.max_iter:
                     return Status.MAX_ITERATIONS
@@ -331,7 +331,7 @@ class Iteration:
                 return Status.CONVERGED
             status = self._after(state, ended, left)
             if self.measure is not None and status is not Status.MAX_ITERATIONS:
-                state.has_met_goals, status = True, Status.STALLED
+                state.has_ended, status = True, Status.STALLED
             if status is not None:
                 return status
 

@@ -30,8 +30,8 @@ class State:
     extremes: Array | None = None
     """Estimates of the smallest and the largest eigenvalue of A + s by the cycles that have ended, for the columns that
     are traced, (2, t); None before the first."""
-    has_met_goals: bool = False
-    """Whether a cycle has met its goals, where what rounding leaves after it is not for another cycle."""
+    has_ended: bool = False
+    """Whether no further cycle follows one that has ended, since what it left is the caller's to refine."""
 
     def arrays(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Arrays and plain values that a checkpoint writes."""
@@ -42,7 +42,7 @@ class State:
             "history": [[h.iteration, h.seconds, h.largest, h.is_true] for h in self.history],
             "messages": self.messages,
             "columns": None,
-            "has_met_goals": self.has_met_goals,
+            "has_ended": self.has_ended,
         }
         if self.extremes is not None:
             arrays["extremes"] = self.extremes
@@ -64,7 +64,7 @@ class State:
             [Residuals(*line) for line in plain["history"]],
             list(plain["messages"]),
             extremes=arrays.get("extremes"),
-            has_met_goals=plain["has_met_goals"],
+            has_ended=plain["has_ended"],
         )
         if plain["columns"] is not None:
             state.cycle = Cycle(

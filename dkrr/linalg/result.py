@@ -100,13 +100,13 @@ class SolveResult(Explained):
     """Largest true relative residual over the targets, computed from the matrix itself; `residual_of` says of what.
 
     "dual system": ‖√W (y − b − (K + λW⁻¹) α)‖ / ‖√W y‖ for the dual coefficients that are reported, y less its mean
-    with a free constant b; on a Fourier grid with what the error of the grid may add; by conjugate gradient in primal
+    with a free constant b; on a Fourier grid with what its error and rounding may add; by conjugate gradient in primal
     form without the weights too, over the rows that have one, if that is larger. "normal equations", of a factor in
     primal form: ‖ΦᵀWy − (ΦᵀWΦ + λI) w‖ / ‖ΦᵀWy‖ (where a target has no part in any feature, of the largest such norm
-    for its length) or, if that is above 1e-6, a bound of what this residual changes in predictions at the training
-    rows, relative to the targets; the bound alone by conjugate gradient in primal form where λ is 0, or so small that
-    float64 does not hold dual coefficients. Of kernel logistic regression the norm of the "gradient of the objective"
-    in the kernel's space, relative to that where all scores are 0."""
+    for its length) or, if it is above 1e-6, a bound of what this residual changes in predictions at the training
+    rows, relative to the targets; that bound, too, by conjugate gradient in primal form where λ is 0, or where it is
+    met and the residual of the dual system is not, as with a small λ. Of kernel logistic regression the norm of the
+    "gradient of the objective" in the kernel's space, relative to that where all scores are 0."""
     iterations: int
     """Iterations of conjugate gradient, also those that refine a factor in float32 (0 with a factor in float64); for
     kernel logistic regression, steps of Newton's method."""
