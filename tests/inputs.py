@@ -99,9 +99,9 @@ def memory_map(X, folder):
 
 
 def zarr_array(X, store, **layout):
-    """An array in a store or at a path, or in a folder of a test."""
+    """An array in a store or at a path, or in a folder of a test, with its chunks of zeros."""
     store, layout = store / "x.zarr" if isinstance(store, Path) else store, layout or {"chunks": thirds(X)}
-    array = zarr.create_array(store, shape=X.shape, dtype=X.dtype, **layout)
+    array = zarr.create_array(store, shape=X.shape, dtype=X.dtype, config={"write_empty_chunks": True}, **layout)
     array[...] = X
     return array
 

@@ -22,6 +22,7 @@ from dkrr.data.table_opening import (
     opened,
     with_columns,
 )
+from dkrr.data.watched import refuse_changed, watched
 
 __all__ = [
     "NO_LABELS",
@@ -42,11 +43,13 @@ __all__ = [
     "open_path",
     "open_table",
     "opened",
+    "refuse_changed",
     "refuse_group",
     "refuse_unreadable",
     "scan",
     "scan_tasks",
     "unframed",
+    "watched",
     "whole",
     "with_columns",
     "write_rows",

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -25,9 +26,16 @@ from numpy.typing import NDArray
 from dkrr.data.rows import ALL, Block, Rows, n_bytes
 from dkrr.errors import InputError, StoreError
 from dkrr.sparse import check_structure
+from dkrr.store.buckets import errors_of
 from dkrr.store.paths import faults_of, local_path
 from dkrr.store.places import read_all
-from dkrr.store.zarr_arrays import bucket_of_array, is_of_object_store, open_array, place_of
+from dkrr.store.zarr_arrays import (
+    bucket_of_array,
+    is_of_object_store,
+    open_array,
+    place_of,
+    refuse_missing_chunks,
+)
 from dkrr.text import format_bytes
 
 SCRATCH_BYTES = 2**20
@@ -328,8 +336,28 @@ class ZarrRows(OpenedRows):
         super().__init__(array, open_array, place, url=place if isinstance(place, str) else bucket_of_array(array))
         self.is_shared = isinstance(place, str) or is_of_object_store(array)
 
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        with self._errors():
+            return super().read(start, stop, columns)
+
     def take(self, indices: NDArray[np.intp]) -> Block:
-        return np.asarray(self.array.oindex[indices]).reshape(len(indices), self.shape[1])
+        with self._errors():
+            return np.asarray(self.array.oindex[indices]).reshape(len(indices), self.shape[1])
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Report errors of codecs, each of which has its own for a damaged chunk, and of what is behind a URL."""
+        url = self.url or ""
+        if "://" in url:
+            with errors_of(url):
+                yield
+            return
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError, TypeError) as error:
+            raise StoreError(
+                f"cannot read {url or self.array.store}: {error}: the array is damaged. Rewrite it"
+            ) from error
 
 
 class PlainRows(FilledRows, ZarrRows):
@@ -354,15 +382,16 @@ class PlainRows(FilledRows, ZarrRows):
                     read_all(
                         stream.fileno(), [target.reshape(-1).view(np.uint8).data], skip * out.itemsize * out.shape[1]
                     )
-            except FileNotFoundError:
-                target[...] = self.array.fill_value  # as Zarr does
+            except FileNotFoundError:  # Zarr would read its fill value
+                raise StoreError(f"the chunk {file} is gone: the array is damaged. Rewrite it") from None
             except EOFError:
                 raise StoreError(f"the chunk {file} ends too early: the array is damaged. Rewrite it") from None
             done += len(target)
 
 
-def zarr_rows(array: Any) -> Rows:
+def zarr_rows(array: Any, name: str) -> Rows:
     """Rows of an open Zarr array, which are read where it is; one in this process's memory is read at once."""
+    refuse_missing_chunks(array, name)
     if place_of(array) is None:
         return MemoryRows(np.asarray(array[:]))
     return PlainRows(array) if _has_plain_files(array) else ZarrRows(array)
@@ -394,9 +423,18 @@ class HdfRows(OpenedRows):
     ----------
     array : h5py.Dataset
         Another process opens the file itself.
+    name : str
+        What it is called in error messages.
     """
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, name: str = "X") -> None:
+        from h5py import h5d
+
+        if array.size and array.id.get_space_status() != h5d.SPACE_STATUS_ALLOCATED:
+            raise InputError(
+                f"{name} is a data set of HDF5, {array.file.filename}::{array.name}, of which not all was written; "
+                f"expected all, since HDF5 reads {array.fillvalue!s} in place of the rest: write it again"
+            )
         super().__init__(array, _data_set, array.file.filename, array.name)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:

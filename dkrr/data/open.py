@@ -51,10 +51,10 @@ METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
     (is_dask_array, DaskRows),
-    (is_zarr_array, lambda array, _: zarr_rows(array)),
+    (is_zarr_array, zarr_rows),
     (sp.issparse, csr_rows),
     (is_memory_map, lambda array, _: MappedRows(array)),
-    (is_hdf_array, lambda array, _: HdfRows(array)),
+    (is_hdf_array, HdfRows),
     (is_in_file, lambda array, _: ArrayRows(array)),  # of xarray: a slice is read and kept by its own array only
 ]
 """Is it this? Then these are its rows, for X and y alike. Tables go before, and anything else becomes an ndarray."""

@@ -51,6 +51,10 @@ class Rows(ABC):
     """True if every read may compute the rows anew, at an unknown cost."""
     is_shared: bool = False
     """True if another process can read the rows too (they are in a store, not in this process)."""
+    is_checked: bool = False
+    """True if what is read is compared with checksums already, or what it is made of."""
+    sums: Any = None
+    """Checksums of blocks of the rows of a fit (`data.watched`); None: nobody compares them."""
 
     @property
     def is_vector(self) -> bool:
@@ -267,16 +271,19 @@ def _blocks(rows: Rows, lengths: Sequence[int] = ()) -> list[int]:
     return [*(k for first, last in ends for k in range(first, last, height)), rows.shape[0]]
 
 
-def scan_tasks(rows: Rows, name: str, *, digest: bool, n_tasks: int, lengths: Sequence[int] = ()) -> list[Task]:
-    """Tasks that check all rows; their values, in order, are lists of the digests of blocks.
+def scan_tasks(
+    rows: Rows, name: str, *, digest: bool, n_tasks: int, lengths: Sequence[int] = (), sums: Any = None
+) -> list[Task]:
+    """Tasks that check all rows; their values, in order, are lists of the digests of blocks, and what `sums` are known.
 
-    With `digest` they hash the rows too, for a store that may be resumed. Messages call the rows `name`.
+    With `digest` they hash the rows too, for a store that may be resumed, and with `sums`, none of which is known, each
+    finds those of its rows. Messages call the rows `name`.
     """
     blocks = _blocks(rows, lengths)
     n_blocks = len(blocks) - 1
     cuts = [round(i * n_blocks / n_tasks) for i in range(n_tasks + 1)]
     return [
-        Task(f"scan-{name}-{first}", _scan, (rows, name, blocks[first : last + 1], digest), flops=last - first)
+        Task(f"scan-{name}-{first}", _scan, (rows, name, blocks[first : last + 1], digest, sums), flops=last - first)
         for first, last in itertools.pairwise(cuts)
         if last > first
     ]
@@ -313,18 +320,23 @@ def digest_of(array: NDArray[Any], before: str = "") -> str:
     return checksum.hexdigest()
 
 
-def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) -> list[str]:
+def _scan(
+    meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool, sums: Any = None
+) -> tuple[list[str], Any]:
     digests: list[str] = []
     ends, sha = set(blocks), None
     most = max(b - a for a, b in itertools.pairwise(blocks))
     # Blocks have this height, but for those that end where the rows ended earlier.
     cuts = sorted({blocks[0], blocks[-1], *(b for a, b in itertools.pairwise(blocks) if b - a < most)})
     stream = itertools.chain.from_iterable(rows.blocks(a, b, most) for a, b in itertools.pairwise(cuts))
+    if sums is not None:
+        sums = sums.anew()
+        stream = sums.through(stream)
     while True:
         with meter.time("read"):
             found = next(stream, None)
         if found is None:
-            return digests
+            return digests, None if sums is None else sums.known()
         where, block = found
         meter.bytes_read += 0 if rows.is_in_memory else n_bytes(block)
         check_finite(block, name, where.start, rows.names)
@@ -336,14 +348,15 @@ def _scan(meter: Meter, rows: Rows, name: str, blocks: list[int], digest: bool) 
                 dtype = np.dtype(block.dtype).newbyteorder("=")  # as a copy in a store has it
                 sha = hashlib.sha256(str(((n_rows, block.shape[1]), dtype.str)).encode())
             # Dense blocks may come in pieces, whose bytes follow each other; sparse ones come whole.
-            for array in _arrays_of(block):
+            for array in arrays_of(block):
                 sha.update(np.ascontiguousarray(array, array.dtype.newbyteorder("=")).data)
             if where.stop in ends:
                 digests.append(sha.hexdigest())
                 sha = None
 
 
-def _arrays_of(block: Block) -> list[NDArray[Any]]:
+def arrays_of(block: Block) -> list[NDArray[Any]]:
+    """Arrays whose bytes tell a block from others."""
     if not sp.issparse(block):
         return [block]
     return [block.data, block.indices.astype(np.int64), block.indptr.astype(np.int64)]

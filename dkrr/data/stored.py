@@ -33,6 +33,7 @@ class StoredCopy(Rows):
     """Rows that dkrr wrote, dense or sparse. Only the names and layouts of their arrays travel to other processes."""
 
     is_shared = True
+    is_checked = True
 
     @property
     @abstractmethod
@@ -278,6 +279,7 @@ class StoredGramRows(Rows):
     """Tiles of the lower triangle, each of a single panel."""
 
     is_shared = True
+    is_checked = True
 
     @property
     def url(self) -> str:

@@ -364,6 +364,8 @@ class TableRows(Rows):
 class FrameRows(TableRows):
     """Rows of a table with columns of any types: blocks are DataFrames of pandas, which a transformer takes."""
 
+    dtype = np.dtype(object)
+
     def __init__(self, table: Table) -> None:
         self.table, self.names = table, table.names
 

@@ -33,6 +33,7 @@ from dkrr.data.open import as_rows, load_labels
 from dkrr.data.rows import ALL, Block, Rows, cut, dense, first_bad, joined, n_bytes, taken
 from dkrr.data.table import FrameRows, Table
 from dkrr.data.table_opening import opened
+from dkrr.data.watched import watched
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns
@@ -330,10 +331,13 @@ def _means(imputer: Any, blocks: Iterable[Any]) -> Any:
 
 
 def transformed_inputs(transformer: Any, inputs: Rows) -> Any:
-    """Rows behind a fitted transformer: at once if they are in memory, else whenever they are read."""
+    """Training rows behind a fitted transformer: at once if they are in memory, else whenever they are read.
+
+    They are compared in front of it, since blocks of other heights may have other last digits behind it.
+    """
     if isinstance(inputs, HeldRows):
         return transformed_block(transformer, inputs.table)
-    return TransformedRows(inputs, transformer)
+    return TransformedRows(watched(inputs), transformer)
 
 
 def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
@@ -440,6 +444,7 @@ class TransformedRows(Rows):
     """
 
     is_computed = True
+    is_checked = True
 
     def __init__(self, inputs: Rows, transformer: Any) -> None:
         self.inputs, self.transformer, self.is_lazy = inputs, transformer, inputs.is_lazy

@@ -25,6 +25,7 @@ from dkrr.data import (
     refuse_group,
     refuse_unreadable,
     unframed,
+    watched,
     with_columns,
 )
 from dkrr.data.arrays import unlabelled
@@ -184,6 +185,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             if names is not None and isinstance(rows, MemoryRows) and len(names) == rows.shape[1]:
                 rows.names = tuple(names)
         check_sizes(kernel, rows, len(y))
+        rows = watched(rows, is_matrix=kernel.is_precomputed)
         settings = replace(settings, kernel=boxed(settings.kernel, rows))
         return X, settings, rows, y, checked_weights(sample_weight, len(y))
 

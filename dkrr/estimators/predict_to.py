@@ -20,7 +20,7 @@ from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_logistic import KernelClassifier
 from dkrr.estimators.kernel_ridge import RidgeRegressor
 from dkrr.fitting.gaussian_process import power_of_two
-from dkrr.fitting.prediction import check_width, predict_in_memory
+from dkrr.fitting.prediction import check_rows, predict_in_memory
 from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
@@ -132,7 +132,7 @@ def predict_to(
             raise InputError(f"{name} is {value!r}, and model is a {type(model).__name__}; expected a regression")
     kept, X = _kept(X, keep, model)
     rows = model._new_rows(X)
-    check_width(model._model, rows)
+    check_rows(model._model, rows)
     if kept is not None and kept.n_rows != rows.shape[0]:
         raise InputError(f"keep has {kept.n_rows} rows, and X has {rows.shape[0]}; expected as many")
     ends = ("_std",) * return_std + ("_lower", "_upper") * (interval is not None)

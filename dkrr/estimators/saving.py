@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 from dkrr.checks import checked_alphas, flag, location, shown
 from dkrr.cluster.process import ended_in_order
-from dkrr.data import MemoryRows, Rows, described_rows, whole, write_rows
+from dkrr.data import MemoryRows, Rows, described_rows, refuse_changed, whole, write_rows
 from dkrr.data.stored import StoredCopy
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
@@ -129,6 +129,7 @@ def save(
     }
     parts |= {f"{form.FEATURES}{digest}": MemoryRows(array) for digest, array in arrays_of(fitted.kernel).items()}
     if fitted.rows is not None:
+        refuse_changed(fitted.rows)
         parts[form.ROWS] = fitted.rows
     transformer = uncertain = None
     if uncertainty is not False:

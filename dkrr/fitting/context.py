@@ -30,6 +30,7 @@ from dkrr.cost import Stage
 from dkrr.data import MemoryRows, Rows, described_rows, scan, scan_tasks, write_rows
 from dkrr.data.rows import combine
 from dkrr.data.stored import StoredCopy
+from dkrr.data.watched import BlockSums, WatchedRows
 from dkrr.errors import InputError, MemoryLimitError, StoreError, UnreachableStoreError
 from dkrr.fitting.data import FitData
 from dkrr.fitting.storage import Checkpoints, MemoryStorage, Storage, StoredArrays, TemporaryFolder
@@ -350,6 +351,9 @@ class Context:
             If the store belongs to something else, or some worker does not see X.
         """
         name, store = None, self.stored.store
+        given, sums = rows, None
+        if isinstance(given, WatchedRows):
+            rows, sums = given.rows, given.sums
         if self.client is not None and rows.url is not None and (path := local_path(rows.url)) is not None:
             dask_client().check_path_is_shared(self.client, path, f"X at {rows.url}")
         if not rows.is_shared and not isinstance(rows, MemoryRows):
@@ -359,7 +363,7 @@ class Context:
         try:
             if name is not None:
                 rows = self._stage(rows, name, rows_per_chunk)
-            checksum = self._scan(rows)
+            checksum = self._scan(rows, sums)
             if self.storage.keeps and self.client is not None:
                 # A plan that the workers have no memory for must not be what the store holds from then on.
                 with self.progress.measured("starting workers"):
@@ -371,7 +375,7 @@ class Context:
                 store.delete(name)
             raise
         if rows.is_shared and name is None:
-            return rows
+            return given
         copy = self._earlier_copy(checksum)
         if copy is not None:
             if name is not None:
@@ -408,16 +412,19 @@ class Context:
         store.delete(name)
         return None
 
-    def _scan(self, rows: Rows) -> str:
-        """Refuse NaN and infinity; the checksum of the rows (of nothing, in a temporary store)."""
+    def _scan(self, rows: Rows, sums: BlockSums | None = None) -> str:
+        """Refuse NaN and infinity; the checksum of the rows (of nothing, in a temporary store); find the `sums`."""
         executor = SerialExecutor() if isinstance(rows, MemoryRows) else self.executor
-        tasks = scan_tasks(rows, "X", digest=self.storage.keeps, n_tasks=4 * self.slots)
+        tasks = scan_tasks(rows, "X", digest=self.storage.keeps, n_tasks=4 * self.slots, sums=sums)
         with self.progress.stage("checking X", sum(t.flops for t in tasks)):
             scanned = executor.run(tasks, self.progress)
         if executor is self.executor:  # the record is of those who do the work, and so is its peak memory
             self.add(scanned)
         values = scanned.values()
-        return combine(rows, [values[t.key] for t in tasks])
+        for task in tasks:
+            if sums is not None:
+                sums.take_over(values[task.key][1])
+        return combine(rows, [values[t.key][0] for t in tasks])
 
     def _stage(self, rows: Rows, name: str, rows_per_chunk: int) -> StoredCopy:
         with self.progress.stage("copying X", 1.0):

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.data import DaskRows, MemoryRows, Rows
+from dkrr.data import DaskRows, MemoryRows, Rows, refuse_changed
 from dkrr.data.arrays import row_major
 from dkrr.data.rows import check_finite, dense
 from dkrr.data.table import FrameRows
@@ -42,7 +42,7 @@ LAZY_BLOCK_BYTES = 16 * 2**20
 
 def predict(model: FittedFunction, rows: Rows) -> Any:
     """Predictions of shape (n, t): an ndarray, or a lazy Dask array if the rows are."""
-    check_width(model, rows)
+    check_rows(model, rows)
     # Tasks do not carry the owner of a temporary folder, which does not leave the process.
     lazy = by_blocks(rows, model.n_targets, partial(predict_in_memory, replace(model, keep_alive=None)))
     if lazy is None:
@@ -52,12 +52,14 @@ def predict(model: FittedFunction, rows: Rows) -> Any:
     return lazy
 
 
-def check_width(model: FittedFunction, rows: Rows) -> None:
-    """Refuse rows of another width than those of the fit; raises InputError."""
+def check_rows(model: FittedFunction, rows: Rows) -> None:
+    """Refuse rows of another width than those of the fit, and training rows that were changed; raises InputError."""
     if rows.shape[1] != model.n_features:
         raise InputError(
             f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
         )
+    if model.rows is not None:
+        refuse_changed(model.rows)
 
 
 def at_once(rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dkrr.data import Rows
-from dkrr.data.arrays import is_mapped
-from dkrr.data.rows import digest_of
+from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
@@ -81,7 +79,8 @@ class Processes:
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
         self._units: Array | None = None
         """Powers of two that the targets of the processes have been divided by; None: they are those of the fit."""
-        self._digest = None if is_mapped(outputs.values) else digest_of(outputs.values)
+        others = {"y": outputs.values, "sample_weight": request.weights}
+        self._watched = [watched(MemoryRows(a), name) for name, a in others.items() if a is not None] + [request.rows]
 
     @property
     def targets(self) -> Array:
@@ -95,9 +94,9 @@ class Processes:
         Raises
         ------
         InputError
-            If its targets were changed in place.
+            If its data were changed in place.
         """
-        self._refuse_changed_targets()
+        self._refuse_changed_data()
         return self._request
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,8 +104,8 @@ class Processes:
         return kept | {"_factored": {}, "_iterated": {}}  # factors are large
 
     def _prepare(self) -> None:
-        """Take what the fit drew, and see that the targets are those of the fit."""
-        self._refuse_changed_targets()
+        """Take what the fit drew, and see that the data are those of the fit."""
+        self._refuse_changed_data()
         if not self._is_prepared:
             self._request, self._is_prepared = self._request.with_settings(kernel=self._kernel), True
             self._units = sizes_out_of_range(self._outputs.values)
@@ -119,9 +118,10 @@ class Processes:
     def _is_primal(self) -> bool:
         return plan_of(self._request).has_primal_factor
 
-    def _refuse_changed_targets(self) -> None:
-        if self._digest is not None and digest_of(self._outputs.values) != self._digest:
-            raise InputError("y was changed in place after the fit; expected the targets of the fit: call fit again")
+    def _refuse_changed_data(self) -> None:
+        """Refuse data that were changed since the fit; rows outside of memory are compared when they are read."""
+        for rows in self._watched:
+            refuse_changed(rows)
 
     def factored(self) -> list[tuple[Numbers, FactoredProcess]]:
         """Processes with a factor each.
@@ -192,7 +192,7 @@ class Processes:
         if not self._learns:
             models = [(columns, one.fold_models(folds)) for columns, one in self.factored()]
             return CrossValidationIntervals.of(models, weights, folds, coverage, self._units)
-        self._refuse_changed_targets()
+        self._refuse_changed_data()
         found = refitted(self._given, self._learned, folds)
         everything = np.arange(self._outputs.values.shape[1])
         return CrossValidationIntervals.of([(everything, found.models)], weights, folds, coverage, None, found.encode)

@@ -122,6 +122,13 @@ def index_of(n_blocks: int, block_bytes: int) -> bytes:
     return index + struct.pack("<I", google_crc32c.value(index))
 
 
+def checksum(array: Any, before: int = 0) -> int:
+    """CRC-32C of the bytes of a contiguous array, or of those behind others."""
+    array = array.view()
+    array.flags.writeable = False  # the library takes no others
+    return google_crc32c.extend(before, array)  # type: ignore[no-any-return]
+
+
 def tail_of(block: Any, label: bytes) -> bytes:
     """Checksum of a block, and the second one, which goes on with its label."""
     plain = google_crc32c.value(block)

@@ -1,9 +1,11 @@
 """Zarr arrays of users: opened in any layout; and predictions, written as an ordinary array."""
 
+import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +14,7 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from dkrr.checks import BUCKETS
-from dkrr.errors import StoreError, UnreachableStoreError
+from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.store.buckets import errors_of, store_below
 from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
@@ -23,6 +25,10 @@ PREDICTIONS = "predictions"
 """Kind, in the attributes of an array or a group of predictions, by which it is known as one that may be replaced."""
 TEXT_ITEMS = 16
 """Bytes of a text in memory over those of a pointer to it, at a guess."""
+MAX_NAMED = 4
+"""Most missing chunks that a message names."""
+MAX_CHUNKS = 2**24
+"""Most chunks of an array that are looked for in a store that is not on this machine."""
 MAX_DEPTH = 4
 """Levels of groups in which arrays are looked for, for messages."""
 
@@ -122,6 +128,46 @@ def open_array(place: str | tuple[Any, str], mode: Literal["r", "r+"] = "r") -> 
     except Exception as error:  # of the library behind a URL
         with errors_of(place):
             raise error
+
+
+def refuse_missing_chunks(array: Any, name: str) -> None:
+    """Refuse a Zarr array of which chunks are not there: they would be read as its fill value, mostly 0.
+
+    Raises
+    ------
+    InputError
+        Naming the first ones, where the array is on this machine.
+    """
+    place = place_of(array)
+    at, folder = (f" at {place}", local_path(place)) if isinstance(place, str) else ("", None)
+    if folder is not None:
+        # The metadata may claim any number: the first ones that are missing end the search.
+        found = (key for key in _chunk_keys(array) if not (folder / key).exists())
+        missing = ", ".join(islice(found, MAX_NAMED))
+    elif array.nchunks > MAX_CHUNKS:
+        raise InputError(f"{name} is a Zarr array{at} of {array.nchunks} chunks; expected at most {MAX_CHUNKS}")
+    else:
+        n_missing = array.nchunks - array.nchunks_initialized
+        missing = f"{n_missing} of {array.nchunks}" if n_missing else ""
+    if missing:
+        fill = str(array.fill_value)
+        raise InputError(
+            f"{name} is a Zarr array{at} without its chunks {missing}; expected all, since Zarr reads {fill} in their "
+            f"place: write them again. If {fill} is what they hold, write the array with zarr.config.set("
+            f'{{"array.write_empty_chunks": True}}), or give its numbers, as in {name}=array[:]'
+        )
+
+
+def _chunk_keys(array: Any) -> Iterator[str]:
+    """Names of the files of all chunks, or shards."""
+    sides = array.shards or array.chunks
+    counts = [-(-size // side) for size, side in zip(array.shape, sides, strict=True)]
+    for k in range(math.prod(counts)):
+        position = list[int]()
+        for count in reversed(counts):
+            k, i = divmod(k, count)
+            position.insert(0, i)
+        yield array.metadata.encode_chunk_key(tuple(position))
 
 
 def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int) -> list[Any]:

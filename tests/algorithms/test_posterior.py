@@ -96,7 +96,7 @@ def test_what_has_no_variances_or_intervals_is_refused(data, iterates):
     with pytest.raises(InputError, match=r"cv=.*does not hold out every row once.*cv=10"):
         model.predict_interval(data.X_new, cv=ShuffleSplit(3))
     y[3, 0] += 1.0
-    with pytest.raises(InputError, match=r"y was changed.*call fit"):
+    with pytest.raises(InputError, match=r"y is not what was read.*call fit"):
         model.predict(data.X_new, return_std=True)
     model = KernelRidge(alpha=30.0, kernel="sigmoid", solver="cg").fit(data.X, data.y)
     with pytest.raises(InputError, match=r"kernel is Sigmoid.*positive semidefinite.*solver='cholesky'"):

@@ -59,7 +59,7 @@ def block_digests(rows, n_tasks=1, lengths=()):
     """Digests of blocks of rows, from each task."""
     tasks = scan_tasks(rows, "X", digest=True, n_tasks=n_tasks, lengths=lengths)
     values = SerialExecutor().run(tasks, Progress()).values()
-    return [values[task.key] for task in tasks]
+    return [values[task.key][0] for task in tasks]
 
 
 def digest(rows, n_tasks=1, lengths=()):

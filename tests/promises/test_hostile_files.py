@@ -120,7 +120,7 @@ class TestNumpyFiles:
     def test_what_does_not_fit_in_memory(self, tmp_path, monkeypatch):
         np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6))
         zarr.create_array(f"{tmp_path}/y.zarr", shape=(10**13,), chunks=(1000,), dtype="f8")
-        refused(tmp_path / "y.zarr", "X takes 72.8 TiB of memory", [load_labels])
+        refused(tmp_path / "y.zarr", "without its chunks c/0, c/1, c/2, c/3;")
         monkeypatch.setattr("dkrr.data.array_files.available_bytes", lambda: 10**6)
         refused(f"{tmp_path}/x.npz::a", "x.npz::a takes 7.63 MiB of memory, and 977 KiB are available")
 
@@ -215,8 +215,7 @@ class TestHdf5:
         assert np.array_equal(load_array(f"{path}::{member}"), X)
 
     def test_claims_of_hdf5_and_damaged_files_are_refused(self, path, tmp_path):
-        assert as_rows(f"{path}::claim").shape == (10**13, 1), "read in blocks"
-        refused(f"{path}::claim", "72.8 TiB of memory", [load_labels])
+        refused(f"{path}::claim", "claim, of which not all was written")
         raw = (tmp_path / "other.h5").read_bytes()
         for content in (raw[: len(raw) // 2], raw[:8], b"", bytes(b ^ (k % 37 == 0) for k, b in enumerate(raw))):
             (tmp_path / "cut.h5").write_bytes(content)

@@ -1,0 +1,260 @@
+"""Whether rows that are read again, in a later pass or after the fit, are still those that were read first.
+
+Standard deviations, leave-one-out residuals and likelihoods read X again, and so do predictions of a fit whose rows are
+not in memory. By then a file may have been written anew, or deleted. So blocks of rows that lie evenly have checksums
+(CRC-32C) from the first time that they are read: of rows outside of memory all of 128 MiB, since checking takes a few
+hundredths of the time of the fastest pass; of arrays in memory, and of matrices that are read in tiles, a few.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.data.rows import ALL, Block, Rows, arrays_of
+from dkrr.errors import InputError
+from dkrr.store.format import checksum
+
+BLOCK_BYTES, BLOCK_ROWS = 2**17, 2**14
+"""Size of a block, and most rows of one."""
+READ_BLOCKS, HELD_BLOCKS, FRAME_BLOCKS = 1024, 32, 32
+"""Most blocks that are compared of rows that are read, of those in memory, and of frames, whose sums take longer."""
+ROUNDING = 1e-9
+"""Difference of sums of computed rows, relative to those of absolute values, that other processors may leave."""
+
+
+class BlockSums:
+    """Checksums of every so many-th block of rows: kept when a block is first seen, and compared from then on.
+
+    They travel to other processes; what these see first is theirs alone, until it is `taken_over`.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows.
+    height : int
+        Rows of a block.
+    step : int
+        Of the blocks 0, step, 2 × step, ... there are checksums.
+    label : str
+        What the rows are of, for messages.
+    is_exact : bool
+        Whether bytes are compared; otherwise sums, of frames and of rows that are computed whenever they are read,
+        which other threads or processors may round in another way.
+    """
+
+    def __init__(self, n: int, height: int, step: int, label: str, *, is_exact: bool) -> None:
+        self.n, self.height, self.step, self.label, self.is_exact = n, height, step, label, is_exact
+        # Of each block a sum, and how large what was added was.
+        self._sums = np.full((-(-n // (height * step)), 2), np.nan)
+
+    def anew(self) -> "BlockSums":
+        """Sums of the same blocks, none of which is known."""
+        return BlockSums(self.n, self.height, self.step, self.label, is_exact=self.is_exact)
+
+    def starts(self) -> range:
+        """First rows of the blocks."""
+        return range(0, self.n, self.height * self.step)
+
+    def known(self) -> list[tuple[int, float, float]]:
+        """Number among those with checksums, sum and size of each block that is known."""
+        numbers = np.flatnonzero(~np.isnan(self._sums[:, 0]))
+        return [(int(k), *self._sums[k].tolist()) for k in numbers]
+
+    def take_over(self, known: list[tuple[int, float, float]]) -> None:
+        """Keep, or compare, what another process has seen first; raises InputError as `through`."""
+        for k, value, size in known:
+            self._meet(k, value, size)
+
+    def through(self, blocks: Iterable[tuple[slice, Block]]) -> Iterator[tuple[slice, Block]]:
+        """The same consecutive blocks of rows, once those that are seen whole in them have been compared.
+
+        Raises
+        ------
+        InputError
+            Naming the first rows that are not those that were seen first.
+        """
+        begun: _Begun = None
+        for where, block in blocks:
+            begun = self._follow(where, block, begun)
+            yield where, block
+
+    def see(self, start: int, block: Block) -> None:
+        """Compare rows from `start` on; raises InputError as `through`."""
+        self._follow(slice(start, start + block.shape[0]), block, None)
+
+    def _follow(self, where: slice, block: Block, begun: "_Begun") -> "_Begun":
+        """Compare the blocks that end in some rows; what is known of the one that goes on behind them."""
+        stride = self.height * self.step
+        k = where.start // stride
+        while k * stride < where.stop:
+            start, stop = k * stride, min(k * stride + self.height, self.n)
+            first, last = max(start, where.start), min(stop, where.stop)
+            if first == start:
+                begun = (0, 0.0)
+            if not isinstance(block, np.ndarray) and (first, last) != (start, stop):
+                begun = None  # parts of anything else would be further copies
+            if begun is not None and first < last:
+                piece = block[first - where.start : last - where.start]
+                begun = (_checksum if self.is_exact else _total)(begun, piece, first)
+                if last == stop:
+                    self._meet(k, *begun)
+                    begun = None
+            k += 1
+        return begun
+
+    def _meet(self, k: int, value: float, size: float) -> None:
+        known, other = self._sums[k].tolist()
+        if math.isnan(known):
+            self._sums[k] = value, size
+        elif abs(known - value) > ROUNDING * (size + other):
+            first = self.starts()[k]
+            last = min(first + self.height, self.n)
+            raise InputError(
+                f"{self.label} is not what was read first: of rows {first} to {last - 1} some were changed since, or "
+                f"are gone; expected the same rows as long as the model is used: restore them, or call fit again "
+                f"(with a copy, as in X.copy(), of an array that is written to)"
+            )
+
+
+_Begun = tuple[float, float] | None
+"""Sum and size of the rows of a block that were seen so far; None: its first rows were not."""
+
+
+def _checksum(before: tuple[float, float], rows: Block, first: int) -> tuple[float, float]:  # noqa: ARG001
+    """CRC-32C of the bytes of rows behind others; float64 holds it."""
+    found = int(before[0])
+    for array in arrays_of(rows):
+        is_plain = array.flags.c_contiguous and array.dtype.isnative
+        found = checksum(array if is_plain else np.ascontiguousarray(array, array.dtype.newbyteorder("=")), found)
+    return found, 0.0
+
+
+def _total(before: tuple[float, float], rows: Block, first: int) -> tuple[float, float]:
+    """Sum of the entries, times numbers that tell the rows apart, and of their absolute values."""
+    if hasattr(rows, "iloc"):
+        import pandas as pd
+
+        numbers = rows.select_dtypes("number")
+        of_others = pd.util.hash_pandas_object(rows.drop(columns=numbers.columns), index=False).to_numpy() / 2.0**64
+        rows = np.column_stack([numbers.to_numpy(np.float64, na_value=0.5), of_others])
+    elif isinstance(rows, np.ndarray):
+        rows = np.nan_to_num(rows, nan=0.5)
+    factors = 1.0 + np.arange(first, first + rows.shape[0]) % 64
+    with np.errstate(over="ignore", invalid="ignore"):
+        value, size = factors @ np.asarray(rows.sum(axis=1)), factors @ np.asarray(abs(rows).sum(axis=1))
+    return before[0] + float(value), before[1] + float(size)
+
+
+class WatchedRows(Rows):
+    """Rows outside of memory, all blocks of which are compared with what was read of them first.
+
+    Parameters
+    ----------
+    rows : Rows
+        Of a container of the user.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.is_sparse, self.names, self.is_lazy = rows.is_sparse, rows.names, rows.is_lazy
+        self.is_computed, self.is_shared, self.is_checked = rows.is_computed, rows.is_shared, True
+        self.sums: BlockSums = sums_of(rows)
+
+    @property
+    def is_vector(self) -> bool:
+        return self.rows.is_vector
+
+    @property
+    def url(self) -> str | None:
+        return self.rows.url
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
+
+    @property
+    def edges(self) -> Sequence[int] | None:
+        return self.rows.edges
+
+    @property
+    def pointers(self) -> NDArray[Any] | None:
+        return self.rows.pointers
+
+    @property
+    def index_bytes(self) -> int:
+        return self.rows.index_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return self.rows.n_bytes
+
+    @property
+    def read_overhead_bytes(self) -> int:
+        return self.rows.read_overhead_bytes
+
+    def task_edges(self, height: int) -> list[int]:
+        return self.rows.task_edges(height)
+
+    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
+        block = self.rows.read(start, stop, columns)
+        if columns == ALL:
+            self.sums.see(start, block)
+        return block
+
+    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
+        return self.sums.through(self.rows.blocks(start, stop, height))
+
+    def take(self, indices: NDArray[np.intp]) -> Block:
+        return self.rows.take(indices)
+
+
+def sums_of(rows: Rows, name: str = "X", most: int = READ_BLOCKS) -> BlockSums:
+    """Checksums of at most so many blocks of rows that messages call by a name, none of which is known yet."""
+    n, d = rows.shape
+    height = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, rows.row_bytes if rows.is_sparse else 8 * d)))
+    are_frames, n_blocks = np.dtype(rows.dtype).hasobject, -(-n // height)
+    step = -(-n_blocks // (FRAME_BLOCKS if are_frames else most))
+    label = name if rows.url is None else f"{name} at {rows.url}"
+    return BlockSums(n, height, step, label, is_exact=not (rows.is_computed or are_frames))
+
+
+def watched(rows: Rows, name: str = "X", *, is_matrix: bool = False) -> Rows:
+    """Rows of a fit, which are compared when they are read again; `refuse_changed` compares those in memory.
+
+    Parameters
+    ----------
+    rows : Rows
+    name : str
+        What messages call them.
+    is_matrix : bool
+        Whether they are those of a Gram matrix, of which tasks read tiles.
+    """
+    if rows.is_checked:
+        return rows
+    if not rows.is_in_memory and not is_matrix:
+        return WatchedRows(rows)
+    rows.sums = sums_of(rows, name, HELD_BLOCKS)
+    refuse_changed(rows)
+    return rows
+
+
+def refuse_changed(rows: Rows) -> None:
+    """Compare some blocks of rows of a fit that are not compared whenever they are read.
+
+    Raises
+    ------
+    InputError
+        If they are others than when they were `watched`.
+    """
+    sums = rows.sums
+    if sums is None or isinstance(rows, WatchedRows):
+        return
+    for start in sums.starts():
+        sums.see(start, rows.read(start, min(start + sums.height, sums.n)))
