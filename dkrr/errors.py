@@ -143,5 +143,9 @@ class NotFiniteError(DkrrError, FloatingPointError):
         return type(self), (self.message, self.row)
 
 
+class InputWarning(UserWarning):
+    """Data are used as they are, and may not be what was meant; the message says which, and what to do."""
+
+
 class ConvergenceWarning(UserWarning):
     """The solution is less accurate than required."""

@@ -6,6 +6,7 @@ tables, beside columns of the table that they were made of.
 """
 
 import csv
+import json
 import logging
 import re
 from bisect import bisect_left, bisect_right
@@ -46,6 +47,8 @@ ONE_BY_ONE: dict[str, Any] = {
 }
 """How `to_batches` reads: in order, with one batch in memory; of a whole Parquet file or CSV file it keeps what it has
 read, so these are read otherwise."""
+INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__")
+"""Names that pandas and Dask give to the columns of an index without a name."""
 KINDS: dict[Kind, tuple[str, ...]] = {
     "number": ("integer", "floating", "boolean", "decimal", "null"),  # of null all are missing, as messages say
     "text": ("string", "large_string", "string_view"),
@@ -74,6 +77,11 @@ class Source:
     owner : object, optional
         Owner of a temporary file, which is kept as long as this source; it does not travel to other processes.
 
+    Attributes
+    ----------
+    columns : tuple of Column
+        All columns, in order.
+
     Raises
     ------
     InputError
@@ -84,15 +92,13 @@ class Source:
         self._data, self.label, self._owner = data, label, owner
         self.is_in_memory = isinstance(data, pyarrow.Table)
         with reading(label):
-            _ = self.columns
+            self.columns = tuple(_columns(self.schema, label))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Source, (self._data, self.label)  # opened there again
 
     @cached_property
     def _dataset(self) -> Any:
-        if self.is_in_memory:
-            return pyarrow.dataset.dataset(self._data)
         filesystem, place = None, self._data
         if isinstance(place, str) and "://" in place:
             from fsspec.core import url_to_fs
@@ -103,12 +109,7 @@ class Source:
     @property
     def schema(self) -> pyarrow.Schema:
         """Names and types of Arrow."""
-        return self._dataset.schema
-
-    @cached_property
-    def columns(self) -> tuple[Column, ...]:
-        """All columns, in order."""
-        return tuple(Column(field.name, kind_of(field.type), str(field.type)) for field in self.schema)
+        return self._data.schema if self.is_in_memory else self._dataset.schema
 
     @cached_property
     def _groups(self) -> list[tuple[Any, int]]:
@@ -178,6 +179,29 @@ class Source:
             ", ".join(names),
         )
         return found
+
+
+def _columns(schema: Any, label: str) -> Iterator[Column]:
+    """Columns of a schema; raises InputError if what pandas has written into it is damaged.
+
+    An index is what the metadata of pandas call so, and what has a name that pandas and Dask give to an index only:
+    other programs that read and write such a file leave out the metadata.
+    """
+    index = []
+    written = (schema.metadata or {}).get(b"pandas")
+    if written is not None:
+        try:
+            index = json.loads(written)["index_columns"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            index = None
+        if not isinstance(index, list):
+            raise InputError(
+                f"{label} has metadata of pandas that are not JSON with a list of index_columns; expected them as "
+                f"pandas writes them: write the table again, or without them"
+            )
+    for field in schema:
+        is_index = field.name in index or INDEX.fullmatch(field.name) is not None
+        yield Column(field.name, kind_of(field.type), str(field.type), is_index)
 
 
 def kind_of(dtype: Any) -> Kind:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from dkrr.checks import CLASSES, shown, whole
 from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, cut
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError, InputWarning
 
 if TYPE_CHECKING:
     import pandas
@@ -28,6 +30,10 @@ BATCH_ROWS = 65536
 """Most rows that are decoded at once."""
 MAX_EXACT = 2**53
 """Larger whole numbers are not all represented in float64."""
+UNNAMED = re.compile(r"|Unnamed: \d+")
+"""Name of the column in which `to_csv` of pandas writes the index, and what `read_csv` calls it."""
+MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "n/a", "#N/A")
+"""Texts that stand for missing numbers in CSV."""
 MAX_NAMES = 12
 """Most names that a message lists."""
 TASK_BYTES = 64 * 2**20
@@ -42,6 +48,8 @@ class Column:
     kind: Kind
     dtype: str
     """Arrow's name of the type of its values."""
+    is_index: bool = False
+    """Whether it is the index of a DataFrame, which is a feature only if it is selected by its name."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,16 +80,15 @@ class Table:
 
     @classmethod
     def of(cls, source: Any) -> Table:
-        """Table of all columns of a source.
+        """Table of all columns of a source but those of an index.
 
         Raises
         ------
         InputError
             If it has no columns, or two with one name.
         """
-        names = tuple(column.name for column in source.columns)
-        check_names(names, source.label)
-        return cls(source, names)
+        check_names([column.name for column in source.columns], source.label)
+        return cls(source, tuple(column.name for column in source.columns if not column.is_index))
 
     def __repr__(self) -> str:
         shown_names = ", ".join(self.names[:8]) + (", ..." if len(self.names) > 8 else "")
@@ -103,8 +110,13 @@ class Table:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Columns of the container, also those that were not selected."""
+        """Columns of the container, also those that were not selected, and those of an index."""
         return tuple(column.name for column in self.source.columns)
+
+    @property
+    def index(self) -> tuple[str, ...]:
+        """Columns of the container that are the index of a DataFrame: patterns do not match them, their names do."""
+        return tuple(column.name for column in self.source.columns if column.is_index)
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -124,7 +136,7 @@ class Table:
         ----------
         patterns : str or sequence of str
             Names, or patterns with ``*``, ``?`` and ``[...]``; one text may hold several with commas between. Columns
-            that a pattern matches are in the order of the table. Each column is taken once.
+            that a pattern matches are in the order of the table, without those of an index. Each column is taken once.
         name : str
             What errors call the argument.
 
@@ -138,8 +150,13 @@ class Table:
             If a pattern matches no column; the message suggests names.
         """
         found: dict[str, None] = {}
-        for pattern in split_patterns(patterns, self.names, name):
-            matched = matching(pattern, self.names)
+        for pattern in split_patterns(patterns, self.all_names, name):
+            matched = matching(pattern, self.names, self.index)
+            if not matched and pattern in self.all_names:
+                raise InputError(
+                    f"{name} has {pattern!r}, a column of {self.source.label} that was not selected before; expected "
+                    f"one of those that were: {first_names(self.names)}"
+                )
             if not matched:
                 raise InputError(
                     f"{name} has {pattern!r}, and {self.source.label} has no such column; expected "
@@ -168,7 +185,7 @@ class Table:
             With the same columns.
         """
         checked = self if columns is None else Table.of(self.source).select(columns)
-        return replace(self, source=self.source.complete(checked.names))
+        return replace(self, source=self.source.complete(checked.names)) if checked.names else self
 
     def blocks(
         self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
@@ -192,19 +209,39 @@ class Table:
         for batch in self.source.batches(start, self.n_rows if stop is None else stop, self.names):
             for k in range(0, batch.num_rows, height):
                 part = batch.slice(k, height)
-                yield first, part.to_pandas()
+                yield first, part.to_pandas(ignore_metadata=True)
                 first += part.num_rows
 
     def to_pandas(self) -> pandas.DataFrame:
         """All rows as a DataFrame in memory."""
         import pyarrow
 
-        return pyarrow.Table.from_batches(list(self.source.batches(0, self.n_rows, self.names))).to_pandas()
+        schema = pyarrow.schema([self.source.schema.field(name) for name in self.names])
+        batches = self.source.batches(0, self.n_rows, self.names)
+        return pyarrow.Table.from_batches(list(batches), schema).to_pandas(ignore_metadata=True)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the numbers that `numbers` returns: float32 where it holds those of all columns, else float64."""
         return np.dtype(np.float32 if all(column.dtype == "float" for column in self.columns) else np.float64)
+
+    def check_content(self, name: str) -> None:
+        """Refuse a table without columns or rows by InputError, and warn of columns that are an index by accident."""
+        if not self.names:
+            index = (
+                f" and of an index, which is used where it is named: {first_names(self.index)}" if self.index else ""
+            )
+            raise InputError(f"{name} has no columns left; expected at least one besides those that are targets{index}")
+        if self.n_rows == 0:
+            raise InputError(f"{name} is empty: {self.source.label} has no rows, a minimum of 1 is required")
+        for column in filter(UNNAMED.fullmatch, self.names):
+            warnings.warn(
+                f"{name} has the column {column!r}, number {self.all_names.index(column)} (counted from 0) of "
+                f"{self.source.label}, as pandas writes an index into CSV: its values are used as those of any other "
+                f"column. Write the file with to_csv(index=False), or select the columns (columns=)",
+                InputWarning,
+                stacklevel=2,
+            )
 
     def check_numeric(self, name: str = "X") -> None:
         """Refuse columns of text, categories, dates and others.
@@ -376,10 +413,7 @@ class FrameRows(TableRows):
 
 def table_rows(table: Table, name: str) -> Rows:
     """Rows of numbers of a table: read into memory if they are in memory, else decoded when they are read."""
-    if not table.names:
-        raise InputError(f"{name} has no columns left; expected at least one besides those that are targets")
-    if table.n_rows == 0:
-        raise InputError(f"{name} is empty: {table.source.label} has no rows, a minimum of 1 is required")
+    table.check_content(name)
     return MemoryRows(table.numbers(0, table.n_rows, name)) if table.source.is_in_memory else TableRows(table, name)
 
 
@@ -427,9 +461,10 @@ def split_patterns(patterns: str | Iterable[str], names: Sequence[str], argument
     return listed
 
 
-def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """Names that a pattern matches, in order: the one that it is, or else all that fit it."""
-    return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+def matching(pattern: str, names: Sequence[str], index: Sequence[str] = ()) -> list[str]:
+    """Names that a pattern matches, in order: the one that it is, of an index too, or else all that fit it."""
+    is_name = pattern in names or pattern in index
+    return [pattern] if is_name else [name for name in names if fnmatchcase(name, pattern)]
 
 
 def suggested(pattern: str, names: Sequence[str]) -> str:
@@ -438,8 +473,12 @@ def suggested(pattern: str, names: Sequence[str]) -> str:
     near = [by_lower[name] for name in get_close_matches(pattern.lower(), list(by_lower), n=3)]
     if near:
         return " or ".join(map(repr, near))
-    more = ", ..." if len(names) > MAX_NAMES else ""
-    return "one of " + ", ".join(names[:MAX_NAMES]) + more
+    return f"one of {first_names(names)}"
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
 
 
 def beside(

@@ -1,7 +1,6 @@
 """From a path or a container to a `Table`, and from names of its columns to targets and weights."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,11 +200,9 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
         If a name is that of a column and of a path, or of neither.
     """
     X, taken, found = opened(X), list[str](), list[Any]()
-    is_table, names = isinstance(X, Table), None
-    if is_table or is_pandas_like(X):
-        names = X.all_names if is_table else [name for name in X.columns if isinstance(name, str)]
+    is_table = isinstance(X, Table)
     for value, argument in ((y, "y"), (sample_weight, "sample_weight")):
-        columns = None if names is None else _columns_named(value, names, argument)
+        columns = _columns_named(value, X, argument) if is_table or is_pandas_like(X) else None
         if columns is not None:
             taken += columns
             value = Table(X.source, tuple(columns)) if is_table else X[columns[0] if len(columns) == 1 else columns]
@@ -231,13 +228,15 @@ def in_memory(value: Any) -> Any:
     return value.to_pandas() if isinstance(value, Table) else value
 
 
-def _columns_named(value: Any, names: Sequence[str], argument: str) -> list[str] | None:
-    """Columns that an argument names; None if it is something else, such as a path."""
+def _columns_named(value: Any, X: Any, argument: str) -> list[str] | None:
+    """Columns of a table or DataFrame that an argument names; None if it is something else, such as a path."""
     if not isinstance(value, str):
         return None
+    columns, index = (X.all_names, X.index) if isinstance(X, Table) else (X.columns, ())
+    names = [name for name in columns if isinstance(name, str) and name not in index]
     text = value.removeprefix(OWN)
     parts = split_patterns(text, names, argument)
-    found = [matching(part, names) for part in parts]
+    found = [matching(part, names, index) for part in parts]
     at = value.partition("::")[0]  # empty of OWN
     is_path = "://" in at or os.path.exists(at)  # noqa: PTH110 (False of null bytes)
     if all(found):

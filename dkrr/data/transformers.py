@@ -112,6 +112,7 @@ def inputs_of(X: Any) -> Rows:
     """
     X = opened(X)
     if isinstance(X, Table):
+        X.check_content("X")
         return HeldRows(X.to_pandas()) if X.source.is_in_memory else FrameRows(X)
     if is_dask_frame(X):
         return PartitionRows(X)

@@ -322,7 +322,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             if is_numeric:
                 X.check_numeric()
             return X
-        known = set(X.names)
+        known = {*X.names, *X.index}
         missing = next((name for name in names if name not in known), None)
         if missing is not None and missing in X.all_names:
             raise InputError(

@@ -8,13 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.compose import make_column_transformer
+from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.data import as_rows, as_table, load_targets, with_columns
 from dkrr.data.arrays import is_mapped
 from dkrr.data.table import beside, regrouped
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError, InputWarning
 from dkrr.kernels import RBF, BagOfWords, Columns
 from tests.oracles import assert_close
 
@@ -98,6 +100,79 @@ def test_names_of_folders_are_columns(arrow, tmp_path):
     assert list(found["hour"]) == list(known["hour"]) and list(found["origin"]) == list(known["origin"])
 
 
+@pytest.mark.parametrize("where", ["parquet", "feather", "arrow table", "record batch", "copied", "polars"])
+def test_the_index_of_a_frame_is_a_feature_only_if_it_is_named(where, tmp_path):
+    shuffled = FRAME.assign(y=Y).sample(frac=1, random_state=0)
+    for index, frame in {
+        ("__index_level_0__",): shuffled,
+        ("id",): shuffled.rename_axis("id"),
+        ("__index_level_0__", "day"): shuffled.set_index(pd.date_range("2020", periods=N, name="day"), append=True),
+        ("__null_dask_index__",): shuffled.rename_axis("__null_dask_index__"),
+        (): shuffled.reset_index(drop=True),
+    }.items():
+        path, table = tmp_path / f"x.{where}", pa.Table.from_pandas(frame)
+        feather.write_feather(table, path) if where == "feather" else parquet.write_table(table, path)
+        made = {
+            "arrow table": lambda table=table: table,
+            "record batch": lambda table=table: table.to_batches()[0],
+            "copied": lambda path=path: dkrr.open_table(parquet.read_table(path)).drop_missing("a"),
+            "polars": lambda path=path: pytest.importorskip("polars").read_parquet(path),  # without the metadata
+        }
+        path = path.rename(tmp_path / "x.parquet") if where == "parquet" else path
+        X = made.get(where, lambda path=path: path)()
+        expected = tuple(name for name in ("a", "b", "c", "y", *index) if name not in index)
+        if where == "polars":
+            expected += tuple(name for name in index if not name.startswith("__"))
+        table = dkrr.open_table(X)
+        assert table.names == table.select("*").names == expected
+        if index:
+            assert table.select(f"{index[-1]},a").names == (index[-1], "a")
+
+
+def test_an_index_that_is_named_is_used_by_transformers_targets_and_predictions(tmp_path):
+    key = np.random.default_rng(1).permutation(N)
+    frame = FRAME.assign(y=Y).set_index(pd.Index(key, name="id"))
+    frame.to_parquet(tmp_path / "x.parquet", row_group_size=40)
+    path, rows = str(tmp_path / "x.parquet"), np.column_stack([key, X[:, 0]])
+    known = KernelRidge(0.1, kernel="rbf", transformer="standardize").fit(rows, Y)
+    for transformer in ("standardize", make_column_transformer((StandardScaler(), ["id", "a"]))):
+        model = KernelRidge(0.1, kernel="rbf", transformer=transformer).fit(f"{path}::id,a", "y")
+        assert list(model.feature_names_in_) == ["id", "a"]
+        assert_close(model.predict(path), known.predict(rows), 1e-9)
+    for transformer in (None, "standardize"):
+        assert list(KernelRidge(transformer=transformer).fit(path, "y").feature_names_in_) == ["a", "b", "c"]
+    assert_array_equal(with_columns(path, "id")[1].numbers(0, N)[:, 0], key)
+    frame.set_index(["a", "b", "c", "y"]).to_parquet(path)
+    with pytest.raises(InputError, match="X has no columns left; .* an index, .* named: a, b, c, y"):
+        KernelRidge().fit(path, Y)
+
+
+def test_a_column_that_pandas_writes_for_an_index_into_csv_is_named_by_a_warning(tmp_path):
+    path = f"{tmp_path}/x.csv"
+    for frame, name in ((FRAME, ""), (FRAME.rename_axis("Unnamed: 0"), "Unnamed: 0")):
+        frame.assign(y=Y).to_csv(path)
+        for use in (KernelRidge().fit, KernelRidge(transformer="standardize").fit, dkrr.plan):
+            with pytest.warns(InputWarning, match=rf"X has the column '{name}', number 0 .*index=False.*columns="):
+                use(path, "y")
+        with pytest.warns(InputWarning, match="y has the column"):
+            load_targets(path)
+        assert KernelRidge().fit(f"{path}::a,b", "y").n_features_in_ == 2
+
+
+@pytest.mark.parametrize("end", ["parquet", "csv", "feather"])
+def test_part_files_are_in_the_order_of_their_numbers(end, tmp_path):
+    write = {"parquet": parquet.write_table, "csv": csv.write_csv, "feather": feather.write_feather}[end]
+    for k in range(12):
+        write(pa.table({"a": [float(k)]}), tmp_path / f"part.{k}.{end}")
+    for place in (tmp_path, f"{tmp_path}/*.{end}"):
+        assert_array_equal(dkrr.open_table(place).numbers(0, 12)[:, 0], range(12))
+
+
+def test_partitions_are_in_the_order_of_their_numbers(tmp_path):
+    parquet.write_to_dataset(pa.table({"month": range(1, 13), "a": range(12)}), tmp_path, partition_cols=["month"])
+    assert_array_equal(dkrr.open_table(tmp_path, "a").numbers(0, 12)[:, 0], range(12))
+
+
 def test_files_of_other_file_systems_are_read(arrow):
     with pytest.importorskip("fsspec").open("memory://tables/x.parquet", "wb") as file:
         parquet.write_table(arrow, file, row_group_size=20)
@@ -125,6 +200,8 @@ def test_names_keep_their_order_and_patterns_that_of_the_table(arrow):
 def test_columns_that_a_table_lacks_are_named_with_the_nearest(arrow, patterns, match):
     with pytest.raises(InputError, match=match):
         dkrr.open_table(arrow).select(patterns)
+    with pytest.raises(InputError, match="'origin', a column of the table that was not selected before; .* were: hour"):
+        dkrr.open_table(arrow, "hour,day").select("origin")
 
 
 def test_decimals_half_precision_booleans_and_whole_numbers_up_to_2_to_53_are_numbers():
