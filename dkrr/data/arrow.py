@@ -27,7 +27,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from dkrr.cluster.folders import PrivateFolder
-from dkrr.data.table import BATCH_ROWS, TASK_BYTES, Column, Kind, Table, beside, check_names, regrouped
+from dkrr.data.table import BATCH_ROWS, TASK_BYTES, Column, Kind, Table, beside, check_names, natural_order, regrouped
 from dkrr.errors import InputError, InputTypeError
 from dkrr.store.places import place_at
 
@@ -117,7 +117,7 @@ class Source:
         with reading(self.label):
             return [
                 (fragment.subset(row_group_ids=[group.id]), int(group.num_rows))
-                for fragment in self._dataset.get_fragments()
+                for fragment in sorted(self._dataset.get_fragments(), key=lambda each: natural_order(each.path))
                 for group in fragment.row_groups
                 if group.num_rows
             ]

@@ -435,6 +435,11 @@ def regrouped(parts: Iterable[Any], height: int, join: Callable[[list[Any]], Any
         yield join(held)
 
 
+def natural_order(path: str) -> list[Any]:
+    """Key by which files are sorted, with numbers in their order as Dask has them: part.2 is before part.10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)]
+
+
 def check_names(names: Sequence[str], label: str) -> None:
     """Refuse a table without columns, and one with two columns of one name; raises InputError."""
     if not names:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dkrr.checks import is_existing_folder, location, shown
 from dkrr.data.arrays import is_dask_frame
-from dkrr.data.table import Table, matching, split_patterns, suggested
+from dkrr.data.table import Table, matching, natural_order, split_patterns, suggested
 from dkrr.errors import InputError, InputTypeError
 
 FORMATS = {
@@ -143,7 +143,7 @@ def _format_of(file: str) -> str | None:
 
 
 def _files(file: str) -> list[str]:
-    """Files of a table at a path, or that fit a pattern, in the order of their names.
+    """Files of a table at a path, or that fit a pattern, in the natural order of their names.
 
     Those of a folder are of the format of the first one, or in Parquet in folders that are partitions; none if it is
     one of Zarr.
@@ -151,8 +151,8 @@ def _files(file: str) -> list[str]:
     path = Path(file)
     if not _is_folder(file):
         matched = path.parent.glob(path.name) if "*" in path.name else ()
-        return [str(each) for each in sorted(matched) if each.is_file()] or [file]
-    inside = sorted(path.iterdir())
+        return sorted((str(each) for each in matched if each.is_file()), key=natural_order) or [file]
+    inside = sorted(path.iterdir(), key=lambda each: natural_order(each.name))
     if any(each.name in ZARR for each in inside):
         return []
     inside = [each for each in inside if not each.name.startswith((".", "_"))]  # other programs' files
