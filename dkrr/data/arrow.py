@@ -47,6 +47,8 @@ ONE_BY_ONE: dict[str, Any] = {
 }
 """How `to_batches` reads: in order, with one batch in memory; of a whole Parquet file or CSV file it keeps what it has
 read, so these are read otherwise."""
+MAGIC = b"ARROW1"
+"""First bytes of a file in Arrow's own format; a stream has others."""
 INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__")
 """Names that pandas and Dask give to the columns of an index without a name."""
 KINDS: dict[Kind, tuple[str, ...]] = {
@@ -133,16 +135,24 @@ class Source:
         return int(self.edges[-1])
 
     def batches(self, start: int, stop: int, names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """Some columns of the rows start ... stop − 1, in consecutive batches of at most BATCH_ROWS rows."""
+        """Some columns of the rows start ... stop − 1, in consecutive batches of at most BATCH_ROWS rows, validated.
+
+        Neither Arrow's memory, which may be a mapped file, nor what is decoded of Parquet has been: a number of a
+        category, or the position of a text, that is out of range is read from other memory.
+        """
         if self.is_in_memory:
             part = self._data.select(list(names)).slice(start, stop - start)
-            yield from part.to_batches(max_chunksize=BATCH_ROWS)
+            for batch in part.to_batches(max_chunksize=BATCH_ROWS):
+                with reading(self.label):
+                    batch.validate(full=True)
+                yield batch
             return
         first, last = bisect_right(self.edges, start) - 1, bisect_left(self.edges, stop)
         row = self.edges[first]
         for fragment, _ in self._groups[first:last]:
             with reading(self.label):
                 for batch in fragment.to_batches(self.schema, list(names), **ONE_BY_ONE):
+                    batch.validate(full=True)
                     skip = min(max(start - row, 0), batch.num_rows)
                     part = batch.slice(skip, max(min(stop - row, batch.num_rows) - skip, 0))
                     row += batch.num_rows
@@ -226,6 +236,10 @@ def reading(label: str) -> Iterator[None]:
 
 def source_of(value: Any) -> Source | None:
     """Source of a frame of any library that narwhals knows, in memory or lazy; None of other values."""
+    if isinstance(value, pyarrow.RecordBatch):
+        value = pyarrow.Table.from_batches([value])
+    if isinstance(value, pyarrow.Table):
+        return Source(value)
     with reading("the frame"):
         frame = narwhals.from_native(value, pass_through=True)
         if isinstance(frame, narwhals.LazyFrame):
@@ -235,8 +249,7 @@ def source_of(value: Any) -> Source | None:
         names = [name for name in frame.columns if not isinstance(name, str)]
         if names:
             raise InputTypeError(f"the frame has the column {names[0]!r}; expected names of text for all columns")
-        label = "the table" if isinstance(value, pyarrow.Table) else "the frame"
-        return Source(narwhals.maybe_reset_index(frame).to_arrow(), label)  # an index is not a column
+        return Source(narwhals.maybe_reset_index(frame).to_arrow(), "the frame")  # an index is not a column
 
 
 def _sink(frame: Any, path: str) -> None:
@@ -306,17 +319,29 @@ def _header(path: str) -> tuple[str, list[str]]:
 
 
 def arrow_source(paths: list[str], label: str) -> Source:
-    """Copy of files in Arrow's own format (IPC, Feather), or of one without an index, which is a stream."""
+    """Copy of files in Arrow's own format (IPC, Feather), also of those without an index, which are streams."""
+
+    def batches() -> Iterator[Any]:
+        for path in paths:
+            file = _opened_ipc(path)
+            is_stream = hasattr(file, "read_next_batch")
+            for batch in file if is_stream else map(file.get_batch, range(file.num_record_batches)):
+                batch.validate(full=True)  # before anything looks at its values: their places may be out of range
+                yield batch
+
     with reading(label):
-        try:
-            rows = pyarrow.dataset.dataset(paths, format="ipc")
-            _check_same({each.path: each.physical_schema.names for each in rows.get_fragments()})
-            batches = rows.to_batches(**ONE_BY_ONE)
-        except pyarrow.ArrowInvalid:
-            if len(paths) > 1:
-                raise
-            rows = batches = pyarrow.ipc.open_stream(paths[0])
-        return _copied(label, rows.schema, batches)
+        schemas = {path: _opened_ipc(path).schema for path in paths}
+        schema = schemas[paths[0]]
+        check_names(schema.names, label)
+        _check_same({path: schema.names for path, schema in schemas.items()})
+        return _copied(label, schema, batches())
+
+
+def _opened_ipc(path: str) -> Any:
+    """File in Arrow's own format, or stream."""
+    with pyarrow.input_stream(path, compression=None) as stream:
+        is_file = stream.read(len(MAGIC)) == MAGIC
+    return pyarrow.ipc.open_file(path) if is_file else pyarrow.ipc.open_stream(path)
 
 
 def _check_same(names: Mapping[str, Sequence[str]]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.preprocessing import OneHotEncoder
 
 import dkrr
 from dkrr.data import as_rows, load_array
@@ -171,6 +172,75 @@ class TestPlaces:
         os.mkfifo(tmp_path / "pipe.npy")
         with pytest.raises(InputError, match="is a pipe"):
             dkrr.KernelRidge().fit(**dict.fromkeys("Xy", tmp_path / "x.npy") | {name: tmp_path / "pipe.npy"})
+
+
+class TestTables:
+    """What Arrow takes as it is in memory and in its own files, and what pandas writes into its schemas."""
+
+    @pytest.fixture
+    def table(self):
+        pa = pytest.importorskip("pyarrow")
+        text = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 2**30, 3], "i4")), pa.py_buffer(b"abc")])
+        category = pa.DictionaryArray.from_arrays(np.array([0, 1, 2**20], "i4"), ["a", "b"], safe=False)
+        return pa.table({"a": [1.0, 2.0, 3.0], "text": text, "category": category})
+
+    @pytest.mark.parametrize("column", ["text", "category"])
+    @pytest.mark.parametrize("kind", ["new_file", "new_stream", "memory", "batch"])
+    def test_values_at_places_out_of_range_are_refused(self, tmp_path, table, column, kind):
+        import pyarrow.ipc
+
+        path = str(tmp_path / "x.arrow")
+        if kind.startswith("new"):
+            with getattr(pyarrow.ipc, kind)(path, table.schema) as writer:
+                writer.write_table(table)
+        source = {"memory": table, "batch": table.to_batches()[0]}.get(kind, path)
+        with pytest.raises(InputError, match="cannot read .*(out of bounds|[Oo]ffset)"):
+            dkrr.open_table(source).select(column).to_pandas()
+        with pytest.raises(InputError, match="cannot read"):
+            dkrr.KernelRidge(transformer=OneHotEncoder()).fit(dkrr.open_table(source).select(column), [1, 2, 3])
+
+    def test_columns_in_memory_that_are_not_used_are_not_read(self, table):
+        assert np.array_equal(dkrr.open_table(table).select("a").numbers(0, 3)[:, 0], [1, 2, 3])
+
+    def test_texts_of_parquet_that_are_not_unicode_are_refused(self, tmp_path):
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pa.table({"a": ["kept here"] * 9}), tmp_path / "x.parquet", compression="none")
+        raw = (tmp_path / "x.parquet").read_bytes()
+        (tmp_path / "x.parquet").write_bytes(raw.replace(b"kept here", b"kept\xffhere"))
+        with pytest.raises(InputError, match="UTF8"):
+            dkrr.open_table(tmp_path / "x.parquet").to_pandas()
+
+    @pytest.mark.parametrize(
+        "written",
+        [b"{x", b"\xff\xfe\xff", b"[1]", b"3", b"{}", b"[" * 10**5, b'{"index_columns": 4}', b'{"index_columns": "a"}'],
+        ids=range(8),
+    )
+    def test_damaged_metadata_of_pandas_are_refused(self, tmp_path, written):
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = pa.table({"a": [1.0]}).replace_schema_metadata({b"pandas": written})
+        parquet.write_table(table, tmp_path / "x.parquet")
+        with pa.ipc.new_file(tmp_path / "x.arrow", table.schema) as writer:
+            writer.write_table(table)
+        for source in (table, tmp_path / "x.parquet", tmp_path / "x.arrow"):
+            with pytest.raises(InputError, match="metadata of pandas that are not JSON with a list of index_columns"):
+                dkrr.open_table(source)
+
+    def test_metadata_of_pandas_may_name_columns_that_do_not_exist(self):
+        pa = pytest.importorskip("pyarrow")
+        written = b'{"index_columns": ["gone", {"kind": "range"}, 3, [[]], "b"]}'
+        table = pa.table({"a": [1.0], "b": [2.0]}).replace_schema_metadata({b"pandas": written})
+        assert dkrr.open_table(table).names == ("a",)
+
+    def test_tables_without_columns_are_refused(self, tmp_path):
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = pa.table({})
+        parquet.write_table(table, tmp_path / "x.parquet")
+        for kind in ("new_file", "new_stream"):
+            with getattr(pa.ipc, kind)(tmp_path / f"{kind}.arrow", table.schema) as writer:
+                writer.write_table(table)
+        for source in (table, *tmp_path.iterdir()):
+            with pytest.raises(InputError, match="has no columns; expected a table with at least one"):
+                dkrr.open_table(source)
 
 
 class TestHdf5:
