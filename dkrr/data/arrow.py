@@ -225,7 +225,7 @@ def reading(label: str) -> Iterator[None]:
     """Report errors of Arrow, of frames and of the file system as bad input, with the name of the table."""
     try:
         yield
-    except (pyarrow.ArrowException, OSError, ValueError, ImportError, RuntimeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, ImportError, RuntimeError, LookupError) as error:
         if isinstance(error, InputError):
             raise
         text = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -307,15 +307,25 @@ def csv_source(paths: list[str], label: str) -> Source:
 def _header(path: str) -> tuple[str, list[str]]:
     """Delimiter of a CSV file, and the names in its first line."""
     with pyarrow.input_stream(path, compression="detect") as stream:
-        line = stream.read(HEADER_BYTES).partition(b"\n")[0]
+        content = stream.read(HEADER_BYTES).lstrip(b"\r\n")
+    line = re.split(rb"[\r\n]", content, maxsplit=1)[0]
+    if content and line == content:
+        what = "no rows" if len(content) < HEADER_BYTES else "a first line of more than 1 MiB"
+        raise InputError(f"{path} has {what}; expected the names of the columns in its first line, and rows below")
     try:
-        text = line.decode("utf-8-sig").rstrip("\r")
+        text = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text in UTF-8 ({error}); expected a CSV file in UTF-8: convert it") from None
+        shown_error = f"{error.reason} at byte {error.start}"
+        raise InputError(
+            f"{path} is not text in UTF-8 ({shown_error}); expected a CSV file in UTF-8: convert it"
+        ) from None
     if not text.strip():
         raise InputError(f"{path} is empty; expected the names of the columns in its first line")
     delimiter = max(",;\t", key=text.count)
-    return delimiter, next(csv.reader([text], delimiter=delimiter))
+    try:
+        return delimiter, next(csv.reader([text], delimiter=delimiter))
+    except csv.Error as error:
+        raise InputError(f"{path}: {error} in its first line; expected the names of the columns there") from error
 
 
 def arrow_source(paths: list[str], label: str) -> Source:

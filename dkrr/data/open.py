@@ -280,7 +280,9 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
         If it is sparse or does not exist.
     """
     y = _opened(y, name)
-    if not isinstance(y, Table):
+    if isinstance(y, Table):
+        y.check_content(name)
+    else:
         rows = _rows_of_targets(y, name)
         return _asarray(y, name) if rows is None else _loaded(rows, name)
     if len(y.names) != 1:
@@ -316,6 +318,7 @@ def _rows_of_targets(y: Any, name: str) -> Rows | None:
     if isinstance(y, Rows):
         return y
     if isinstance(y, Table):
+        y.check_content(name)
         return TableRows(y, name)
     if sp.issparse(y):
         raise InputTypeError(f"{name} is sparse; expected a dense array: use toarray()")

@@ -254,7 +254,9 @@ class Table:
         for column in self.columns:
             if column.kind != "number":
                 others = [other.name for other in self.columns if other.kind == "number"]
-                raise InputTypeError(not_numbers(name, column.name, column.kind, column.dtype, others))
+                values = (block[column.name] for _, block in replace(self, names=(column.name,)).blocks())
+                stray = stray_text(values) if column.kind == "text" else None
+                raise InputTypeError(not_numbers(name, column.name, column.kind, column.dtype, others, stray))
 
     def numbers(self, start: int, stop: int, name: str = "X") -> NDArray[Any]:
         """Rows start ... stop − 1 as an array of shape (stop − start, number of columns), of `dtype`.
@@ -279,8 +281,31 @@ class Table:
         return np.asarray(self.to_pandas()[self.names[0]].to_numpy())
 
 
-def not_numbers(name: str, column: str, kind: str, dtype: str, others: Sequence[str]) -> str:
-    """Message about a column that does not hold numbers; `others` do."""
+def stray_text(parts: Iterable[pandas.Series]) -> tuple[int, Any] | None:
+    """Row and value of the first text in a column of mostly numbers; None of a column of text."""
+    import pandas
+
+    row = n_numbers = 0
+    for values in parts:
+        is_number = pandas.to_numeric(values, errors="coerce").notna()
+        strays = np.flatnonzero(~is_number & values.notna() & ~values.isin(MISSING))
+        n_numbers += int(is_number.sum())
+        if len(strays):
+            return (row + int(strays[0]), values.iloc[strays[0]]) if 2 * len(strays) < n_numbers else None
+        row += len(values)
+    return None
+
+
+def not_numbers(
+    name: str, column: str, kind: str, dtype: str, others: Sequence[str], stray: tuple[int, Any] | None = None
+) -> str:
+    """Message about a column that does not hold numbers; `others` do. See `stray_text`."""
+    if stray is not None:
+        row, value = stray
+        return (
+            f"{name} has {shown(value)} in row {row} (counted from 0) of the column {column!r}, which holds mostly "
+            f"numbers; expected numbers in all rows: correct it, or leave it empty if the number is missing"
+        )
     if name == "y" and kind in ("text", "category"):
         return f"y is the column {column!r} of {kind} ({dtype}); expected numbers: {CLASSES}"
     rest = ",".join(others) or "a,b"

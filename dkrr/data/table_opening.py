@@ -245,7 +245,13 @@ def _columns_named(value: Any, X: Any, argument: str) -> list[str] | None:
                 f"{argument} is {value!r}, which is a column of X and a path; expected one of the two: './{value}' is "
                 f"the path, and '{OWN}{value}' the column"
             )
-        return list(dict.fromkeys(name for part in found for name in part))
+        named = list(dict.fromkeys(name for part in found for name in part))
+        twice = next((name for name in named if names.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(
+                f"{argument} is {value!r}, and X has two columns {twice!r}; expected one: rename the other"
+            )
+        return named
     if is_path or (not any(found) and _looks_like_a_path(value)):
         return None
     missing = next(part for part, columns in zip(parts, found, strict=True) if not columns)

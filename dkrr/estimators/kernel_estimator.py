@@ -30,7 +30,7 @@ from dkrr.data import (
 )
 from dkrr.data.arrays import unlabelled
 from dkrr.data.open import is_in_blocks
-from dkrr.data.table import not_numbers, suggested
+from dkrr.data.table import check_names, not_numbers, stray_text, suggested
 from dkrr.data.transformers import (
     HeldRows,
     TransformedRows,
@@ -400,10 +400,19 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
 
 
 def target_names(y: Any) -> list[str] | None:
-    """Names of the columns of targets: of a table, a DataFrame or a Series; None without names."""
+    """Names of the columns of targets: of a table, a DataFrame or a Series; None without names.
+
+    Raises
+    ------
+    InputError
+        If two have the same name.
+    """
     names = [y.name] if hasattr(y, "to_frame") and hasattr(y, "name") else getattr(y, "columns", None)
     names = list(y.names) if isinstance(y, Table) else [] if names is None else list(names)
-    return names if names and all(isinstance(name, str) for name in names) else None
+    if not names or not all(isinstance(name, str) for name in names):
+        return None
+    check_names(names, "y")  # predictions are tables with these names
+    return names
 
 
 def named_error(name: str, error: Exception) -> InputError:
@@ -422,7 +431,8 @@ def unreadable_column(X: Any) -> InputError | None:
         except (TypeError, ValueError):
             kind = "category" if str(dtype) == "category" else "text"
             others = [str(c) for c in X.columns if getattr(X[c].dtype, "kind", "O") in "biuf"]
-            return InputTypeError(not_numbers("X", str(name), kind, str(dtype), others))
+            stray = stray_text([X[name]]) if kind == "text" else None
+            return InputTypeError(not_numbers("X", str(name), kind, str(dtype), others, stray))
     return None
 
 

@@ -2,6 +2,8 @@
 
 import gzip
 import pickle
+import re
+from pathlib import Path
 
 import dask
 import numpy as np
@@ -243,6 +245,22 @@ def test_columns_of_text_dates_and_lists_are_refused_with_what_to_do(arrow):
             as_rows(table.select(["hour", column]))
 
 
+def test_a_stray_word_among_numbers_is_named_with_its_row(tmp_path):
+    numbers, path = [f"{k},{k}" for k in range(30)], f"{tmp_path}/x.csv"
+    for word in ("oops", "?"):
+        Path(path).write_text("\n".join(["a,y", ",1", *numbers, f"{word},1", "other,1"]))
+        match = f"X has '{re.escape(word)}' in row 31 .* of the column 'a', which holds mostly numbers; .*correct it"
+        frame = dkrr.open_table(path).to_pandas()
+        for X in (path, frame):
+            with pytest.raises(InputTypeError, match=match):
+                KernelRidge().fit(X, "y")
+        with pytest.raises(InputTypeError, match=match.replace("X has", "y has")):
+            KernelRidge().fit(f"{path}::y", f"{path}::a")
+    Path(path).write_text("\n".join(["a,y", "AB1,1", "7,2", "8,3", "AB2,3"]))
+    with pytest.raises(InputTypeError, match="column 'a' of text .*OneHotEncoder"):
+        KernelRidge().fit(path, "y")
+
+
 def test_incomplete_rows_are_left_out():
     columns = {"a": [1.0, None, 3.0, 4.0], "b": [1.0, 2.0, float("nan"), 4.0], "t": ["x", "y", "z", None]}
     table = dkrr.open_table(pa.table(columns))
@@ -321,7 +339,8 @@ def test_delimiters_marks_and_compression_are_found(tmp_path):
     (tmp_path / "a.csv").write_text("\ufeffa;b\r\n1;2\r\n")
     (tmp_path / "b.tsv").write_text("a\tb\n1\t2\n")
     (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
-    for name in ("a.csv", "b.tsv", "c.csv.gz"):
+    (tmp_path / "d.csv").write_bytes(b"\r\ra,b\r1,2\r")
+    for name in ("a.csv", "b.tsv", "c.csv.gz", "d.csv"):
         table = dkrr.open_table(tmp_path / name)
         assert table.names == ("a", "b")
         assert_array_equal(table.numbers(0, 1), [[1, 2]])
@@ -341,7 +360,11 @@ def test_quoted_names_may_hold_delimiters(tmp_path):
         (b"a,b\n1,2\n3\n", "cannot read .*x.csv"),
         (b"a\xff,b\n1,2\n", "not text in UTF-8"),
         (b"a,b\n", "is empty"),
+        (b"a,b", "has no rows; expected the names .* and rows below"),
+        (b"a" * 140_000 + b",b\n1,2\n", "field larger than field limit .* in its first line"),
+        (b"a," * 2**19 + b"b\n1,2\n", "a first line of more than 1 MiB"),
     ],
+    ids=range(9),
 )
 def test_files_that_are_not_tables_are_refused(tmp_path, content, match):
     (tmp_path / "x.csv").write_bytes(content)
@@ -374,6 +397,22 @@ def test_targets_and_weights_are_columns_of_the_table_and_leave_x(arrow):
     assert X.names == ("dep_time",) and y.names == ("dep_delay", "arr_delay") and w.names == ("hour",)
     with pytest.raises(InputError, match="X has no columns besides hour"):
         with_columns(dkrr.open_table(arrow, "hour"), "hour")
+
+
+def test_tables_without_rows_and_columns_of_one_name_are_refused(tmp_path):
+    parquet.write_table(pa.table({"a": pa.array([], "f8"), "y": pa.array([], "f8")}), tmp_path / "x.parquet")
+    path = str(tmp_path / "x.parquet")
+    for rows, targets in ((path, "y"), (X, f"{path}::y"), (path, Y > 0)):
+        for model in (KernelLogisticRegression(), KernelLogisticRegression(transformer="standardize"), KernelRidge()):
+            with pytest.raises(InputError, match="is empty: .*x.parquet has no rows"):
+                model.fit(rows, targets)
+    twice = pd.DataFrame(np.column_stack([X, Y]), columns=["a", "b", "y", "y"])
+    with pytest.raises(InputError, match="y is 'y', and X has two columns 'y'; expected one"):
+        KernelRidge().fit(twice, "y")
+    with pytest.raises(InputError, match="y has two columns 'y'; expected a name for each"):
+        KernelRidge().fit(X, twice["y"])
+    with pytest.raises(InputError, match="the table has two columns 'a'"):
+        dkrr.open_table(pa.table([[1.0], [2.0]], names=["a", "a"]))
 
 
 def test_names_that_are_columns_and_paths_or_neither_are_refused(arrow, tmp_path, monkeypatch):
