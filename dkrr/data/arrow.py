@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from dkrr.cluster.folders import PrivateFolder
 from dkrr.data.table import BATCH_ROWS, TASK_BYTES, Column, Kind, Table, beside, check_names, natural_order, regrouped
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.store.bucket_files import file_system
 from dkrr.store.places import place_at
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ ONE_BY_ONE: dict[str, Any] = {
 }
 """How `to_batches` reads: in order, with one batch in memory; of a whole Parquet file or CSV file it keeps what it has
 read, so these are read otherwise."""
+PACKED = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
+"""Compression of a CSV file, by the end of its name."""
 MAGIC = b"ARROW1"
 """First bytes of a file in Arrow's own format; a stream has others."""
 INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__")
@@ -73,7 +76,7 @@ class Source:
     Parameters
     ----------
     data : pyarrow.Table, str or list of str
-        The table; or file, folder, or files; a URL of a file system that fsspec knows.
+        The table; or file, folder, or files; URLs of buckets, or of a file system that fsspec knows.
     label : str
         What messages call it.
     owner : object, optional
@@ -101,12 +104,13 @@ class Source:
 
     @cached_property
     def _dataset(self) -> Any:
-        filesystem, place = None, self._data
-        if isinstance(place, str) and "://" in place:
-            from fsspec.core import url_to_fs
-
-            filesystem, place = url_to_fs(place)
-        return pyarrow.dataset.dataset(place, filesystem=filesystem, format="parquet", partitioning="hive")
+        paths = [self._data] if isinstance(self._data, str) else self._data
+        files, places = None, list(paths)
+        if "://" in paths[0]:
+            found = [file_system(path) for path in paths]
+            files, places = found[0][0], [place for _, place in found]
+        place = places[0] if isinstance(self._data, str) else places
+        return pyarrow.dataset.dataset(place, filesystem=files, format="parquet", partitioning="hive")
 
     @property
     def schema(self) -> pyarrow.Schema:
@@ -225,9 +229,13 @@ def reading(label: str) -> Iterator[None]:
     """Report errors of Arrow, of frames and of the file system as bad input, with the name of the table."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise InputError(f"the path {label} does not exist") from error
     except (pyarrow.ArrowException, OSError, ValueError, ImportError, RuntimeError, LookupError) as error:
         if isinstance(error, InputError):
             raise
+        if isinstance(error, DkrrError):
+            raise InputError(f"cannot read {label}: {error}") from error
         text = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InputError(
             f"cannot read {label}: {text}; expected a whole table, with names and texts in Unicode"
@@ -282,7 +290,7 @@ def csv_source(paths: list[str], label: str) -> Source:
     def opened(path: str, schema: Any = None) -> Any:
         read = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
         parse, convert = pyarrow.csv.ParseOptions(delimiter=delimiter), pyarrow.csv.ConvertOptions(column_types=schema)
-        return pyarrow.csv.open_csv(path, read, parse, convert)
+        return pyarrow.csv.open_csv(_text(path), read, parse, convert)
 
     types = pyarrow.types
     with reading(label):
@@ -304,9 +312,23 @@ def csv_source(paths: list[str], label: str) -> Source:
                 fields[int(found[1])] = field.with_type(wider)
 
 
+def _opened(path: str) -> Any:
+    """File of this machine, or in a bucket, as Arrow reads it."""
+    if "://" not in path:
+        return pyarrow.OSFile(path)
+    files, place = file_system(path)
+    return pyarrow.PythonFile(files.open(place), "r")
+
+
+def _text(path: str) -> Any:
+    """Content of a CSV file, decompressed."""
+    end = path.lower().rpartition(".")[2]
+    return pyarrow.input_stream(_opened(path), compression=PACKED.get(end))
+
+
 def _header(path: str) -> tuple[str, list[str]]:
     """Delimiter of a CSV file, and the names in its first line."""
-    with pyarrow.input_stream(path, compression="detect") as stream:
+    with _text(path) as stream:
         content = stream.read(HEADER_BYTES).lstrip(b"\r\n")
     line = re.split(rb"[\r\n]", content, maxsplit=1)[0]
     if content and line == content:
@@ -349,9 +371,10 @@ def arrow_source(paths: list[str], label: str) -> Source:
 
 def _opened_ipc(path: str) -> Any:
     """File in Arrow's own format, or stream."""
-    with pyarrow.input_stream(path, compression=None) as stream:
-        is_file = stream.read(len(MAGIC)) == MAGIC
-    return pyarrow.ipc.open_file(path) if is_file else pyarrow.ipc.open_stream(path)
+    file = _opened(path)
+    is_file = file.read(len(MAGIC)) == MAGIC
+    file.seek(0)
+    return pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
 
 
 def _check_same(names: Mapping[str, Sequence[str]]) -> None:

@@ -1,13 +1,16 @@
 """From a path or a container to a `Table`, and from names of its columns to targets and weights."""
 
 import os
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dkrr.checks import is_existing_folder, location, shown
+from dkrr.checks import BUCKETS, is_existing_folder, location, shown
 from dkrr.data.arrays import is_dask_frame
 from dkrr.data.table import Table, matching, natural_order, split_patterns, suggested
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.store.places import place_at
 
 FORMATS = {
     "parquet": (".parquet", ".pq", ".parq"),
@@ -18,6 +21,8 @@ FORMATS = {
 NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
 """Ends of the names of files that are refused with what to use instead."""
 ZARR = ("zarr.json", ".zarray", ".zgroup")
+IN_BUCKETS = tuple(f"{protocol}://" for protocol in BUCKETS)
+"""Beginnings of URLs whose folders are listed; those of other file systems name one file, or a folder in Parquet."""
 
 
 def open_table(path: Any, columns: Any = None) -> Table:
@@ -27,8 +32,8 @@ def open_table(path: Any, columns: Any = None) -> Table:
     ----------
     path : str, Path, DataFrame of pandas or polars, lazy frame, Arrow table or Table
         A file in Parquet, CSV or Arrow's format (``.parquet``, ``.csv``, ``.csv.gz``, ``.feather``), a folder of such
-        files, also partitioned by columns (``year=2013/...``), a pattern of files (``data/*.parquet``), or the URL of a
-        Parquet file or folder; with ``::a,b`` behind it for some of the columns.
+        files, also partitioned by columns (``year=2013/...``), a pattern of files (``data/*.parquet``), or the URL of
+        one of these in a bucket; with ``::a,b`` behind it for some of the columns.
         CSV and Arrow files and lazy frames are copied once to a temporary file in Parquet.
     columns : str or sequence of str, optional
         Names or patterns of the columns (`Table.select`); None: all.
@@ -97,13 +102,13 @@ def table_at(path: str, name: str = "path") -> Table | None:
             f"{name}: {file} is a netCDF file; expected an array of it, from Python: "
             f"xarray.open_dataset({file!r}, chunks={{}})['variable'], or a table in Parquet"
         )
-    is_named, is_url = _format_of(file) is not None, "://" in file
-    if not is_named and (is_url or not _is_folder(file)):
-        return None
-    paths = [file] if is_url else _files(file)
-    if not is_named and not paths:
+    is_named = _format_of(file) is not None
+    if not is_named and not _is_folder(file):
         return None
     try:
+        paths = _files(file)
+        if not is_named and not paths:
+            return None
         table = Table.of(_source(file, paths))
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
@@ -114,14 +119,12 @@ def _source(file: str, paths: list[str]) -> Any:
     """Source of what was given as a file, which are these files."""
     if not paths:
         raise InputError(f"the path {file} does not exist, or has no files of a table")
-    is_url, form = "://" in file, _format_of(paths[0])
-    if is_url and form != "parquet":
-        raise InputError(f"{file} is a URL; expected a file in Parquet there: download or convert this one first")
-    for path in () if is_url else paths:
-        is_existing_folder(path)
-    arrow = arrow_tables(file)
+    for path in paths:
+        if "://" not in path:
+            is_existing_folder(path)
+    arrow, form = arrow_tables(file), _format_of(paths[0])
     if form == "parquet":
-        return arrow.Source(file if is_url or Path(file).exists() else paths, file)
+        return arrow.Source(paths if _is_pattern(file) else file, file)
     return arrow.csv_source(paths, file) if form == "csv" else arrow.arrow_source(paths, file)
 
 
@@ -148,24 +151,44 @@ def _files(file: str) -> list[str]:
     Those of a folder are of the format of the first one, or in Parquet in folders that are partitions; none if it is
     one of Zarr.
     """
-    path = Path(file)
+    if _is_pattern(file):
+        folder, slash, pattern = file.rpartition("/")
+        matched = [folder + slash + name for name in _names(folder + slash) if fnmatchcase(name, pattern)]
+        return sorted((each for each in matched if "://" in each or Path(each).is_file()), key=natural_order) or [file]
     if not _is_folder(file):
-        matched = path.parent.glob(path.name) if "*" in path.name else ()
-        return sorted((str(each) for each in matched if each.is_file()), key=natural_order) or [file]
-    inside = sorted(path.iterdir(), key=lambda each: natural_order(each.name))
-    if any(each.name in ZARR for each in inside):
+        return [file]
+    inside = sorted(_names(file), key=natural_order)
+    if any(name in ZARR for name in inside):
         return []
-    inside = [each for each in inside if not each.name.startswith((".", "_"))]  # other programs' files
-    forms = {str(each): form for each in inside if (form := _format_of(each.name)) is not None}
+    inside = [f"{file.rstrip('/')}/{name}" for name in inside if not name.startswith((".", "_"))]  # not other programs'
+    forms = {each: form for each in inside if (form := _format_of(each)) is not None}
     if forms:
         first = next(iter(forms.values()))
         return [each for each, form in forms.items() if form == first]
-    partitions = (str(each) for each in inside if "=" in each.name and _is_folder(str(each)))
+    partitions = (each for each in inside if "=" in each.rpartition("/")[2])
     return [each for part in partitions for each in _files(part) if _format_of(each) == "parquet"]
 
 
+def _is_pattern(path: str) -> bool:
+    return "*" in path.rpartition("/")[2] and ("://" in path or not os.path.exists(path))  # noqa: PTH110
+
+
+def _names(folder: str) -> list[str]:
+    """Names in a folder, or in a bucket below a URL; none if it does not exist."""
+    if "://" in folder:
+        return place_at(folder).names() if folder.startswith(IN_BUCKETS) else []
+    return [each.name for each in Path(folder).iterdir()] if _is_folder(folder or ".") else []
+
+
 def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and os.access(path, os.R_OK | os.X_OK)  # noqa: PTH112 (False of too long a name)
+    """Whether there is a folder that can be read; in a bucket one that is not an array or a group of Zarr."""
+    if "://" not in path:
+        return os.path.isdir(path) and os.access(path, os.R_OK | os.X_OK)  # noqa: PTH112 (False of too long a name)
+    if path.startswith(IN_BUCKETS):
+        with suppress(DkrrError):  # what opens it says why it cannot be read
+            place = place_at(path)
+            return not any(map(place.size, ZARR)) and place.is_folder()
+    return False
 
 
 OWN = "::"

@@ -3,6 +3,7 @@
 import gzip
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import dask
@@ -20,6 +21,7 @@ from dkrr.data.arrays import is_mapped
 from dkrr.data.table import beside, regrouped
 from dkrr.errors import InputError, InputTypeError, InputWarning
 from dkrr.kernels import RBF, BagOfWords, Columns
+from dkrr.store.places import place_at
 from tests.oracles import assert_close
 
 pa = pytest.importorskip("pyarrow")
@@ -180,6 +182,39 @@ def test_files_of_other_file_systems_are_read(arrow):
         parquet.write_table(arrow, file, row_group_size=20)
     found = dkrr.open_table("memory://tables/x.parquet::dep_*").numbers(0, N)
     assert_array_equal(found, np.column_stack([arrow["dep_time"], arrow["dep_delay"]]))
+
+
+@pytest.mark.parametrize("end", ["parquet", "csv", "csv.gz", "feather"])
+def test_tables_in_buckets_are_read_by_obstore(end, tmp_path, memory_bucket, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    rows, at, path = pa.table({"a": np.arange(24.0), "y": Y[:24]}), place_at(memory_bucket), tmp_path / "x"
+    write = {"parquet": parquet.write_table, "feather": feather.write_feather}.get(end, csv.write_csv)
+
+    def put(place, name, part):
+        write(part, path)
+        place.write(name, [gzip.compress(path.read_bytes()) if end.endswith("gz") else path.read_bytes()])
+
+    put(at, f"x.{end}", rows)
+    for k in range(12):
+        put(at.at("parts"), f"part.{k}.{end}", rows.slice(2 * k, 2))
+    at.at("parts").write("_SUCCESS", [b""])
+    for place in (f"x.{end}", "parts", f"parts/*.{end}"):
+        found = dkrr.open_table(f"{memory_bucket}/{place}::a,y").numbers(0, 24)
+        assert_allclose(found, np.column_stack([rows["a"], rows["y"]]), rtol=1e-12)
+    model = KernelRidge().fit(f"{memory_bucket}/x.{end}::a", f"{memory_bucket}/parts::y")
+    assert model.predict(f"{memory_bucket}/parts::a").shape == (24,)
+    with pytest.raises(InputError, match=f"X: the path {memory_bucket}/gone.{end} does not exist"):
+        KernelRidge().fit(f"{memory_bucket}/gone.{end}", "y")
+
+
+def test_partitions_in_buckets_are_columns_and_arrays_are_not_tables(memory_bucket, tmp_path):
+    at = place_at(memory_bucket)
+    for k in range(12):
+        parquet.write_table(pa.table({"a": [float(k)]}), tmp_path / "x")
+        place_at(f"{memory_bucket}/months/month={k}").write("x.parquet", [(tmp_path / "x").read_bytes()])
+    assert_array_equal(dkrr.open_table(f"{memory_bucket}/months").numbers(0, 12), np.arange(12)[:, None].repeat(2, 1))
+    at.at("months").write("zarr.json", [b"{}"])
+    assert as_table(f"{memory_bucket}/months") is None is as_table(f"{memory_bucket}/nothing")
 
 
 def test_names_keep_their_order_and_patterns_that_of_the_table(arrow):

@@ -180,7 +180,9 @@ class TestTables:
     @pytest.fixture
     def table(self):
         pa = pytest.importorskip("pyarrow")
-        text = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 2**30, 3], "i4")), pa.py_buffer(b"abc")])
+        text = pa.Array.from_buffers(
+            pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 2**30, 3], "i4")), pa.py_buffer(b"abc")]
+        )
         category = pa.DictionaryArray.from_arrays(np.array([0, 1, 2**20], "i4"), ["a", "b"], safe=False)
         return pa.table({"a": [1.0, 2.0, 3.0], "text": text, "category": category})
 
