@@ -206,7 +206,7 @@ CONTAINERS = [
     Container("sparse npz", sparse_npz, ".npz, sparse", "`x.npz`", **SPARSE_HELD, **PATH),
     Container("parquet", parquet, "Parquet", "`x.parquet`, `x.parquet::a,b*`, URL", **PATH),
     Container("parquet folder", parquet_folder, "Parquet, a folder", "`folder`, `year=2013/...`, URL", **PATH),
-    Container("csv", csv, "CSV", "`x.csv`, `x.tsv`, `x.csv.gz`, `data/*.csv`, URL", **PATH, keeps_dtype=False, note=COPIED),
+    Container("csv", csv, "CSV", "`x.csv`, `x.tsv`, `x.csv.gz`, `data/*.csv`, URL", **PATH, keeps_dtype=False, note=COPIED,),
     Container("feather", feather, "Arrow file", "`x.feather`, `x.arrow`, URL", **PATH, note=COPIED),
     Container("hdf5", hdf5, "HDF5", "`x.h5::group/data`", **PATH),
     Container("staged", staged, is_shared=True),

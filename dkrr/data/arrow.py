@@ -201,7 +201,7 @@ def _columns(schema: Any, label: str) -> Iterator[Column]:
     An index is what the metadata of pandas call so, and what has a name that pandas and Dask give to an index only:
     other programs that read and write such a file leave out the metadata.
     """
-    index = []
+    index: Any = []
     written = (schema.metadata or {}).get(b"pandas")
     if written is not None:
         try:

@@ -237,7 +237,7 @@ class _Columns:
         else:
             names, is_vector = known or [PREDICTION], True
             dtype, fixed_type = _label_type(classes), np.array(classes.tolist()).dtype
-        return cls(tuple(_free_name(name, kept) for name in names), dtype, fixed_type, is_vector)
+        return cls(_free_names(names, kept), dtype, fixed_type, is_vector)
 
 
 def _label_type(classes: NDArray[Any]) -> Any:
@@ -251,10 +251,14 @@ def _label_type(classes: NDArray[Any]) -> Any:
     )
 
 
-def _free_name(name: str, kept: tuple[str, ...]) -> str:
-    while name in kept:
-        name = f"{PREDICTION}_{name}"
-    return name
+def _free_names(names: Sequence[str], kept: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of columns of predictions, each once and none of them kept."""
+    found = dict.fromkeys(kept)
+    for name in names:
+        while name in found:
+            name = f"{PREDICTION}_{name}"
+        found[name] = None
+    return tuple(found)[len(kept) :]
 
 
 def _kept(X: Any, keep: Any, model: Any) -> tuple[Table | None, Any]:

@@ -199,3 +199,10 @@ def test_what_fails_names_the_row_and_leaves_nothing(end, ridge):
     with pytest.raises((InputError, NotFiniteError), match="row 200"):
         dkrr.predict_to(ridge, bad, f"p{end}")
     assert list(Path.cwd().iterdir()) == [Path.cwd() / "x.parquet"]
+
+
+def test_columns_of_predictions_have_a_name_each(tmp_path):
+    y = TABLE[["arr_delay", "hour"]].set_axis(["t", "t_std"], axis=1)
+    model = dkrr.KernelRidge(1.0, kernel="rbf").fit(X, y)
+    dkrr.predict_to(model, X, "p.parquet", return_std=True)
+    assert dkrr.open_table("p.parquet").names == ("t", "t_std", "prediction_t_std", "t_std_std")
