@@ -172,10 +172,11 @@ sparse_npz = file("s.npz", lambda path, X: sp.save_npz(path, sp.csc_matrix(X)))
 HELD = {"in_memory": True, "is_lazy": False}
 SPARSE_HELD = {**HELD, "is_sparse": True, "is_target": False}
 PATH = {"is_path": True}
+LOSSY = {"keeps_dtype": False}
 COPIED, COUNTED = "copied once to Parquet", "rows are counted"
 
 CONTAINERS = [
-    Container("lists", lambda X, folder: X.tolist(), "lists", "`[[1.0, 2.0], ...]`", **HELD, keeps_dtype=False),
+    Container("lists", lambda X, folder: X.tolist(), "lists", "`[[1.0, 2.0], ...]`", **HELD, **LOSSY),
     Container("ndarray", lambda X, folder: X, "NumPy array", "`np.ndarray`", **HELD),
     Container("fortran", lambda X, folder: np.asfortranarray(X), **HELD),
     Container("strided", strided, **HELD),
@@ -206,7 +207,7 @@ CONTAINERS = [
     Container("sparse npz", sparse_npz, ".npz, sparse", "`x.npz`", **SPARSE_HELD, **PATH),
     Container("parquet", parquet, "Parquet", "`x.parquet`, `x.parquet::a,b*`, URL", **PATH),
     Container("parquet folder", parquet_folder, "Parquet, a folder", "`folder`, `year=2013/...`, URL", **PATH),
-    Container("csv", csv, "CSV", "`x.csv`, `x.tsv`, `x.csv.gz`, `data/*.csv`, URL", **PATH, keeps_dtype=False, note=COPIED,),
+    Container("csv", csv, "CSV", "`x.csv`, `x.tsv`, `x.csv.gz`, `data/*.csv`, URL", **PATH, **LOSSY, note=COPIED),
     Container("feather", feather, "Arrow file", "`x.feather`, `x.arrow`, URL", **PATH, note=COPIED),
     Container("hdf5", hdf5, "HDF5", "`x.h5::group/data`", **PATH),
     Container("staged", staged, is_shared=True),
