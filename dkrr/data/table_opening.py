@@ -1,7 +1,6 @@
 """From a path or a container to a `Table`, and from names of its columns to targets and weights."""
 
 import os
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from dkrr.checks import BUCKETS, is_existing_folder, location, shown
 from dkrr.data.arrays import is_dask_frame
 from dkrr.data.table import Table, matching, natural_order, split_patterns, suggested
-from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.store.places import place_at
 
 FORMATS = {
@@ -103,15 +102,17 @@ def table_at(path: str, name: str = "path") -> Table | None:
             f"xarray.open_dataset({file!r}, chunks={{}})['variable'], or a table in Parquet"
         )
     is_named = _format_of(file) is not None
-    if not is_named and not _is_folder(file):
-        return None
     try:
+        if not is_named and not _is_folder(file):
+            return None
         paths = _files(file)
         if not is_named and not paths:
             return None
         table = Table.of(_source(file, paths))
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
+    except StoreError as error:  # of a bucket
+        raise InputError(f"{name}: cannot read {file}: {error}") from error
     return table.select(columns, name) if columns else table
 
 
@@ -184,11 +185,10 @@ def _is_folder(path: str) -> bool:
     """Whether there is a folder that can be read; in a bucket one that is not an array or a group of Zarr."""
     if "://" not in path:
         return os.path.isdir(path) and os.access(path, os.R_OK | os.X_OK)  # noqa: PTH112 (False of too long a name)
-    if path.startswith(IN_BUCKETS):
-        with suppress(DkrrError):  # what opens it says why it cannot be read
-            place = place_at(path)
-            return not any(map(place.size, ZARR)) and place.is_folder()
-    return False
+    if not path.startswith(IN_BUCKETS):
+        return False
+    place = place_at(path)
+    return not any(map(place.size, ZARR)) and place.is_folder()
 
 
 OWN = "::"
