@@ -14,7 +14,7 @@ from dkrr.checks import checked_alphas, flag, location, shown
 from dkrr.cluster.process import ended_in_order
 from dkrr.data import MemoryRows, Rows, described_rows, refuse_changed, whole, write_rows
 from dkrr.data.stored import StoredCopy
-from dkrr.errors import InputError, InputTypeError, StoreError
+from dkrr.errors import DamagedChunkError, InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.model_description import (
@@ -43,6 +43,7 @@ from dkrr.kernels.map_base import FeatureMap
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
 from dkrr.store import description as form
+from dkrr.store.chunks import REMEDY
 from dkrr.store.format import write_group
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
@@ -387,10 +388,15 @@ def _held(rows: StoredCopy, *, column_major: bool) -> Rows:
 def _damage_reported(url: str) -> Iterator[None]:
     try:
         yield
+    except DamagedChunkError as error:
+        what = str(error).removesuffix(f". {REMEDY}")
+        raise StoreError(f"the model {url} is damaged: {what}. {form.SAVE_AGAIN}") from error
     except StoreError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RecursionError) as error:
-        raise StoreError(f"the model {url} is damaged: its description does not fit its content ({error!r})") from error
+        raise StoreError(
+            f"the model {url} is damaged: its description does not fit its content ({error!r}). {form.SAVE_AGAIN}"
+        ) from error
 
 
 def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: dict[str, Any]) -> None:

@@ -250,11 +250,13 @@ class TiledSystems(DirectSystems):
         both = with_probe(right_sides, scaling)
         vectors = partial(context.stored.vectors, group, grid=grid, width=both.shape[1])
         sides, between, solution = vectors("right-sides", data=both), vectors("forward"), vectors("solution")
-        sums = {name: vectors(name, grid=sums_grid(grid)) for name in ("forward-sums", "backward-sums")}
-        forward = Substitution.resumable(factor, sides, between, sums["forward-sums"], transpose=False)
-        backward = Substitution.resumable(factor, between, solution, sums["backward-sums"], transpose=True)
-        context.run_tasks("substitution", both_sweeps(forward, backward))
-        for name in sums:
+        names = "forward-sums", "backward-sums"
+        if not solution.is_complete:
+            of_forward, of_backward = (vectors(name, grid=sums_grid(grid)) for name in names)
+            forward = Substitution.resumable(factor, sides, between, of_forward, transpose=False)
+            backward = Substitution.resumable(factor, between, solution, of_backward, transpose=True)
+            context.run_tasks("substitution", both_sweeps(forward, backward))
+        for name in names:
             context.stored.delete(f"{group}/{name}")
         x, check = solution.load(), None
         found, probe = x[:, :-1], SolvedProbe.of_solution(both[:, -1], x[:, -1], scaling)
@@ -309,12 +311,15 @@ class TiledSystems(DirectSystems):
             If a pivot is not positive; what exists of the factor is deleted.
         """
         grid, storage = self.grid, self.context.stored
+        shift_of_tiles = storage.vectors(group, "shift", grid, 1, shift)
+        factor = storage.matrix(group, "factor", grid, dtype)
+        n_sums = 0 if factor.is_complete else self._n_sums()
         system = TiledSystem(
             source=self.source,
-            shift=storage.vectors(group, "shift", grid, 1, shift),
-            factor=storage.matrix(group, "factor", grid, dtype),
+            shift=shift_of_tiles,
+            factor=factor,
             columns_per_task=self.columns_per_task,
-            partial=tuple(storage.matrix(group, f"sum-{k}", grid, dtype) for k in range(self._n_sums())),
+            partial=tuple(storage.matrix(group, f"sum-{k}", grid, dtype) for k in range(n_sums)),
         )
         tasks = cholesky_tasks(system)
         total = sum(step.flops(grid) for step in tile_steps(grid.n_tiles, self.columns_per_task))
@@ -325,5 +330,4 @@ class TiledSystems(DirectSystems):
             raise
         for k in range(self._n_sums()):
             storage.delete(f"{group}/sum-{k}")
-        assert isinstance(system.factor, TiledMatrix)
-        return system.factor
+        return factor

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster import Progress
 from dkrr.cluster.folders import PrivateFolder
 from dkrr.cluster.process import ended_in_order
 from dkrr.config import setting
@@ -98,7 +99,7 @@ class StoredArrays(Storage):
         self._begin(group)
         array = self.store.create_array(f"{group}/{name}", (grid.n, width), (grid.tile, width))
         if data is not None:
-            array.fill(np.asarray(data, np.float64).reshape(grid.n, width))
+            array.complete(np.asarray(data, np.float64).reshape(grid.n, width))
         return array
 
     def matrix(self, group: str, name: str, grid: TileGrid, dtype: str = "float64") -> TiledMatrix:
@@ -107,16 +108,14 @@ class StoredArrays(Storage):
         return self.store.matrix(f"{group}/{name}", grid, dtype)
 
     def check(self) -> None:
-        check_owned(self.store.url)
+        check_owned()
 
     def _begin(self, group: str) -> None:
-        self.check()
         if group not in self._groups:
             self.store.create_group(group)
             self._groups.add(group)
 
     def delete(self, name: str) -> None:
-        self.check()
         self.store.delete(name)
         self._groups.discard(name)
 
@@ -124,8 +123,23 @@ class StoredArrays(Storage):
         return self.store.note(name)
 
     def set_note(self, name: str, value: Any) -> None:
-        self.check()
         self.store.set_note(name, value)
+
+
+class Watched(Progress):
+    """Ends a run when its store is lost, as soon as work is done: a stage may take hours.
+
+    Parameters
+    ----------
+    storage : Storage
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__()
+        self._storage = storage
+
+    def advance(self, flops: float) -> None:  # noqa: ARG002
+        self._storage.check()
 
 
 class TemporaryFolder(PrivateFolder):
@@ -192,7 +206,6 @@ class Snapshots:
         self.store.set_note(name, sorted(arrays))
 
     def _fill(self, group: str, arrays: dict[str, Array]) -> None:
-        check_owned(self.store.url)
         self.store.delete(group)
         self.store.create_group(group)
         for name, array in arrays.items():
@@ -212,9 +225,15 @@ class Snapshots:
             return None
 
     def write(self, arrays: dict[str, Array], plain: dict[str, Any], shown: dict[str, Any]) -> None:
-        """Save them, with what `dkrr.status` shows; they are complete when the store's description names them."""
-        self._fill(f"{CHECKPOINT}-{self._turn}", arrays)
+        """Save them, with what `dkrr.status` shows; they are complete when the store's description names them.
+
+        Those of the last checkpoint stay: a finished run that is read again writes nothing.
+        """
         digests = {name: digest_of(arrays[name]) for name in sorted(arrays)}
+        last = self.store.checkpoint()
+        if last is not None and (last["arrays"], last["plain"]) == (digests, plain):
+            return
+        self._fill(f"{CHECKPOINT}-{self._turn}", arrays)
         self.store.set_note(CHECKPOINT, {"turn": self._turn, "arrays": digests, "plain": plain, "shown": shown})
         self._turn = 1 - self._turn
 
@@ -340,7 +359,6 @@ def discarded(run: RunStore, found: DamagedChunkError) -> str:
     """
     damaged = {(error.url, error.key) for error in run.damage()} | {(found.url, found.key)}
     for url, key in damaged:
-        check_owned(run.url)
         run.discard(url, key)
     first = ", ".join(sorted(f"{key} of {url.removeprefix(run.url).strip('/')}" for url, key in damaged)[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""

@@ -7,7 +7,7 @@ another array or of another run does not pass for the right one. A chunk is one 
 caller's buffer; Zarr's array interface would copy it several times, and decode it on one event-loop thread.
 """
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
@@ -286,7 +286,7 @@ class ChunkedArray:
             )
 
     def _damaged(self, key: str, what: str) -> DamagedChunkError:
-        return DamagedChunkError(f"chunk {key} of {self.url} {what}. {_REMEDY}", self.url, key)
+        return DamagedChunkError(f"chunk {key} of {self.url} {what}. {REMEDY}", self.url, key)
 
     def write(self, coordinates: tuple[int, ...], data: NDArray[Any]) -> int:
         """Write one whole chunk and return the number of bytes written.
@@ -333,6 +333,11 @@ class ChunkedArray:
         """Delete a chunk."""
         self._place.at(key_of(coordinates)).delete(STORE)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks are there with their full size."""
+        return len(self.present()) == prod(self.grid)
+
     def check_complete(self) -> None:
         """Refuse an array without all of its chunks, before memory is taken for it.
 
@@ -374,6 +379,18 @@ class ChunkedArray:
         for c in np.ndindex(*self.grid):
             self.write(c, data[tuple(slice(i * k, (i + 1) * k) for i, k in zip(c, self.chunks, strict=True))])
 
+    def complete(self, data: NDArray[Any]) -> None:
+        """`fill`, but for chunks that have these bits already: a finished run writes nothing on a read-only disk."""
+        present, buffer = self.present(), self._empty("chunks", self.chunks)
+        for c in np.ndindex(*self.grid):
+            part = data[tuple(slice(i * k, (i + 1) * k) for i, k in zip(c, self.chunks, strict=True))]
+            with suppress(DamagedChunkError):
+                if c in present:
+                    self.read(c, buffer)
+                    if buffer[tuple(map(slice, part.shape))].tobytes() == part.tobytes():
+                        continue
+            self.write(c, part)
+
     def damaged_chunks(self) -> list[DamagedChunkError]:
         """Read every chunk that is there, and return the errors of those that are damaged.
 
@@ -410,7 +427,10 @@ class ChunkedArray:
             raise self._damaged(key, _CHANGED)
 
 
-_REMEDY = "Run again with the same store and the same data to compute it again"
+REMEDY = (
+    "Of a run, the same call with the same store and data computes it again; a model is to be saved again, copied "
+    "again from where it is whole, or fitted again"
+)
 _CHANGED = "does not match its checksum: the store is damaged"
 
 

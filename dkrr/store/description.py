@@ -191,6 +191,10 @@ _SOLVE: dict[str, Any] = {
 """Entries of `solve`."""
 
 
+SAVE_AGAIN = "Save the model again, copy it again from where it is whole, or fit it again"
+"""Remedy for a damaged model."""
+
+
 def check_description(url: str, found: Mapping[str, Any], forms: Mapping[str, Any], remedy: str = "") -> None:
     """Refuse the description of a run or a model of another format, or with entries that dkrr does not write.
 
@@ -290,7 +294,8 @@ def describe_model(path: Any) -> dict[str, Any]:
         raise StoreError(
             f"{url} is a dkrr {str(found.get('kind'))[:MAX_SHOWN]}, not a model; save one with dkrr.save(model, path)"
         )
-    check_description(url, found, MODEL | (_LABELS if found.get("estimator") == CLASSIFICATION else {}))
+    forms = MODEL | (_LABELS if found.get("estimator") == CLASSIFICATION else {})
+    check_description(url, found, forms, f". {SAVE_AGAIN}")
     what, names, transformer = f"the model {url}", found["feature_names"], found["transformer"]
     stored = {
         name: next((one for names, one in STORED.items() if re.fullmatch(names, name)), ()) for name in found["stored"]

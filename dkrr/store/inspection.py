@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dkrr.checks import location
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store.chunks import ChunkedArray
-from dkrr.store.description import SIZE, arrays_of_rows, describe_model, fits, is_model, model_arrays
+from dkrr.store.description import SAVE_AGAIN, SIZE, arrays_of_rows, describe_model, fits, is_model, model_arrays
 from dkrr.store.lock import who_owns
 from dkrr.store.paths import resolved_place
 from dkrr.store.run_store import BATCHES, CHECKPOINT, N_BATCHES, PIVOTS, PLAN, WORK, RunStore
@@ -88,7 +88,7 @@ class Verification(Explained):
         remedy = (
             "run the fit again with the same store and data: what is damaged is computed again"
             if self.kind != "model"
-            else "save the model again, or copy it again from where it is whole"
+            else f"{SAVE_AGAIN[0].lower()}{SAVE_AGAIN[1:]}"
         )
         parts = {"damaged": self.damage, "missing": self.missing}
         found = (f"    - {what}: {text}" for what, several in parts.items() for text in several)

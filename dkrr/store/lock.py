@@ -4,7 +4,12 @@ The lock of a folder is a lease of filelock; that of a bucket is a document whic
 written one meanwhile (a conditional request). Both name their owner, and are refreshed every HEARTBEAT_SECONDS. The
 lock of a process that has ended is taken over: at once on its machine, elsewhere when whoever wants the store has
 itself seen no heartbeat for STALE_SECONDS, so that clocks do not matter. A process that is suspended keeps its lock on
-its own machine; for others it is stale after that time, and the process stops when it goes on.
+its own machine; for others it is stale after that time, and the process stops when it goes on: before it writes, it
+looks at the lock where its clock shows that it has not for two heartbeats.
+
+A lock that another version or program wrote is respected: nobody can tell here when a process elsewhere has ended whose
+lease may last longer, or whose lock is not a lease. One that cannot be deleted is named, and its store is not used. A
+store in which nothing can be written has no lock: finished work is read from it.
 
 For servers of the S3 interface without conditional requests, two clients that begin within moments of each other are
 told apart by reading the document again after SETTLE_SECONDS. If a write is delayed for longer, both begin, and one of
@@ -26,13 +31,14 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
-from dkrr.errors import BusyStoreError, StoreError
+from dkrr.errors import BusyStoreError, StoreError, UnreachableStoreError
 from dkrr.store.buckets import Bucket
 from dkrr.store.paths import faults_of, local_path
+from dkrr.store.places import check_writable
 from dkrr.store.replacing import LOCK_NAME, STORE, delete_empty, delete_file
 
 HEARTBEAT_SECONDS = 10.0
@@ -127,22 +133,48 @@ def _name_of(uid: int) -> str:
         return f"user {uid}"
 
 
+class Seen(NamedTuple):
+    """What a lock shows whoever wants the store."""
+
+    owner: Owner | None
+    """Owner that it names; None if that cannot be read."""
+    beat: Any
+    """What changes with each heartbeat."""
+    is_foreign: bool = False
+    """It may last longer than STALE_SECONDS without a heartbeat: another version or program wrote it."""
+
+
 class Ownership:
     """Exclusive use of a store, until the end of `owned`."""
 
     lost = ""
     """Message about who has it now; empty while it is ours."""
 
+    def __init__(self) -> None:
+        self.lock: _Lease | _Document | None = None
+        """None before it is ours, and where nothing can be written."""
+        self.looked_at = time.time()  # unlike a monotonic clock, it runs while the machine sleeps
+
     def check(self) -> None:
-        """Raise if another process has taken the store.
+        """Raise if another process has taken the store; a process that was suspended looks at the lock first.
 
         Raises
         ------
         BusyStoreError
             Naming the new owner.
+        StoreError
+            If the lock cannot be read.
         """
+        if abs(time.time() - self.looked_at) > 2 * HEARTBEAT_SECONDS:
+            self.look()
         if self.lost:
             raise BusyStoreError(self.lost)
+
+    def look(self) -> None:
+        """Look at the lock, and note if it is ours no longer."""
+        self.looked_at = time.time()
+        if self.lock is not None and not self.lost and not self.lock.is_mine():
+            _lose(self.lock)
 
 
 _around: ContextVar[Mapping[str, Ownership]] = ContextVar("dkrr_owned_stores", default=MappingProxyType({}))
@@ -166,9 +198,10 @@ def owned(url: str) -> Iterator[Ownership]:
     Raises
     ------
     BusyStoreError
-        If another process, or another thread of this one, owns the store.
+        If another process, or another thread of this one, owns the store; also in place of a StoreError of the block,
+        which has its cause in what another process that has taken the store meanwhile does there.
     StoreError
-        If no lock can be written there.
+        If no lock can be written there, or the lock of a process that has ended cannot be deleted.
     """
     name, around = _name(url), _around.get()
     if name in around:
@@ -184,9 +217,20 @@ def owned(url: str) -> Iterator[Ownership]:
             new = _lock_of(name, ownership)
             _take(new, name, url)
             lock = new
+        ownership.looked_at = time.time()
         before = _around.set({**around, name: ownership})
         try:
             yield ownership
+        except BusyStoreError:
+            raise
+        except StoreError as error:
+            # A bucket that cannot be reached would be asked for another minute.
+            if local_path(name) is not None or not isinstance(error, UnreachableStoreError):
+                with suppress(StoreError):
+                    ownership.look()
+            if ownership.lost:
+                raise BusyStoreError(ownership.lost) from error
+            raise
         finally:
             with suppress(ValueError):  # of a generator that is closed elsewhere
                 _around.reset(before)
@@ -201,16 +245,17 @@ def owned(url: str) -> Iterator[Ownership]:
                 _held.discard(name)
 
 
-def check_owned(url: str) -> None:
-    """Raise if the code around has owned a store, and another process has taken it since.
+def check_owned() -> None:
+    """Raise if another process has taken a store that the code around owns; a search owns several.
 
     Raises
     ------
     BusyStoreError
         Naming the new owner.
+    StoreError
+        If the lock cannot be read.
     """
-    around = _around.get()
-    if around and (ownership := around.get(_name(url))) is not None:
+    for ownership in _around.get().values():
         ownership.check()
 
 
@@ -225,7 +270,7 @@ def who_owns(url: str) -> str:
     found = _lock_of(name := _name(url), Ownership()).seen()
     if found is None:
         return ""
-    owner = found[0]
+    owner = found.owner
     if owner is None:
         return "its lock cannot be read; the next run takes the store over after a minute"
     if owner.is_here():
@@ -247,12 +292,14 @@ def _take(lock: "_Lease | _Document", name: str, url: str) -> None:
     before, last = None, time.monotonic() + STALE_SECONDS
     while True:
         found = lock.seen()
-        owner, beat = found or (None, None)
+        owner, beat, is_foreign = found or Seen(None, None)
         is_here = owner is not None and owner.is_here()
         if owner is not None and is_here:
             is_dead = owner.process == os.getpid() or not owner.is_running()
         else:
             is_dead = time.monotonic() > last
+            if is_foreign:
+                raise _busy(url, name, owner, is_foreign=True)
         if lock.take(beat if is_dead else None):
             break
         if found is not None and not is_dead:
@@ -260,16 +307,20 @@ def _take(lock: "_Lease | _Document", name: str, url: str) -> None:
                 raise _busy(url, name, owner)
             before = beat
         time.sleep(min(1.0, HEARTBEAT_SECONDS / 4))
-    if found is not None:
+    if found is not None and lock.ownership.lock is not None:
         who = owner or "an unreadable lock"
         logger.warning("took over the store %s from %s, which has ended without releasing it", url, who)
 
 
-def _busy(url: str, name: str, owner: Owner | None) -> BusyStoreError:
+def _busy(url: str, name: str, owner: Owner | None, *, is_foreign: bool = False) -> BusyStoreError:
+    when = (
+        "another version of dkrr or another program wrote its lock: if that process has ended, delete it; it"
+        if is_foreign
+        else f"a lock without a living owner is taken over within {STALE_SECONDS:.0f} seconds; it"
+    )
     return BusyStoreError(
         f"the store {url} is in use by {owner or 'an unreadable lock'}; expected one run at a time. Wait for its end, "
-        f"or give another store= (a lock without a living owner is taken over within {STALE_SECONDS:.0f} seconds; it "
-        f"is {name}/{LOCK_NAME})"
+        f"or give another store= ({when} is {name}/{LOCK_NAME})"
     )
 
 
@@ -278,8 +329,11 @@ def _lose(lock: "_Lease | _Document") -> None:
     found = None
     with suppress(OSError):
         found = lock.seen()
-    who = f"it belongs to {found[0]} now" if found and found[0] else "its lock was deleted, or cannot be read"
-    lock.ownership.lost = f"this run has lost its store, {lock.name}/: {who}"
+    who = f"it belongs to {found.owner} now" if found and found.owner else "its lock was deleted, or cannot be read"
+    lock.ownership.lost = (
+        f"this run has lost its store, {lock.name}/: {who}; expected one run at a time. What is finished is kept: run "
+        f"again with the same store when no other run uses it, or with another one"
+    )
     logger.warning("%s", lock.ownership.lost)
 
 
@@ -292,6 +346,8 @@ class _Lease:
         self.name, self.ownership = name, ownership
         self._folder, self._path = Path(name), Path(name) / LOCK_NAME
         self._made_folder = False
+        self._file: int | None = None
+        """Number of the file, which nothing else has while it is open."""
         self._lease = SoftFileLease(
             self._path,
             lease_duration=STALE_SECONDS,
@@ -302,33 +358,72 @@ class _Lease:
         )
 
     def take(self, instead_of: Any) -> bool:
-        """Write it, unless there is one with another heartbeat; whether it was written."""
-        from filelock import Timeout
+        """Write it, unless there is one with another heartbeat; whether it was written, or nothing can be.
+
+        Raises
+        ------
+        StoreError
+            If the one that it would take the place of cannot be deleted.
+        """
+        from filelock import LeaseSettingsMismatch, Timeout
 
         self._made_folder |= not self._folder.exists()
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            if instead_of is not None and (found := self.seen()) is not None and found[1] == instead_of:
+            if instead_of is not None and (found := self.seen()) is not None and found.beat == instead_of:
                 delete_file(self._path)  # filelock keeps that of a zombie, of this process, and an empty one
+                self._made_folder = True  # by the run that was killed
             self._lease.acquire()
-        except Timeout:
+            self._file = self._path.lstat().st_ino
+        except (Timeout, LeaseSettingsMismatch):
             return False
         except OSError as error:
-            if error.errno not in _READ_ONLY or not any(self._folder.iterdir()):
+            if error.errno not in _READ_ONLY:
                 raise
-            owner = (self.seen() or (None,))[0]  # another user's lock may be read
-            return owner is None or not owner.is_here() or not owner.is_running()
+            return self._is_for_reading(error, instead_of)
+        self.ownership.lock = self
         return True
 
-    def seen(self) -> tuple[Owner | None, Any] | None:
-        """Owner that it names, if it can be read, and what changes with each heartbeat; None if there is none."""
+    def _is_for_reading(self, fault: OSError, instead_of: Any) -> bool:
+        """Whether nothing can be written in the folder, so that the store needs no lock; False if another has it."""
+        found = self.seen()
+        if found is not None and found.owner is not None and found.owner.is_here() and found.owner.is_running():
+            return False
+        try:
+            check_writable(self.name, is_grown=True)
+        except StoreError as error:
+            if getattr(error.__cause__, "errno", None) in _READ_ONLY and any(self._folder.iterdir()):
+                return True
+            raise fault from None
+        if found is not None and found.beat == instead_of:
+            raise StoreError(
+                f"the lock {self._path} of {found.owner or 'an unknown process'}, which has ended without releasing "
+                f"it, cannot be deleted ({fault.strerror}); expected to take the store over. Have the file deleted by "
+                f"its owner or an administrator, or give another store="
+            ) from fault
+        return False
+
+    def seen(self) -> Seen | None:
+        """What it shows; None if there is none."""
         try:
             status = self._path.lstat()
         except FileNotFoundError:
             return None
-        found = self._lease.owner
-        owner = None if found is None else Owner(found.hostname, found.pid, _name_of(status.st_uid))
-        return owner, (status.st_ino, status.st_mtime_ns)
+        found, beat = self._lease.owner, (status.st_ino, status.st_mtime_ns)
+        if found is None:
+            return Seen(None, beat)
+        lasts = found.lease_duration if found.mode == "lease" else None
+        is_foreign = lasts is None or lasts > STALE_SECONDS
+        return Seen(Owner(found.hostname, found.pid, _name_of(status.st_uid)), beat, is_foreign)
+
+    def is_mine(self) -> bool:
+        """Whether it is still this owner's; a store that is missing or unreadable is reported by what writes there."""
+        try:
+            return self._path.lstat().st_ino == self._file
+        except FileNotFoundError:
+            return not self._folder.exists()
+        except OSError:
+            return True
 
     def release(self) -> None:
         """Delete it at the end, if it is still this owner's."""
@@ -354,18 +449,19 @@ class _Document:
             self._bucket.write(LOCK_NAME, [document])
             time.sleep(SETTLE_SECONDS)
         # A request that was repeated may have found what its first attempt wrote.
-        if is_written or self._is_mine():
+        if is_written or self.is_mine():
             self._beating.start()
+            self.ownership.lock = self
             return True
         return False
 
-    def _is_mine(self) -> bool:
+    def is_mine(self) -> bool:
         found = self.seen()
-        return found is not None and found[0] is not None and found[0].token == self._mine.token
+        return found is not None and found.owner is not None and found.owner.token == self._mine.token
 
-    def seen(self) -> tuple[Owner | None, Any] | None:
+    def seen(self) -> Seen | None:
         found = self._bucket.version(LOCK_NAME)
-        return None if found is None else (Owner.from_bytes(found[0][:MAX_BYTES]), found)
+        return None if found is None else Seen(Owner.from_bytes(found[0][:MAX_BYTES]), found)
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS):
@@ -373,6 +469,7 @@ class _Document:
                 if not self._refreshed():
                     _lose(self)
                     return
+                self.ownership.looked_at = time.time()
             except (OSError, StoreError) as error:
                 logger.debug("no heartbeat at %s: %s", self.name, error)  # the work itself meets what is wrong with it
 
@@ -386,10 +483,10 @@ class _Document:
         is_written = self._bucket.write_if(LOCK_NAME, document, held[1])
         if is_written is None:
             self._bucket.write(LOCK_NAME, [document])
-        return is_written is not False or self._is_mine()
+        return is_written is not False or self.is_mine()
 
     def release(self) -> None:
         self._stop.set()
         self._beating.join(timeout=2 * STALE_SECONDS)
-        if self._is_mine():
+        if self.is_mine():
             Bucket(f"{self.name}/{LOCK_NAME}").delete(STORE)

@@ -181,6 +181,11 @@ class TiledMatrix:
         present = self.present()
         return {(i, j) for i, j in self.grid.lower() if all((i, p) in present for p in self.grid.panels(j))}
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all tiles are there."""
+        return len(self.complete_tiles()) == len(list(self.grid.lower()))
+
     def as_dask(self, *, symmetric: bool) -> Any:
         """Lazy n × n Dask array, one block a tile.
 

@@ -176,6 +176,7 @@ _REMEDIES = {
     errno.EPERM: _ALLOW,
     errno.ENOENT: "Restore the folder, or mount its disk again",
     errno.ENOTDIR: "A part of the path is a file: give another path",
+    errno.EISDIR: "A folder is where a file belongs: delete it, or move it away",
     errno.EMFILE: "Allow more open files (ulimit -n)",
     errno.ENFILE: "Allow more open files on this system, or end other programs",
     errno.ENAMETOOLONG: "Give a shorter path",

@@ -14,6 +14,7 @@ from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError, Wr
 from dkrr.store.chunks import ChunkedArray
 from dkrr.store.description import CHECKPOINT_NOTE, CHECKSUM, COPY, FORMAT_VERSION, RUN, check_description, fits
 from dkrr.store.format import NAME, read_group, write_group
+from dkrr.store.lock import check_owned
 from dkrr.store.matrix import TiledMatrix, TileGrid
 from dkrr.store.paths import NAMES
 from dkrr.store.places import Place, is_foreign_file, place_at, refuse_links
@@ -44,7 +45,7 @@ WORDS = {
 
 @dataclass
 class RunStore:
-    """A Zarr group that holds everything one fit keeps on disk."""
+    """A Zarr group that holds everything one fit keeps on disk; nothing is made or deleted there once it is lost."""
 
     url: str
     _known: tuple[str, dict[str, Any]] | None = field(default=None, repr=False, compare=False)
@@ -75,6 +76,7 @@ class RunStore:
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float64"
     ) -> ChunkedArray:
         """Create an array, or take the existing one of this layout; see `ChunkedArray.create`."""
+        check_owned()
         place = self._inner(name)
         return ChunkedArray.create(place.url, shape, chunks, dtype, place.identity)
 
@@ -85,6 +87,7 @@ class RunStore:
 
     def create_group(self, name: str) -> None:
         """Create a group in the store, unless it exists."""
+        check_owned()
         place = self._inner(name)
         if NAME not in place.names():
             write_group(place.url)
@@ -155,6 +158,7 @@ class RunStore:
         """
         if not self.holds(url):
             raise StoreError(f"{url} is not in {self.url}; nothing was deleted")
+        check_owned()
         name = url.removeprefix(self.url).strip("/")
         if COPY.fullmatch(name.split("/")[0]):
             self.set_staged_rows(None)
@@ -228,6 +232,7 @@ class RunStore:
         self._write({**self._described(), **changes})
 
     def _write(self, description: dict[str, Any]) -> None:
+        check_owned()
         write_group(self.url, description)
         self._known = description["id"], description["matrices"]
 
@@ -293,6 +298,7 @@ class RunStore:
 
     def delete(self, name: str = "") -> None:
         """Delete an array, a matrix or a group in the store, or all of it; files that dkrr did not write stay."""
+        check_owned()
         if not name:
             if self.description() is not None:
                 place_at(self.url).delete(STORE)

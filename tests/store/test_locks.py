@@ -14,18 +14,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
+import filelock
 import numpy as np
 import pytest
 
 import dkrr
+from dkrr.cluster import SerialExecutor
 from dkrr.errors import BusyStoreError, DkrrError, StoreError
 from dkrr.fitting.context import Context
 from dkrr.store import buckets, lock
 from dkrr.store.lock import LOCK_NAME, Owner, owned, this_owner, who_owns
 from dkrr.store.paths import local_path
-from dkrr.store.places import place_at
+from dkrr.store.places import LocalFolder, place_at
 from dkrr.store.replacing import STORE
 
 HERE = platform.node()
@@ -41,13 +44,13 @@ def fast(monkeypatch):
     monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.05)
 
 
-def document(url, owner):
+def document(url, owner, *, mode="lease", lasts=None):
     """Lock of an owner, as the place has it."""
+    lasts = lock.STALE_SECONDS if lasts is None else lasts
     if local_path(url) is None:
         return owner.to_bytes()
     return (
-        f"filelock/2\npid={owner.process}\nhost={owner.host}\nmode=lease\ntoken={owner.token}\n"
-        f"duration={lock.STALE_SECONDS!r}\n"
+        f"filelock/2\npid={owner.process}\nhost={owner.host}\nmode={mode}\ntoken={owner.token}\nduration={lasts!r}\n"
     ).encode()
 
 
@@ -212,6 +215,45 @@ def test_a_folder_for_reading_only_gets_no_lock_but_a_living_owner_keeps_it(tmp_
     leave_lock(str(store), replace(this_owner(), process=os.getppid()))
     monkeypatch.setattr(os, "open", read_only)
     refused(str(store), f"in use by process {os.getppid()}")
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_lease_of_another_version_is_respected(tmp_path):
+    store = str(tmp_path)
+    leave_lock(store, document(store, replace(this_owner(), process=os.getppid()), lasts=30.0))
+    refused(store, f"in use by process {os.getppid()} of")
+    for left in ({"lasts": 30.0}, {"lasts": lock.STALE_SECONDS, "mode": "exclusive"}):
+        leave_lock(store, document(store, OTHER, **left))
+        refused(store, "process 4242 of .*another program wrote its lock: if that process has ended, delete it.*lock")
+    leave_lock(store, document(store, OTHER, lasts=0.5))
+    with owned(store) as mine:  # after the time in which this version would not take its own
+        mine.check()
+    leave_lock(store, document(store, replace(this_owner(), process=2**30), lasts=30.0))
+    with owned(store):
+        pass
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("owner", [replace(this_owner(), process=2**30), OTHER], ids=["here", "elsewhere"])
+def test_a_lock_that_cannot_be_deleted_is_named_and_the_store_is_not_used(tmp_path, monkeypatch, owner):
+    def denied(path):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    leave_lock(str(tmp_path), owner)
+    (tmp_path / "zarr.json").write_text("")
+    monkeypatch.setattr(lock, "delete_file", denied)  # a sticky folder, another user's file
+    refused(str(tmp_path), "the lock .*lock of process .* cannot be deleted .Operation not permitted.; .*", StoreError)
+    assert (tmp_path / LOCK_NAME).exists()
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_lock_that_only_its_owner_elsewhere_may_write_is_respected_while_it_beats(tmp_path, monkeypatch):
+    beats, seen = iter(range(10**6)), lock._Lease.seen
+    monkeypatch.setattr(filelock.SoftFileLease, "acquire", Mock(side_effect=PermissionError(errno.EACCES, "denied")))
+    monkeypatch.setattr(lock._Lease, "seen", lambda self: seen(self)._replace(beat=next(beats)))
+    leave_lock(str(tmp_path), OTHER)
+    (tmp_path / "zarr.json").write_text("")
+    refused(str(tmp_path), "in use by process 4242")
 
 
 @pytest.mark.usefixtures("fast")
@@ -392,6 +434,74 @@ def test_a_run_that_has_lost_its_store_stops(tmp_path, monkeypatch):
         with pytest.raises(BusyStoreError, match="this run has lost its store"):
             RUNS["ridge"](str(store))
     RUNS["ridge"](str(store))
+
+
+def suspended(store):
+    """Let another run take over a store that this thread owns, as if this process had been stopped meanwhile."""
+    leave_lock(store, OTHER)
+    for ownership in lock._around.get().values():
+        ownership.looked_at -= 100.0
+
+
+def test_a_run_that_was_suspended_in_a_task_looks_at_the_lock_before_the_next_one(tmp_path, monkeypatch):
+    """The heartbeat would find the new owner only later."""
+    store, run_tasks, work = str(tmp_path / "run.zarr"), Context.run_tasks, []
+
+    def stopped(meter):
+        work.append(suspended(store))
+
+    def resumed(self, stage, tasks, *arguments, **named):
+        tasks = [replace(task, function=stopped, arguments=()) for task in tasks]
+        return run_tasks(self, stage, tasks, *arguments, **named)
+
+    monkeypatch.setattr(Context, "run_tasks", resumed)
+    monkeypatch.setattr("dkrr.cluster.tasks.ThreadExecutor.run", SerialExecutor.run)
+    with pytest.raises(BusyStoreError, match="this run has lost its store, .*: it belongs to process 4242 of"):
+        RUNS["ridge"](store)
+    assert len(work) == 1
+
+
+def test_a_search_that_was_suspended_looks_at_the_lock_of_all_its_runs(tmp_path, monkeypatch):
+    store, share = str(tmp_path / "run.zarr"), Context.share
+    monkeypatch.setattr(Context, "share", lambda self, *given: [suspended(store), share(self, *given)][1])
+    with pytest.raises(BusyStoreError, match="this run has lost its store, .*run.zarr/: it belongs to process 4242 of"):
+        RUNS["search"](store)
+
+
+@pytest.mark.parametrize("place_", ["folder", "bucket"])
+def test_an_error_of_a_store_that_another_has_taken_names_the_new_owner(place_, tmp_path, memory_bucket):
+    store = {"folder": str(tmp_path), "bucket": memory_bucket}[place_] + "/run.zarr"
+
+    def fail():
+        with owned(store):
+            leave_lock(store, OTHER)
+            raise StoreError("the store belongs to another problem: give another store or delete this one")
+
+    with pytest.raises(BusyStoreError, match="lost its store, .*: it belongs to process 4242 .*run again") as caught:
+        fail()
+    assert isinstance(caught.value.__cause__, StoreError)
+
+
+def test_what_a_killed_run_left_without_a_result_leaves_no_empty_folder(tmp_path):
+    leave_lock(str(tmp_path / "run.zarr"), replace(this_owner(), process=2**30))
+    with owned(str(tmp_path / "run.zarr")):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("run", [*RUNS.values(), lambda s: dkrr.KernelRidge(**TILES, solver="cg", store=s).fit(X, Y)])
+def test_a_finished_run_is_read_on_a_disk_that_nothing_can_be_written_to(tmp_path, monkeypatch, run):
+    store = tmp_path / "run.zarr"
+    first = run(str(store))
+    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    monkeypatch.setattr(LocalFolder, "write", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(LocalFolder, "make", Mock(side_effect=AssertionError))
+    monkeypatch.setattr("dkrr.store.run_store.write_group", Mock(side_effect=StoreError("a note of the result")))
+    monkeypatch.setattr(filelock.SoftFileLease, "acquire", Mock(side_effect=read_only))
+    monkeypatch.setattr(Path, "touch", Mock(side_effect=read_only))
+    again = run(str(store))
+    if hasattr(first, "dual_coef_"):
+        assert (again.dual_coef_ == first.dual_coef_).all()
 
 
 def test_the_rows_of_a_gram_matrix_are_read_without_a_lock(tmp_path):

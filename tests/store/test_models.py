@@ -125,6 +125,22 @@ GIVEN = {
 }
 
 
+def test_a_damaged_model_is_to_be_saved_or_fitted_again(tmp_path, monkeypatch):
+    path, X = tmp_path / "m.zarr", np.eye(3)
+    dkrr.save(dkrr.KernelRidge(kernel="rbf").fit(X, [1.0, 2.0, 3.0]), path)
+    with monkeypatch.context() as patch:
+        patch.setattr("dkrr.estimators.saving.IN_MEMORY_BYTES", 0)
+        reads = dkrr.load(path)
+    chunk = path / "rows" / "c.0.0"
+    chunk.write_bytes(b"x" + chunk.read_bytes()[1:])
+    with pytest.raises(
+        StoreError, match="the model .* c.0.0 of .*checksum.* Save the model again, .*, or fit it again$"
+    ):
+        dkrr.load(path)
+    with pytest.raises(StoreError, match="c.0.0 .*checksum.*; a model is to be saved again"):
+        reads.predict(X)
+
+
 @pytest.mark.parametrize(("kernel", "right", "wrong"), GIVEN.values(), ids=GIVEN)
 def test_a_kernel_of_the_user_must_be_given_again_and_another_one_is_not_damage(data, tmp_path, kernel, right, wrong):
     model = saved(data, tmp_path / "m.zarr", kernel=kernel)
