@@ -6,8 +6,10 @@ Credentials, regions and addresses of servers come from the environment, as for 
 """
 
 import io
+import math
 import os
 import re
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +28,8 @@ from dkrr.store.replacing import NEW
 EVERYTHING = re.compile(".*", re.DOTALL)
 
 RETRY_SECONDS = 60.0
-"""Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes."""
+"""Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes. After
+one that was repeated in vain, none is repeated for as long, or until one is answered: a run that ends sends several."""
 FIRST_SECONDS = 10.0
 """The same for a bucket that has never answered this process: its address may be wrong, and work has not started."""
 LONGEST_WAIT_SECONDS = 10.0
@@ -52,6 +55,8 @@ Value = TypeVar("Value")
 
 _answered: set[Any] = set()
 """Buckets that have answered this process, with the settings of the environment."""
+_silent: dict[Any, float] = {}
+"""When a request to one of them was last repeated in vain, by a monotonic clock."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +110,11 @@ class Bucket:
         except Exception as error:
             is_absent = isinstance(error, FileNotFoundError | obstore.exceptions.NotFoundError)
             if not is_absent or what not in ("read", "delete"):  # else there is no such bucket
+                _silent[which] = time.monotonic()
                 raise _unreachable(f"{what} {key}", self.url, error) from error
             found = None
         _answered.add(which)
+        _silent.pop(which, None)
         return found
 
     def read(self, name: str, max_bytes: int) -> bytes | None:
@@ -136,12 +143,13 @@ class Bucket:
                 size = fill_part(obstore, store, key, 0)
             except (FileNotFoundError, obstore.exceptions.NotFoundError):
                 raise
-            except Exception:
+            except Exception as error:
                 # Services refuse a range behind the end of an object, each in other words.
-                with suppress(Exception):
-                    size = int(obstore.head(store, key)["size"])
-                    if size <= start:
-                        return size
+                if not _TRIES.search(str(error)):  # a server that does not answer is not asked for another minute
+                    with suppress(Exception):
+                        size = int(obstore.head(store, key)["size"])
+                        if size <= start:
+                            return size
                 raise
             if size >= start + n:
                 parts = range(PART_BYTES, n, PART_BYTES)
@@ -309,6 +317,8 @@ def _connected(which: tuple[Any, str, str], url: str) -> Any:
         If obstore is not installed, or does not take the address or the settings.
     """
     seconds = RETRY_SECONDS if which in _answered else min(FIRST_SECONDS, RETRY_SECONDS)
+    if time.monotonic() - _silent.get(which, -math.inf) < RETRY_SECONDS:
+        seconds = 0.0
     try:
         return _opened_once(os.getpid(), *which, seconds)
     except DkrrError:

@@ -1,6 +1,8 @@
 """Places of bytes: files and objects are whole or absent, and requests that fail for a moment are repeated."""
 
 import re
+from contextlib import suppress
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -80,6 +82,21 @@ def test_a_fit_on_a_server_that_fails_now_and_then_is_exact_and_resumes_when_it_
         with pytest.raises(StoreError, match="in the store s3://.* run again with the same store"):
             fitted(f"{bucket}/again.zarr", lambda number: number > total // 3)
     assert fitted(f"{bucket}/again.zarr", lambda number: False) < 0.9 * total, "tiles of the first attempt are reused"
+
+
+def test_after_a_request_that_was_repeated_in_vain_others_are_not_until_one_is_answered(monkeypatch):
+    seconds, bucket = [], buckets.Bucket("s3://is-gone-and-comes-back/run")
+    monkeypatch.setattr(buckets, "_opened_once", lambda *given: seconds.append(given[-1]))
+    for request in (
+        Mock(),
+        Mock(side_effect=RuntimeError("gone")),
+        Mock(side_effect=RuntimeError("gone")),
+        Mock(),
+        Mock(),
+    ):
+        with suppress(StoreError):
+            bucket._answer("write", "a", request)
+    assert seconds == [buckets.FIRST_SECONDS, buckets.RETRY_SECONDS, 0.0, 0.0, buckets.RETRY_SECONDS]
 
 
 def test_models_in_a_bucket_are_replaced_and_loaded(bucket):
