@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import sys
 import tomllib
@@ -22,8 +23,8 @@ ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,
 """Of a scheduler: a protocol, a host and a port."""
 LOG = "dkrr.log"
 """Name of the handler of messages, if the command has its own, in click's context."""
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+INTERRUPTED, CLOSED = 130, 141
+"""Exit statuses after Ctrl-C, and where nothing reads the output any more (SIGPIPE), as shells have them."""
 
 
 class Commands(click.Group):
@@ -97,8 +98,17 @@ def readable_errors(options: Mapping[str, Any] | None = None) -> Iterator[None]:
         yield
     except DkrrError as error:
         _end(str(error), 2 if isinstance(error, InputError | PlanError) else 1)
-    except (OSError, MemoryError) as error:  # of the machine, during the work
+    except BrokenPipeError:  # whoever reads what this prints has enough: `dkrr info | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        sys.exit(CLOSED)
+    except MemoryError as error:
+        _end(f"out of memory{f': {error}' if str(error) else ''}{_of_address_limit()}", 1)
+    except OSError as error:  # of the machine, during the work
         _end(f"{type(error).__name__}: {error}", 1)
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        _end(f"no thread can be started{_of_address_limit() or '; allow more processes (ulimit -u)'}", 1)
     except KeyboardInterrupt:
         _end("interrupted" + _left_of(options), INTERRUPTED)
     except click.ClickException as error:
@@ -109,6 +119,12 @@ def readable_errors(options: Mapping[str, Any] | None = None) -> Iterator[None]:
 def _end(message: str, status: int) -> NoReturn:
     echo(one_line(safe_message(f"dkrr: {message}")), err=True)
     sys.exit(status)
+
+
+def _of_address_limit() -> str:
+    from dkrr.cluster.process import of_address_limit  # with libraries that --help does without
+
+    return of_address_limit()
 
 
 def _left_of(options: Mapping[str, Any] | None) -> str:

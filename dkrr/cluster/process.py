@@ -259,6 +259,16 @@ def process_limit_bytes() -> int | None:
     return int(max(0, min(found)))
 
 
+def of_address_limit() -> str:
+    """Words for the limit of this process's addresses, of which memory and threads take some; empty without one."""
+    if process_limit_bytes() is None:
+        return ""
+    return (
+        "; this process has a limit of addresses (ulimit -v or -d, RLIMIT_AS or RLIMIT_DATA), of which libraries and "
+        "threads reserve more than they use: raise or remove it"
+    )
+
+
 def usable_cores(root: Path = ROOT) -> int:
     """Cores that this process may use: those of its affinity, and no more than the quota of its control groups."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only

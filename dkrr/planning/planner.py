@@ -252,6 +252,11 @@ def _allowed_and_remedy(needed: int, resources: Resources) -> str:
             f"{format_bytes(resources.local_limit_bytes)} are allowed; the work must be done {resources.confined}. "
             f"The smallest {name} that suffices is {_exactly(limit)}"
         )
+    if resources.process_limit_bytes == resources.local_limit_bytes:
+        return (
+            f"a process may hold {format_bytes(resources.local_limit_bytes)} within its limit of addresses (ulimit -v "
+            f"or -d, RLIMIT_AS or RLIMIT_DATA), which memory_limit does not raise: raise or remove that one"
+        )
     total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
     given = "memory_limit" if resources.limit_is_given else "the memory of this machine or job"
     return (

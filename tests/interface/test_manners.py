@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -50,6 +51,27 @@ def test_a_server_that_is_not_there_is_not_a_store_of_another_kind(folder, no_se
     text = run(line, code=2).stderr.splitlines()[-1]
     assert "server http://127.0.0.1:9 cannot be reached: it refuses connections" in text and "s3://b" in text, text
     assert "another store" not in text and "AWS_ENDPOINT_URL" in text and not Path("m.zarr").exists(), text
+
+
+@pytest.mark.parametrize("line", ["--version", "plan --n 100 --d 2"])
+def test_output_that_nobody_reads_ends_a_command_as_others_do(line):
+    """`dkrr ... | head -1`: no error of Python's, and the status of a program that SIGPIPE ends."""
+    read, write = os.pipe()
+    os.close(read)
+    code = "from dkrr.cli.main import main; main()"
+    try:
+        ended = subprocess.run([sys.executable, "-c", code, *line.split()], stdout=write, stderr=subprocess.PIPE)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_limit_of_addresses_is_named_where_memory_or_threads_are_refused(monkeypatch, fault):
+    monkeypatch.setattr("dkrr.cluster.process.process_limit_bytes", lambda: 2**20)
+    monkeypatch.setattr("dkrr.planning.detection.process_limit_bytes", Mock(side_effect=fault))
+    text = run("plan --n 100 --d 2", code=1).stderr
+    assert "limit of addresses (ulimit -v or -d" in text and "raise or remove it" in text
 
 
 def test_why_a_server_cannot_be_reached(no_server, monkeypatch):

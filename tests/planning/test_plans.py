@@ -214,6 +214,11 @@ def test_memory_that_is_missing_is_named():
     with pytest.raises(MemoryLimitError, match="has 256 MiB, of which 200 MiB are in use now.*wait until") as caught:
         make_plan(what, full)  # the matrix would fit here, but the work belongs to the workers
     assert "0 B" not in str(caught.value)
+    of_addresses = machine(150 * MIB, limit_is_given=False, process_limit_bytes=150 * MIB)
+    with pytest.raises(
+        MemoryLimitError, match=r"a process may hold 150 MiB .*\(ulimit -v or -d, .*raise or remove that"
+    ):
+        make_plan(what, of_addresses)
     with pytest.raises(MemoryLimitError, match=r"worker_memory is 100 MiB\. The smallest worker_memory"):
         make_plan(what, cluster(100 * MIB, assumed="8 workers"))
 
