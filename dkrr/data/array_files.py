@@ -3,6 +3,7 @@
 What the headers of NumPy's files claim is compared with the file before memory is taken.
 """
 
+import os
 from io import BytesIO
 from itertools import islice
 from math import prod
@@ -34,8 +35,7 @@ MAX_RATIO = 1032
 def mapped_npy(file: str) -> Any:
     """Array of a .npy file, mapped for reading; raises ValueError if it does not have what its header says."""
     with Path(file).open("rb") as stream:
-        n_bytes = _claimed_bytes(stream)
-        _check_claim(n_bytes, stream.seek(0, 2))
+        checked_dtype(stream, os.fstat(stream.fileno()).st_size)
     return np.lib.format.open_memmap(file, mode="r")
 
 
@@ -91,12 +91,12 @@ def _member_bytes(archive: ZipFile, info: ZipInfo) -> int:
     if info.flag_bits & 1 or info.file_size > most or info.compress_size > Path(str(archive.filename)).stat().st_size:
         raise ValueError(f"{info.filename} is not as NumPy writes it: encrypted, or of another size than it says")
     with archive.open(info) as stream:
-        _check_claim(_claimed_bytes(stream), info.file_size)
+        checked_dtype(stream, info.file_size)
     return info.file_size
 
 
-def _claimed_bytes(stream: Any) -> int:
-    """Bytes that a file has by its header: those of the header and of the numbers."""
+def checked_dtype(stream: Any, n_bytes: int) -> np.dtype[Any]:
+    """Type of the values in a file of NumPy's format; ValueError if its header claims more than its `n_bytes`."""
     start = stream.read(len(MAGIC) + 2)
     version = tuple(start[len(MAGIC) :])
     if not start.startswith(MAGIC) or version not in LENGTHS:
@@ -110,7 +110,10 @@ def _claimed_bytes(stream: Any) -> int:
         raise ValueError(f"it has values of type {dtype}, which only pickle would read; expected numbers or text")
     if any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"its header has the shape {shape}; expected whole numbers of at least 0")
-    return len(start) + len(length) + n_header + int(prod(shape)) * dtype.itemsize
+    claimed = len(start) + len(length) + n_header + int(prod(shape)) * dtype.itemsize
+    if claimed > n_bytes:
+        raise ValueError(f"its header says {format_bytes(claimed)}, and there are {format_bytes(n_bytes)}")
+    return dtype
 
 
 def _parsed(version: int, header: BinaryIO) -> tuple[tuple[Any, ...], np.dtype[Any]]:
@@ -120,11 +123,6 @@ def _parsed(version: int, header: BinaryIO) -> tuple[tuple[Any, ...], np.dtype[A
     except (SyntaxError, RecursionError, MemoryError, TypeError, LookupError, OverflowError) as error:
         raise ValueError(f"its header cannot be read ({type(error).__name__})") from error
     return shape, dtype
-
-
-def _check_claim(claimed: int, there: int) -> None:
-    if claimed > there:
-        raise ValueError(f"its header says {format_bytes(claimed)}, and there are {format_bytes(there)}")
 
 
 SUFFIXES = (".h5", ".hdf5", ".he5")

@@ -47,8 +47,8 @@ HEAD_ROWS = 256
 """Rows of the first block, by which a ColumnTransformer of fitted parts learns which columns they make."""
 STANDARDIZE = "standardize"
 EXPECTED = f"None, {STANDARDIZE!r}, or a transformer of scikit-learn such as StandardScaler()"
-REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""Errors by which a transformer says that it cannot take the rows."""
+REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, ImportError)
+"""Errors by which a transformer says that it cannot take the rows, or not make the frames that are asked of it."""
 
 
 class HeldRows(Rows):

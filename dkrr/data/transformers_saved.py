@@ -10,14 +10,18 @@ import json
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
+from math import prod
 from typing import Any
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 from sklearn.exceptions import InconsistentVersionWarning
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from dkrr.checks import shown
+from dkrr.data.array_files import checked_dtype
 from dkrr.errors import InputError, StoreError
 from dkrr.store.format import DTYPES
 
@@ -44,6 +48,8 @@ PROTOCOLS = (2,)
 _TYPES = {*(f"numpy.{name}" for name in DTYPES), *(f"builtins.{name}" for name in ("bool", "float", "int", "str"))}
 _DTYPES = {"null", *(f'"{name}"' for name in DTYPES)}
 _UFUNCS = [name for name, value in vars(np).items() if isinstance(value, np.ufunc)]
+SCHEMA = "schema.json"
+"""Part of a file with its tree."""
 NODES = {
     "DTypeNode": {"numpy.dtype"},
     "DictNode": {"builtins.dict"},
@@ -59,8 +65,8 @@ NODES = {
 """Kinds of nodes of skops, with the names that a file may have in them by itself."""
 GIVEN_NODES = ("ObjectNode", "FunctionNode", "TypeNode")
 """Kinds of nodes that may be what the user gives again."""
-MAX_JOBS = 64
-"""Most processes that a transformer may ask for."""
+MAX_WIDTH = 4096
+"""Most bytes of a value of an array: encoders bring every row to the width of their categories."""
 
 
 def saved_transformer(transformer: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -75,7 +81,10 @@ def saved_transformer(transformer: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
     try:
         data = skops.io.dumps(transformer)
-        _made(data, _checked(data))
+        tree, nodes = _checked(data)
+        if any(node.get("__class__") == "NAType" for node in nodes):  # which skops writes and cannot read
+            raise StoreError("it has pandas.NA, for which missing_values=numpy.nan stands in columns of numbers")
+        _made(data, tree, nodes)
     except Exception as error:  # of skops, or of a class that is made again
         raise InputError(
             f"the transformer cannot be saved: {error}; expected one of numbers, text, arrays, and classes and "
@@ -101,10 +110,10 @@ def loaded_transformer(data: bytes, given: Any) -> Any:
         If the bytes are not what `saved_transformer` returns.
     """
     try:
-        nodes = _checked(data)
+        tree, nodes = _checked(data)
         missing = {_name(node) for node in nodes if not _is_known(node)} - _names(given)
         if not missing:
-            return _made(data, nodes)
+            return _made(data, tree, nodes)
     except Exception as error:  # of skops, zipfile, json or NumPy, whatever the bytes are
         what = str(error) if isinstance(error, StoreError) else repr(error)
         raise StoreError(f"its transformer is damaged: {what}") from error
@@ -124,13 +133,44 @@ def _names(given: Any) -> set[str]:
         return set()
 
 
-def _made(data: bytes, nodes: list[dict[str, Any]]) -> Any:
-    """What skops makes of checked nodes."""
+def _made(data: bytes, tree: Any, nodes: list[dict[str, Any]]) -> Any:
+    """What skops makes of a checked tree; raises StoreError if it repeats columns more often than the file has bytes.
+
+    It has no ``n_jobs``: how many processes there are is a matter of the machine, as the store of a fit is.
+    """
     import skops.io
 
+    known = (node["content"]["content"] for node in nodes if node["__loader__"] == "ObjectNode" and _is_known(node))
+    jobs = [attributes["n_jobs"] for attributes in known if "n_jobs" in attributes]
+    if any(node["content"] != "null" for node in jobs):
+        for node in jobs:
+            node["content"] = "null"
+        data = _with_tree(data, tree)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InconsistentVersionWarning)  # said for the model as a whole
-        return skops.io.loads(data, trusted=sorted({_name(node) for node in nodes}))
+        found = skops.io.loads(data, trusted=sorted({_name(node) for node in nodes}))
+    if _copies(found) > len(data):
+        raise StoreError("its FeatureUnions and ColumnTransformers repeat columns more often than the file has bytes")
+    return found
+
+
+def _with_tree(data: bytes, tree: Any) -> bytes:
+    """File of skops with another tree."""
+    buffer = io.BytesIO()
+    with ZipFile(io.BytesIO(data)) as source, ZipFile(buffer, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, json.dumps(tree) if name == SCHEMA else source.read(name))
+    return buffer.getvalue()
+
+
+def _copies(transformer: Any) -> int:
+    """How often a transformer may repeat a column: the sum of its parts, the product of its steps."""
+    if isinstance(transformer, Pipeline):
+        return prod(_copies(step) for _, step in transformer.steps)
+    if isinstance(transformer, FrozenEstimator):
+        return _copies(transformer.estimator)
+    of_union = getattr(transformer, "transformer_list", ())
+    return sum(_copies(part[1]) for part in getattr(transformer, "transformers_", of_union)) or 1
 
 
 def _tree(data: bytes) -> Any:
@@ -139,7 +179,7 @@ def _tree(data: bytes) -> Any:
         parts = file.infolist()
         if any(part.compress_type != ZIP_STORED for part in parts) or sum(p.file_size for p in parts) > len(data):
             raise StoreError("parts of its file are larger than the file")
-        tree = json.loads(file.read("schema.json"))
+        tree = json.loads(file.read(SCHEMA))
     if type(protocol := tree.get("protocol")) is not int or protocol not in PROTOCOLS:
         raise StoreError(f"skops wrote it in version {shown(protocol)} of its format")
     return tree
@@ -167,8 +207,8 @@ def _is_known(node: dict[str, Any]) -> bool:
     return _name(node) in NODES.get(node["__loader__"], ())
 
 
-def _checked(data: bytes) -> list[dict[str, Any]]:
-    """Nodes of a file of skops.
+def _checked(data: bytes) -> tuple[Any, list[dict[str, Any]]]:
+    """Tree of a file of skops, and its nodes.
 
     Raises
     ------
@@ -177,7 +217,8 @@ def _checked(data: bytes) -> list[dict[str, Any]]:
     Exception
         Of any kind, where the bytes are not a tree of skops.
     """
-    nodes, first = list(_nodes(_tree(data))), dict[int, Any]()
+    tree, first, dtypes = _tree(data), dict[int, Any](), _dtypes(data)
+    nodes = list(_nodes(tree))
     for node in nodes:
         kind, name, number = node["__loader__"], _name(node), node.get("__id__")
         if not _is_known(node) and kind not in GIVEN_NODES:
@@ -187,27 +228,40 @@ def _checked(data: bytes) -> list[dict[str, Any]]:
             raise StoreError(f"{shown(name)} has the number of another node")
         if "file" in node and node["file"] != f"{number}.npy":
             raise StoreError(f"{shown(name)} is in the file {shown(node['file'])}")
-        if kind == "DTypeNode" and "file" in node["content"]:  # of an array without values
-            with ZipFile(io.BytesIO(data)) as file:
-                if np.load(io.BytesIO(file.read(node["content"]["file"]))).dtype.itemsize > len(data):
-                    raise StoreError("it has a dtype that is wider than the file")
         if kind == "ObjectNode" and _is_known(node):
-            _check_attributes(node["content"]["content"], name, len(data))
-    return nodes
+            _check_attributes(node["content"]["content"], name, len(data), dtypes)
+    return tree, nodes
 
 
-def _check_attributes(attributes: dict[str, Any], name: str, n_bytes: int) -> None:
-    """Refuse attributes that hide methods, name a place, or claim processes, columns or bytes; raises as `_checked`."""
+def _dtypes(data: bytes) -> dict[str, np.dtype[Any]]:
+    """Types of the arrays in a file of skops by their names; raises as `_checked` if they claim more than is there."""
+    found = dict[str, np.dtype[Any]]()
+    with ZipFile(io.BytesIO(data)) as file:
+        for part in file.infolist():
+            if part.filename != SCHEMA:
+                with file.open(part) as stream:
+                    found[part.filename] = dtype = checked_dtype(stream, part.file_size)
+                if dtype.kind not in "biufcmMUS" or dtype.itemsize > MAX_WIDTH:
+                    raise StoreError(
+                        f"it has an array of {shown(dtype)}; expected numbers, or text of at most {MAX_WIDTH:,} bytes: "
+                        f"longer ones as objects"
+                    )
+    return found
+
+
+def _check_attributes(attributes: dict[str, Any], name: str, n_bytes: int, dtypes: dict[str, np.dtype[Any]]) -> None:
+    """Refuse attributes that hide methods, name a place, or claim columns or bytes; raises as `_checked`."""
     kind = next(kind for kind in KINDS if name == f"{kind.__module__}.{kind.__name__}")
     for key, node in attributes.items():
         if key.startswith("__") or callable(getattr(kind, key, None)):
             raise StoreError(f"{name} has the attribute {shown(key)}")
         if key == "memory" and node["content"] != "null":
             raise StoreError(f"{name} has a memory, which is a place; expected None")
-        if key == "dtype" and node["__loader__"] not in ("DTypeNode", "TypeNode") and node["content"] not in _DTYPES:
-            raise StoreError(f"{name} has dtype={shown(node['content'])}; expected one of {', '.join(DTYPES)}")
-        if key == "n_jobs" and abs(json.loads(node["content"]) or 0) > MAX_JOBS:
-            raise StoreError(f"{name} has n_jobs={node['content']}; expected at most {MAX_JOBS}")
+        if key == "dtype" and node["__loader__"] != "TypeNode":
+            is_array = node["__loader__"] == "DTypeNode"  # without values
+            found = f'"{dtypes[node["content"]["file"]].name}"' if is_array else node["content"]
+            if found not in _DTYPES:
+                raise StoreError(f"{name} has dtype={shown(found)}; expected one of {', '.join(DTYPES)}")
         is_counts = kind is OneHotEncoder and key in COUNTS
         if is_counts and not 0 <= sum(json.loads(number["content"]) for number in node["content"]) <= n_bytes:
             raise StoreError(f"{name} has a number larger than the file holds values")
