@@ -1,6 +1,5 @@
 """Models on disk: a Zarr store with a JSON description. Loading reads numbers and names, and runs no code."""
 
-import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ from dkrr.selection import Folds
 from dkrr.store import TileGrid
 from dkrr.store import description as form
 from dkrr.store.chunks import REMEDY
-from dkrr.store.format import write_group
+from dkrr.store.format import check_readable, write_group
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 
@@ -148,7 +147,7 @@ def save(
     held = getattr(parts.get(form.ROWS), "array", None)  # the order of numbers in memory decides last digits
     is_column_major = isinstance(held, np.ndarray) and held.flags.f_contiguous and not held.flags.c_contiguous
     description |= {"search": search, "uncertainty": uncertain, "column_major": is_column_major, "report": summary}
-    json.dumps(description)  # fails before anything is written
+    check_readable(description, f"the description of the model {path}")
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=form.FILES) as url:
         root = place_at(url, description["id"])
         root.make()

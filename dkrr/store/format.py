@@ -23,6 +23,7 @@ import numpy as np
 
 from dkrr.errors import StoreError
 from dkrr.store.places import Place, place_at
+from dkrr.text import format_bytes
 
 BLOCK_BYTES = 256 * 2**10
 """Size of a block of rows: small beside what a task reads, large beside a call for its checksum."""
@@ -146,8 +147,10 @@ def coordinates_of(key: str) -> tuple[int, ...] | None:
 
 
 NAME = "zarr.json"
-MAX_BYTES = 256 * 2**20
-"""Largest description: a vocabulary of ten million words fits."""
+MAX_BYTES = 64 * 2**20
+"""Largest description."""
+MAX_VALUES = 2**22
+"""Most values in it, of which a small text may hold many: a vocabulary of two million words fits, with their idf."""
 MAX_DEPTH = 64
 """Deepest nesting of values: of sums in sums of kernels, mostly."""
 
@@ -162,7 +165,10 @@ def write_group(url: str, description: dict[str, Any] | None = None) -> None:
     StoreError
         If it cannot be written.
     """
-    attributes = {} if description is None else {"dkrr": description, "checksum": _checksum(description)}
+    attributes = {}
+    if description is not None:
+        found = json.loads(json.dumps(description))  # what a reader finds: tuples have become lists, and keys text
+        attributes = {"dkrr": description, "checksum": _checksum(found)}
     place = place_at(url)
     place.make()
     write_json(place, {**_GROUP, "attributes": attributes})
@@ -171,6 +177,31 @@ def write_group(url: str, description: dict[str, Any] | None = None) -> None:
 def write_json(place: Place, value: dict[str, Any]) -> None:
     """Write the metadata of a group or an array."""
     place.write(NAME, [json.dumps(value, indent=1).encode()])
+
+
+def check_readable(description: dict[str, Any], what: str) -> None:
+    """Refuse a description that would not be read again, before anything is written.
+
+    Raises
+    ------
+    StoreError
+        If it has more or deeper values than descriptions may have.
+    """
+    remedy = ": of documents keep fewer terms (min_df), or hash them (n_features)"
+    _check_amount(json.dumps(description, indent=1).encode(), what, remedy)
+    if _depth(description) > MAX_DEPTH:
+        raise StoreError(
+            f"{what} has values that are nested more than {MAX_DEPTH} deep; expected a kernel of fewer levels"
+        )
+
+
+def _check_amount(raw: bytes, what: str, remedy: str) -> None:
+    n_values = sum(map(raw.count, (b",", b"[", b"{", b":")))  # or more: text may have these
+    if len(raw) > MAX_BYTES or n_values > MAX_VALUES:
+        raise StoreError(
+            f"{what} has {format_bytes(len(raw))} with {n_values:,} values; expected at most {format_bytes(MAX_BYTES)} "
+            f"and {MAX_VALUES:,}{remedy}"
+        )
 
 
 def read_group(url: str) -> dict[str, Any] | None:
@@ -210,6 +241,7 @@ def read_json(place: Place) -> dict[str, Any] | None:
     raw, url = place.read(NAME, MAX_BYTES), f"{place.url}/{NAME}"
     if raw is None:
         return None
+    _check_amount(raw, url, ": it is not a file that dkrr wrote")
     try:
         found = json.loads(raw)
         is_deep = _depth(found) > MAX_DEPTH
@@ -228,8 +260,7 @@ def _depth(value: Any) -> int:
 
 
 def _checksum(description: dict[str, Any]) -> str:
-    # Of what a reader finds: tuples have become lists, and keys text.
-    plain = json.dumps(json.loads(json.dumps(description)), sort_keys=True, separators=(",", ":"))
+    plain = json.dumps(description, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(plain.encode()).hexdigest()}"
 
 

@@ -90,6 +90,23 @@ class TestSizes:
         edit(model, note="x" * 3000)
         refused(model, f"at most {size + 2000}")
 
+    def test_a_small_description_of_many_values_is_not_parsed(self, model, monkeypatch):
+        edit(model, note=[[]] * 5000)
+        assert dkrr.load(model)
+        monkeypatch.setattr(descriptions, "MAX_VALUES", 5000)
+        monkeypatch.setattr(descriptions.json, "loads", lambda _: pytest.fail("it was parsed"))
+        refused(model, "zarr.json has .* values; expected at most 64 MiB and 5,000: it is not a file that dkrr wrote")
+
+    def test_a_model_that_could_not_be_loaded_is_not_saved(self, tmp_path, monkeypatch):
+        deep = reduce(lambda kernel, _: 2.0 * kernel, range(70), dkrr.kernels.RBF(1.0) + dkrr.kernels.Linear())
+        with pytest.raises(StoreError, match="nested more than 64 deep; expected a kernel of fewer levels"):
+            dkrr.save(dkrr.KernelRidge(kernel=deep).fit(X, Y), tmp_path / "m.zarr")
+        fitted = dkrr.KernelRidge(kernel=BagOfWords()).fit(["aa bb", "bb cc", "cc"], [1.0, 2.0, 3.0])
+        monkeypatch.setattr(descriptions, "MAX_VALUES", 40)
+        with pytest.raises(StoreError, match=r"description of the model .* values; .*hash them \(n_features\)"):
+            dkrr.save(fitted, tmp_path / "m.zarr")
+        assert not list(tmp_path.iterdir())
+
     def test_a_dtype_of_labels_takes_no_memory_that_it_claims(self, tmp_path):
         path = tmp_path / "m.zarr"
         dkrr.save(dkrr.KernelLogisticRegression().fit(X, np.where(Y > 0, "up", "down")), path)
