@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from dkrr import blas
-from dkrr.checks import finite
+from dkrr.checks import finite, shown
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
@@ -39,6 +39,8 @@ REFINE_DISTANCE = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
 MAX_SIZE = {np.dtype(np.float64): 1e300, np.dtype(np.float32): 1e30}
 # Within 2^±200 an s changes no distance that counts where ‖x‖² leaves the range of float64; beyond, rows take it up.
 MAX_EXPONENT = 200
+# Squares of Matérn's lengths, and their inverses, are in the range of float64.
+MIN_LENGTH = 1e-150
 # Gathering pairs of rows costs about as much as this many entries of cdist each.
 GATHER_ENTRIES = 8
 
@@ -164,6 +166,12 @@ class Matern(WithLengths):
             raise InputError(f"nu is {self.nu!r}; expected 0.5, 1.5 or 2.5 (use RBF for nu = infinity)")
         object.__setattr__(self, "nu", nu)
         object.__setattr__(self, "length_scale", scales_of(self.length_scale, "length_scale"))
+        lengths = np.atleast_1d(self.length_scale)
+        if not MIN_LENGTH <= lengths.min() <= lengths.max() <= 1 / MIN_LENGTH:
+            raise InputError(
+                f"length_scale is {shown(self.length_scale)}; expected numbers from {MIN_LENGTH:g} to "
+                f"{1 / MIN_LENGTH:g}, whose squares float64 represents"
+            )
 
     def lengths(self, n_features: int) -> Array:
         return np.broadcast_to(np.asarray(self.length_scale), n_features)

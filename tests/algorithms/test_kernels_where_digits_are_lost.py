@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, features
-from dkrr.errors import NotFiniteError
+from dkrr.errors import InputError, NotFiniteError
 from dkrr.kernels import RBF, BagOfWords, Chi2, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
 from tests import precise
 from tests.oracles import naive_gram
@@ -87,6 +87,12 @@ def test_rbf_of_a_wide_range_is_exact_and_of_tiny_rows_does_not_underflow():
     for rows in (X, sp.csr_array(X)):
         assert_allclose(RBF(gamma=1e300)(rows, 3 * X), 1.0)
         assert_allclose(RBF(gamma=1e308)(1e6 * rows)[0], np.exp([0.0, -1.0, -4.0]))
+
+
+@pytest.mark.parametrize("length_scale", [5e-324, 1e-160, 1e160, [1.0, 1e308]])
+def test_lengths_whose_squares_leave_the_range_are_refused(length_scale):
+    with pytest.raises(InputError, match="length_scale is .*; expected numbers from 1e-150 to 1e"):
+        Matern(length_scale=length_scale)
 
 
 def test_laplacian_of_wide_csr_rows_is_that_of_dense_ones():
