@@ -7,7 +7,7 @@ those of any argument. What needs kernels, rows or likelihoods is checked in `dk
 
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from math import inf, isfinite
 from numbers import Integral, Real
@@ -53,11 +53,33 @@ MAX_NAME = 255
 def shown(value: object) -> str:
     """A value in a message: on one line, cut where it is long, by its type where it has no text."""
     try:
-        text = " ".join(repr(value).split())
+        text, is_whole = "", True
+        for part in _parts(value):
+            is_whole = len(text) <= 2 * MAX_SHOWN
+            if not is_whole:
+                break
+            text += part
+        text = " ".join(text.split())
     except Exception:  # of a user's class, or a number with too many digits
         return f"of type {type(value).__qualname__}"
     text = safe_message(text)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]} ... ({type(value).__qualname__})"
+    return text if is_whole and len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 20]} ... ({type(value).__qualname__})"
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """`repr` in parts, of lists and dictionaries one by one: a few of them that hold each other may have no end."""
+    if type(value) in (list, tuple, dict) and value:
+        opening, *_, closing = repr(type(value)())
+        yield opening
+        for k, one in enumerate(value):
+            yield ", " if k else ""
+            yield from _parts(one)
+            if type(value) is dict:
+                yield ": "
+                yield from _parts(value[one])
+        yield ("," if type(value) is tuple and len(value) == 1 else "") + closing
+    else:
+        yield repr(value)
 
 
 def finite(value: object, name: str) -> float:

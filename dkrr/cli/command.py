@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 import click
 
-from dkrr.checks import shown
+from dkrr.checks import is_existing_folder, shown
 from dkrr.errors import DkrrError, InputError, PlanError
-from dkrr.text import one_line, printable, safe_message
+from dkrr.text import format_bytes, one_line, printable, safe_message
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
 """Of a scheduler: a protocol, a host and a port."""
@@ -25,6 +25,8 @@ LOG = "dkrr.log"
 """Name of the handler of messages, if the command has its own, in click's context."""
 INTERRUPTED, CLOSED = 130, 141
 """Exit statuses after Ctrl-C, and where nothing reads the output any more (SIGPIPE), as shells have them."""
+MAX_CONFIG_BYTES = 2**15
+"""Largest file of options; keys of many parts take a time that grows with its square."""
 
 
 class Commands(click.Group):
@@ -190,10 +192,17 @@ def options_from_file(context: click.Context, _: click.Parameter, path: str | No
 
 def _read(path: str) -> dict[str, Any]:
     what = f"--config is {shown(path)}"
+    if is_existing_folder(path, "--config"):
+        raise InputError(f"{what}, a folder; expected a TOML file")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise InputError(f"{what}, which cannot be read: {error.strerror}; expected a TOML file") from error
+    if len(content) > MAX_CONFIG_BYTES:
+        raise InputError(f"{what}, a file of more than {format_bytes(MAX_CONFIG_BYTES)}; expected one of options only")
+    try:
+        return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{what}, which is not TOML: {error}; expected lines such as alpha = 0.1") from error
 

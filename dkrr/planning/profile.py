@@ -149,6 +149,8 @@ def create_profile_folder() -> Path:
     return folder
 
 
+MAX_BYTES = 2**20
+"""Largest file of the profiles' folder."""
 _unsaved: dict[tuple[str, str], Any] = {}
 """What could not be written, by configured folder and name of the file: a file system may be read-only."""
 
@@ -186,8 +188,9 @@ def _load(name: str, parse: Callable[[Any], T]) -> T | None:
 @lru_cache(maxsize=16)
 def _read(path: Path, changed: int, parse: Callable[[Any], Any]) -> Any:  # noqa: ARG001  # what changed is read again
     try:
-        return parse(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raw = place_at(str(path.parent)).read(path.name, MAX_BYTES)
+        return None if raw is None else parse(json.loads(raw))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

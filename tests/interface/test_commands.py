@@ -279,6 +279,26 @@ def test_what_is_wrong_in_a_file_is_said_in_one_line(folder, line, message):
     assert re.search(message, stderr) and not Path("m.zarr").exists(), stderr
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("pipe", "--config: job.toml is a pipe, a socket or a device; expected a file"),
+        ("/dev/zero", "--config: job.toml is a pipe, a socket or a device"),
+        ("folder", "--config is 'job.toml', a folder; expected a TOML file"),
+        ("large", "--config is 'job.toml', a file of more than 32 KiB; expected one of options only"),
+        ("nothing", "--config: the path job.toml does not exist"),
+    ],
+)
+def test_options_are_read_of_small_files_only(folder, kind, message):
+    file = Path("job.toml")
+    if kind == "large":
+        with file.open("wb") as stream:
+            stream.truncate(2**40)  # a hole in the file, of no bytes
+    make = {"pipe": os.mkfifo, "folder": os.mkdir, "/dev/zero": lambda path: os.symlink(kind, path)}
+    make.get(kind, str)(file)
+    assert run("fit --x x.npy --y y.npy --model m.zarr --config job.toml", code=2).stderr.startswith(f"dkrr: {message}")
+
+
 @pytest.mark.parametrize("command", ["fit", "select", "predict", "plan"])
 def test_a_file_without_config_names_the_option(command):
     stderr = run(f"{command} job.toml", code=2).stderr

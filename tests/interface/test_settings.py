@@ -1,6 +1,7 @@
 """Settings in Dask's configuration: a wrong one is refused by its name before work starts."""
 
 import re
+from functools import reduce
 from pathlib import Path
 
 import dask
@@ -11,13 +12,15 @@ import dkrr
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError, StoreError
 
+MANY = reduce(lambda inner, _: [inner, inner], range(60), list[object]())
+"""Sixty lists that YAML's anchors and aliases make of a few lines: 2⁶⁰ if they are shown."""
 WRONG = {
     "memory-limit": ["many", -1, True],
     "temporary-directory": ["", 3, "a\0b"],
     "checkpoint-seconds": ["5 minutes", float("nan"), -1, None, True],
     "durable": ["no", 1, None],
     "wait-for-workers-seconds": ["5 minutes", float("nan"), 0, False],
-    "local.workers": [0, 1.5, "two"],
+    "local.workers": [0, 1.5, "two", MANY],
     "profile-directory": ["", 3],
     "quick-measurement": ["off", None],
     "rates": [None, 3, {"gemm-gflops": 0}, {"gemm-gflops": "fast"}, {"gemm": 3.0}],
