@@ -1,6 +1,8 @@
-"""Short campaigns of kills and damage, and what the campaigns do to files and processes and notice of it."""
+"""Short campaigns of kills, damage and hostile files, and what the campaigns do to processes and notice of it."""
 
+import faulthandler
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,7 +10,7 @@ from click.testing import CliRunner
 
 from dkrr.errors import StoreError
 from tests.nightly.chaos import __main__ as command
-from tests.nightly.chaos import damage
+from tests.nightly.chaos import damage, hostile
 from tests.nightly.chaos.outcomes import Outcome, of_error
 from tests.nightly.chaos.processes import Child
 
@@ -16,6 +18,17 @@ RUNS = ("Cholesky", "CG, normal equations", "Newton, CG", "selection, Cholesky")
 CAMPAIGNS = {
     "models": (40, "damage", "--target", "models", "--trials", "42"),
     "runs": (38, "damage", "--target", "runs", "--trials", "42", *(word for name in RUNS for word in ("--only", name))),
+    "hostile models and configurations": (
+        80,
+        "hostile",
+        "--only",
+        "model",
+        "--only",
+        "configuration",
+        "--trials",
+        "80",
+    ),
+    "hostile tables and locks": (70, "hostile", "--only", "table", "--only", "lock", "--trials", "70"),
     "kills here": (6, "kills", "--place", "here", "--trials", "6"),
     "kills without a store": (3, "kills", "--place", "here, no store", "--trials", "3"),
     "kills of own workers": (2, "kills", "--place", "own workers", "--trials", "2"),
@@ -29,7 +42,7 @@ GUARD = {name: () if "more" in name else pytest.mark.guard for name in CAMPAIGNS
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in GUARD.items()])
-def test_nothing_is_lost_or_wrong_after_kills_and_damage(tmp_path, name):
+def test_nothing_is_lost_or_wrong_after_kills_damage_and_hostile_files(tmp_path, name):
     (least, *arguments), file = CAMPAIGNS[name], tmp_path / "lines.jsonl"
     # Not in tmp_path: sockets of workers need a folder with a short name.
     options = ["--processes", "1", "--json", str(file), *(() if "--seed" in arguments else ("--seed", "3"))]
@@ -69,3 +82,17 @@ def test_a_child_survives_what_happens_in_it_and_respects_permissions(tmp_path):
     assert "Segmentation fault" in found[1]["detail"] and "TypeError" in found[2]["detail"]
     assert "exit status -6" in found[3]["detail"] and "in main" in found[3]["detail"]
     assert "PermissionError" in found[4]["detail"]
+
+
+def test_what_a_fork_does_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(hostile, "SECONDS", 2.0)
+    calls = {
+        "harmless": lambda: ("", (Outcome.HARMLESS, str(len(b"x" * 2**28)))),
+        "raw error": lambda: 1 / 0,
+        "crash": faulthandler._sigsegv,
+        "hang": lambda: time.sleep(60),
+    }
+    found = {name: hostile._in_fork(call, tmp_path) for name, call in calls.items()}
+    assert [answer["judged"][0] for answer, _ in found.values()] == list(calls)
+    assert found["harmless"][1] > 2**28 > found["raw error"][1] and "ZeroDivision" in found["raw error"][0]["judged"][1]
+    assert "Segmentation fault" in found["crash"][0]["judged"][1] and "test_chaos" in found["hang"][0]["judged"][1]

@@ -1,10 +1,11 @@
-"""Kill fits, damage stores and give wrong inputs, at random, and tabulate what happens.
+"""Kill fits, damage stores, give wrong inputs and hostile files, at random, and tabulate what happens.
 
 ::
 
     python -m tests.nightly.chaos damage [--target models|runs] [--trials 1000] [--seed S] [--json FILE] [--minutes M]
     python -m tests.nightly.chaos kills [--trials 1000] ...
     python -m tests.nightly.chaos inputs [--trials N] ...
+    python -m tests.nightly.chaos hostile [--only table|model|configuration|lock] [--trials 1000] ...
     python -m tests.nightly.chaos page FILE... --keep docs/measured/chaos.jsonl --write docs/chaos.md
 
 A trial is determined by the seed and its number, which are recorded; ``--number N`` repeats one. Trials run in
@@ -41,7 +42,7 @@ from tests.nightly.chaos.outcomes import GOOD, Observation, Outcome
 from tests.nightly.chaos.processes import ROOT, Child, share_out
 from tests.tools.pages import replaced
 
-SECONDS = {"kills": 1800.0, "models": 30.0, "runs": 120.0, "inputs": 60.0}
+SECONDS = {"kills": 1800.0, "models": 30.0, "runs": 120.0, "inputs": 60.0, "hostile": 60.0}
 """Limits for a trial of each part; fits and calls have their own."""
 BEGIN, END = "<!-- tables of chaos: begin -->", "<!-- tables of chaos: end -->"
 SHOWN = ("part", "row", "group", "outcome", "seed")
@@ -51,6 +52,7 @@ TITLES = {
     "runs": ("Damage to runs, between a kill and the next call", "damage"),
     "models": ("Damage to models, before they are loaded", "damage"),
     "inputs": ("Wrong inputs", "argument of"),
+    "hostile": ("Hostile tables, models, configurations and locks", "what was changed"),
 }
 Line = dict[str, Any]
 Call = tuple[int, tuple[Any, ...]]
@@ -161,7 +163,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def main() -> None:
-    """Kill fits, damage stores and give wrong inputs, at random, and tabulate what happens."""
+    """Kill fits, damage stores, give wrong inputs and hostile files, at random, and tabulate what happens."""
 
 
 @main.command()
@@ -210,6 +212,17 @@ def inputs(**given: Any) -> None:
     drawn = sorted(random.Random(campaign.seed).sample(range(n), min(n, campaign.trials or n)))
     calls = ((number, ("tests.contracts.arguments:numbered_trial", number)) for number in campaign.numbers or drawn)
     sys.exit(campaign.run(calls))
+
+
+@main.command()
+@click.option("--only", multiple=True, type=click.Choice(["table", "model", "configuration", "lock"]))
+@with_options
+def hostile(only: tuple[str, ...], **given: Any) -> None:
+    """Open, fit and predict with files of someone who knows their formats; 1,000 of them."""
+    campaign = Campaign("hostile", **given)
+    drawn = campaign.numbers or range(campaign.trials or 1000)
+    call = ("tests.nightly.chaos.hostile:trial", campaign.seed)
+    sys.exit(campaign.run((number, (*call, number, only)) for number in drawn))
 
 
 @main.command()

@@ -34,6 +34,8 @@ class Outcome(StrEnum):
     """The interpreter died."""
     HANG = "hang"
     """No end within the time limit."""
+    LARGE = "memory"
+    """More memory was taken than the bytes of a file explain."""
     LOST = "lost"
     """The run could not be resumed."""
     ORPHAN = "orphan"
