@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from math import prod
 from typing import Any
-from zipfile import ZIP_STORED, ZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 from sklearn.exceptions import InconsistentVersionWarning
@@ -115,7 +115,9 @@ def loaded_transformer(data: bytes, given: Any) -> Any:
         if not missing:
             return _made(data, tree, nodes)
     except Exception as error:  # of skops, zipfile, json or NumPy, whatever the bytes are
-        what = str(error) if isinstance(error, StoreError) else repr(error)
+        # What Python says of values of other types says nothing to a user.
+        is_said = isinstance(error, StoreError | ValueError | BadZipFile)
+        what = str(error) if is_said else f"it is not a tree that skops writes ({type(error).__name__})"
         raise StoreError(f"its transformer is damaged: {what}") from error
     raise InputError(
         f"transformer is {shown(given)}, and that of the model has {min(missing)!r}, which a file cannot hold; "
