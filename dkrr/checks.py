@@ -69,15 +69,15 @@ def shown(value: object) -> str:
 def _parts(value: Any) -> Iterator[str]:
     """`repr` in parts, of lists and dictionaries one by one: a few of them that hold each other may have no end."""
     if type(value) in (list, tuple, dict) and value:
-        opening, *_, closing = repr(type(value)())
-        yield opening
+        marks = repr(type(value)())
+        yield marks[0]
         for k, one in enumerate(value):
             yield ", " if k else ""
             yield from _parts(one)
             if type(value) is dict:
                 yield ": "
                 yield from _parts(value[one])
-        yield ("," if type(value) is tuple and len(value) == 1 else "") + closing
+        yield ("," if type(value) is tuple and len(value) == 1 else "") + marks[1]
     else:
         yield repr(value)
 

@@ -294,7 +294,7 @@ def test_options_are_read_of_small_files_only(folder, kind, message):
     if kind == "large":
         with file.open("wb") as stream:
             stream.truncate(2**40)  # a hole in the file, of no bytes
-    make = {"pipe": os.mkfifo, "folder": os.mkdir, "/dev/zero": lambda path: os.symlink(kind, path)}
+    make = {"pipe": os.mkfifo, "folder": os.mkdir, "/dev/zero": lambda path: path.symlink_to(kind)}
     make.get(kind, str)(file)
     assert run("fit --x x.npy --y y.npy --model m.zarr --config job.toml", code=2).stderr.startswith(f"dkrr: {message}")
 
