@@ -16,6 +16,10 @@ with (Path(__file__).parent / "dkrr.yaml").open() as _file:
 dask.config.update_defaults(_defaults)
 
 
+MAX_RATE = 1e15
+"""No machine computes, reads or waits more, nor less than its inverse; times of any work are then finite."""
+
+
 def _path_or_none(value: Any, name: str) -> str | None:
     return None if value is None else location(value, name)
 
@@ -31,7 +35,11 @@ def _rates(value: Any, name: str) -> dict[str, float]:
         raise InputError(f"{name} is {shown(value)}; expected rates by their names: {', '.join(known)}")
     given = {key: rate for key, rate in value.items() if rate is not None}
     # What takes no time may be given as 0.
-    return {k: (not_negative if k.endswith("-seconds") else positive)(v, f"{k} of {name}") for k, v in given.items()}
+    found = {k: (not_negative if k.endswith("-seconds") else positive)(v, f"{k} of {name}") for k, v in given.items()}
+    for key, rate in found.items():
+        if rate > MAX_RATE or 0 < rate < 1 / MAX_RATE:
+            raise InputError(f"{key} of {name} is {rate:g}; expected a number from {1 / MAX_RATE:g} to {MAX_RATE:g}")
+    return found
 
 
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {

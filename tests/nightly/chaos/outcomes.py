@@ -11,7 +11,7 @@ from dkrr.errors import DkrrError
 MAX_DETAIL = 300
 """Characters of a message that are recorded; tracebacks of failures are recorded whole."""
 
-_RAW = re.compile(r"Traceback|NoneType|has no attribute|object is not|unsupported operand|not subscriptable")
+_RAW = re.compile(r"Traceback|'NoneType'|has no attribute|object is not|unsupported operand|not subscriptable")
 """Words of Python's own errors, which say nothing to a user, in the message of an error of dkrr."""
 
 
