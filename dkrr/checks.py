@@ -285,6 +285,33 @@ def numbers(values: Any, name: str, expected: str) -> NDArray[np.float64]:
     raise InputTypeError(f"{name} is {shown(values)}; expected {expected}")
 
 
+def refuse_masked(value: Any, name: str) -> None:
+    """Refuse masked entries in an array, a list or a tuple: NumPy would take the numbers below the mask.
+
+    Raises
+    ------
+    InputTypeError
+        If it has any.
+    """
+    try:
+        is_masked = _is_masked(value)
+    except RecursionError:  # a list that holds itself, which NumPy refuses
+        return
+    if is_masked:
+        raise InputTypeError(
+            f"{name} has masked entries; expected plain numbers: fill them (numpy.ma.filled, dask.array.ma.filled), or "
+            f"leave their rows out"
+        )
+
+
+def _is_masked(value: Any) -> bool:
+    if isinstance(value, np.ma.MaskedArray):
+        return bool(np.ma.is_masked(value))
+    # Each type once: lists may have millions of floats.
+    kinds = set(map(type, value)) if isinstance(value, list | tuple) else ()
+    return any(issubclass(kind, np.ma.MaskedArray | list | tuple) for kind in kinds) and any(map(_is_masked, value))
+
+
 def is_object(value: Any) -> bool:
     """Whether a parameter is a kernel, a function or a transformer: no number, text or array of numbers."""
     return value is not None and not isinstance(value, str | list | dict | bool | int | float | np.ndarray | np.generic)

@@ -1,6 +1,7 @@
 """Rows of data, wherever they are: read in blocks, staged into a store, checked."""
 
-from dkrr.data.arrays import DaskRows, MemoryRows, is_dask_frame, unframed
+from dkrr.data.arrays import MemoryRows
+from dkrr.data.dask_rows import DaskRows, is_dask_frame, unframed
 from dkrr.data.open import (
     NO_LABELS,
     as_rows,

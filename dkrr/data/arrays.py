@@ -1,4 +1,4 @@
-"""Rows of arrays: in this process's memory, in mapped files, of Zarr, HDF5, Dask, or anything that has slices.
+"""Rows of arrays: in this process's memory, in mapped files, of Zarr, HDF5, or anything that has slices.
 
 Arrays in mapped files may be larger than memory, since the system can reclaim their pages. Zarr's array interface reads
 and decodes every chunk that a block of rows touches as a whole: blocks of 14,000 rows from chunks of 50,000 would read
@@ -15,7 +15,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -454,75 +453,3 @@ def _data_set(path: str, key: str) -> Any:
 def is_hdf_array(value: Any) -> bool:
     """Whether a value is a data set of an HDF5 file, told without importing h5py."""
     return type(value).__module__.startswith("h5py.") and hasattr(value, "chunks")
-
-
-class DaskRows(ArrayRows):
-    """Rows of a Dask array, computed when read. Workers do not read these: they are staged first.
-
-    Parameters
-    ----------
-    array : dask.array.Array of shape (n, d) or (n,)
-        Sparse blocks are checked before anything is cut from them.
-    name : str
-        What it is called in error messages.
-    """
-
-    is_computed = True
-    is_vector = False
-
-    def __init__(self, array: Any, name: str = "X") -> None:
-        if any(np.isnan(size) for size in array.shape):
-            raise InputError(
-                f"{name} is a Dask array with unknown chunk sizes; expected known ones: call "
-                f"{name}.compute_chunk_sizes() or to_dask_array(lengths=True) first"
-            )
-        if sp.issparse(array._meta):
-            array = array.map_blocks(_checked, name, dtype=array.dtype, meta=array._meta)
-        self.is_vector = array.ndim == 1
-        super().__init__(array[:, None] if self.is_vector else array)
-
-    @property
-    def edges(self) -> Sequence[int]:
-        return list(accumulate(self.array.chunks[0], initial=0))
-
-    @property
-    def read_overhead_bytes(self) -> int:
-        # A chunk is computed whole.
-        return int(np.prod([max(c) for c in self.array.chunks])) * int(np.dtype(self.dtype).itemsize)
-
-    def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        return row_major(self.array[start:stop, columns].compute())
-
-    def take(self, indices: NDArray[np.intp]) -> Block:
-        return row_major(self.array[indices].compute())
-
-
-def _checked(block: Block, name: str = "X") -> Block:
-    """Block of a Dask array, whose blocks need not be what the array says they are."""
-    if sp.issparse(block):
-        check_structure(block, name)
-    return block
-
-
-def row_major(block: Block) -> Block:
-    """Block of a Dask array as an ndarray or a CSR array, checked."""
-    return _checked(block).tocsr() if sp.issparse(block) else np.asarray(block)
-
-
-def is_dask_frame(X: Any) -> bool:
-    """Whether X is a DataFrame of Dask, told without importing dask.dataframe, which needs pandas."""
-    return type(X).__module__.startswith("dask.") and hasattr(X, "to_dask_array") and hasattr(X, "columns")
-
-
-def unframed(X: Any) -> Any:
-    """Dask array of a Dask DataFrame, whose rows are counted; others unchanged."""
-    return X.to_dask_array(lengths=partition_lengths(X)) if is_dask_frame(X) else X
-
-
-def partition_lengths(frame: Any) -> tuple[int, ...]:
-    """Rows of each partition of a Dask DataFrame, found by one of its columns.
-
-    Of partitions that are read from files only that column is then read twice.
-    """
-    counted = frame[[frame.columns[0]]] if len(frame.columns) else frame
-    return tuple(map(int, counted.map_partitions(len).compute()))

@@ -10,12 +10,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from dkrr.checks import CLASSES, is_existing_folder, location
+from dkrr.checks import CLASSES, is_existing_folder, location, refuse_masked
 from dkrr.config import setting
 from dkrr.data.array_files import SUFFIXES, check_memory, mapped_npy, npz_array, open_hdf
 from dkrr.data.arrays import (
     ArrayRows,
-    DaskRows,
     HdfRows,
     MappedRows,
     MemoryRows,
@@ -27,10 +26,10 @@ from dkrr.data.arrays import (
     is_memory_map,
     mapped_array,
     release_pages,
-    unframed,
     unlabelled,
     zarr_rows,
 )
+from dkrr.data.dask_rows import DaskRows, checked_blocks, is_dask_frame, refuse_shuffled, unframed
 from dkrr.data.rows import Rows
 from dkrr.data.stored import stored_gram
 from dkrr.data.table import Table, TableRows, table_rows
@@ -126,11 +125,9 @@ def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
     InputTypeError
         If X has any of these.
     """
-    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
-        raise InputTypeError(
-            f"{name} is a masked array with masked entries; expected plain numbers: fill or remove those entries, "
-            f"e.g. by {name}.filled(0.0)"
-        )
+    if hasattr(X, "__array__") and not hasattr(X, "iloc") and _container(X) is None:
+        _asarray(X, name)  # another library's array, which may hide a mask until it is read
+    refuse_masked(X, name)
     is_frame = hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2
     columns = zip(X.columns, X.dtypes, strict=True) if is_frame else [(None, getattr(X, "dtype", None))]
     for column, dtype in columns:
@@ -160,7 +157,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         return X
     if isinstance(X, Table):
         return table_rows(X, name)
-    X = unframed(X)
+    X = unframed(X, name)
     rows_of = _container(X)
     if rows_of is None:
         X, rows_of = _asarray(X, name), lambda array, _: MemoryRows(array)
@@ -214,10 +211,16 @@ def _open_rows(path: str, name: str) -> Any:
 
 
 def _asarray(X: Any, name: str) -> NDArray[Any]:
+    if is_dask_array(X):
+        X = checked_blocks(X, name).compute()
+    elif is_dask_frame(X):
+        refuse_shuffled(X, name)
     try:
-        return np.asarray(X)
+        found = np.asanyarray(X)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{name} is not a matrix of numbers: {error}") from error
+    refuse_masked(found, name)
+    return np.asarray(found)
 
 
 def _check_dtype(dtype: Any, name: str) -> None:

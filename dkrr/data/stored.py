@@ -20,7 +20,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.checks import may_keep
-from dkrr.data.arrays import SCRATCH_BYTES, DaskRows, FilledRows, row_major
+from dkrr.data.arrays import SCRATCH_BYTES, FilledRows
+from dkrr.data.dask_rows import DaskRows, row_major
 from dkrr.data.rows import ALL, Block, Rows, cuts_by_entries, dense
 from dkrr.errors import DamagedChunkError, InputError, StoreError
 from dkrr.sparse import check_structure

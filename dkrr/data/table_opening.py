@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.checks import BUCKETS, is_existing_folder, location, shown
-from dkrr.data.arrays import is_dask_frame
+from dkrr.data.dask_rows import is_dask_frame
 from dkrr.data.table import Table, matching, natural_order, split_patterns, suggested
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.store.places import place_at

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from dkrr.checks import parse_bytes, shown
 from dkrr.cluster.process import available_bytes
-from dkrr.data.arrays import canonical, is_dask_frame, partition_lengths
+from dkrr.data.arrays import canonical
+from dkrr.data.dask_rows import PartitionRows, is_dask_frame
 from dkrr.data.open import as_rows, load_labels
 from dkrr.data.rows import ALL, Block, Rows, cut, dense, first_bad, joined, n_bytes, taken
 from dkrr.data.table import FrameRows, Table
@@ -68,40 +68,6 @@ class HeldRows(Rows):
         return getattr(self.table, "iloc", self.table)[start:stop, columns]
 
 
-class PartitionRows(Rows):
-    """Rows of a Dask DataFrame, whose partitions are computed when they are read; their lengths are computed here."""
-
-    is_lazy = True
-    dtype = np.dtype(object)
-
-    def __init__(self, frame: Any) -> None:
-        self.frame, self.names = frame, tuple(map(str, frame.columns))
-        self.lengths = partition_lengths(frame)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (sum(self.lengths), len(self.frame.columns))
-
-    @property
-    def array(self) -> Any:
-        """Dask array whose blocks are the partitions, as frames; only whole ones can be asked for."""
-        import dask.array as da  # it imports what it finds (xarray, sparse)
-
-        parts = zip(self.frame.to_delayed(), self.lengths, strict=True)
-        width = self.shape[1]
-        return da.concatenate([da.from_delayed(part, (n, width), self.dtype) for part, n in parts if n])
-
-    def read(self, start: int, stop: int, columns: slice = ALL) -> Any:
-        return joined([block.iloc[:, columns] for _, block in self.blocks(start, stop, max(1, stop - start))])
-
-    def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Any]]:
-        for k, (first, last) in enumerate(pairwise(accumulate(self.lengths, initial=0))):
-            top, bottom = max(first, start), min(last, stop)
-            if top < bottom:
-                part = self.frame.partitions[k].compute().iloc[top - first : bottom - first]
-                yield from cut(part, top, start, height)
-
-
 def inputs_of(X: Any) -> Rows:
     """Rows in front of a transformer, in any container that an estimator takes: numbers, or blocks of any types.
 
@@ -114,17 +80,17 @@ def inputs_of(X: Any) -> Rows:
     if isinstance(X, Table):
         X.check_content("X")
         return HeldRows(X.to_pandas()) if X.source.is_in_memory else FrameRows(X)
-    if is_dask_frame(X):
-        return PartitionRows(X)
-    if not (type(X) is np.ndarray or sp.issparse(X) or isinstance(X, list | tuple) or hasattr(X, "iloc")):
+    if is_dask_frame(X) and X.ndim == 2:
+        X = PartitionRows(X)
+    elif not (type(X) is np.ndarray or sp.issparse(X) or isinstance(X, list | tuple) or hasattr(X, "iloc")):
         return as_rows(X)
-    if sp.issparse(X):
+    elif sp.issparse(X):
         check_structure(X)
     elif isinstance(X, list | tuple):
         X = load_labels(X, "X")
-    if X.ndim != 2 or 0 in X.shape:
+    if len(X.shape) != 2 or 0 in X.shape:
         raise InputError(f"X has shape {X.shape}; expected a table of at least one row and one column")
-    return HeldRows(X)
+    return X if isinstance(X, Rows) else HeldRows(X)
 
 
 def block_rows(width: int) -> int:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.data import DaskRows, MemoryRows, Rows, refuse_changed
-from dkrr.data.arrays import row_major
+from dkrr.data.dask_rows import PartitionRows, row_major
 from dkrr.data.rows import check_finite, dense
 from dkrr.data.table import FrameRows
-from dkrr.data.transformers import PartitionRows, TransformedRows, transformed_block
+from dkrr.data.transformers import TransformedRows, transformed_block
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.results import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted

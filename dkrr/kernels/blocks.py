@@ -11,6 +11,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dkrr import blas
+from dkrr.checks import refuse_masked
 from dkrr.errors import InputError, InputTypeError, NotFiniteError
 from dkrr.sparse import check_structure
 
@@ -55,10 +56,7 @@ def as_rows(X: object, name: str = "X") -> Block:
             f"{name} is of type {type(X).__module__}.{type(X).__qualname__}; expected a two-dimensional "
             "numpy array or a scipy.sparse CSR array: convert it, or use dkrr.gram for Dask and Zarr arrays"
         )
-    if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
-        raise InputTypeError(
-            f"{name} is a masked array with masked entries; expected plain numbers: fill or remove those entries"
-        )
+    refuse_masked(X, name)
     block: Any = X
     sparse = not isinstance(X, np.ndarray)
     if block.dtype.kind not in "fiub":
