@@ -273,6 +273,39 @@ def test_a_damaged_model_of_graphs_is_refused(tmp_path, part, value):
         dkrr.load(tmp_path / "m.zarr").predict(graphs)
 
 
+class OfAnotherLibrary:
+    """Rows of a library whose arrays hide a mask until they are read, as those of netCDF4 do."""
+
+    def __init__(self, rows):
+        self.rows, self.shape, self.dtype, self.ndim = rows, rows.shape, rows.dtype, rows.ndim
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.rows
+
+
+@pytest.mark.parametrize("given", [list, tuple, lambda rows: [list(rows)[:3], list(rows)[3:]], OfAnotherLibrary])
+def test_masked_entries_are_refused_in_whatever_holds_them(given):
+    X = np.ma.MaskedArray(np.ones((6, 2)) * np.arange(6.0)[:, None], mask=[[0, 0]] * 5 + [[1, 0]])
+    model = KernelRidge(kernel="linear").fit(X.data, np.arange(6))
+    rows, y = given(X), given(X[:, 0])
+    for name, use in (
+        ("X", lambda: KernelRidge().fit(rows, np.arange(6))),
+        ("X", lambda: KernelRidge(transformer="standardize").fit(rows, np.arange(6))),
+        ("X", lambda: model.predict(rows)),
+        ("X", lambda: dkrr.gram(rows)),
+        ("X", lambda: dkrr.plan(rows)),
+        ("y", lambda: KernelRidge().fit(X.data, y)),
+        ("y", lambda: dkrr.KernelLogisticRegression().fit(X.data, y)),
+        ("y", lambda: model.score(X.data, y)),
+        ("sample_weight", lambda: KernelRidge().fit(X.data, np.arange(6), sample_weight=y)),
+    ):
+        with pytest.raises(InputTypeError, match=f"{name} has masked entries"):
+            use()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
