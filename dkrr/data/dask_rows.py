@@ -6,7 +6,7 @@ imaginary parts, or shift all rows behind a block that is too long; so each bloc
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import dask
@@ -74,10 +74,25 @@ def checked_blocks(array: Any, name: str) -> Any:
     """Dask array with the same blocks, checked when they are computed, before they are cut or put together."""
     is_sparse = sp.issparse(array._meta)
     meta = array._meta if is_sparse else np.empty((0,) * array.ndim, array.dtype)
-    return array.map_blocks(_as_said, argument=name, is_sparse=is_sparse, dtype=array.dtype, meta=meta)
+    check = partial(_as_said, argument=name, dtype=array.dtype, is_sparse=is_sparse)
+    tasks = {
+        at: (partial(check, at=at, shape=tuple(c[k] for c, k in zip(array.chunks, at, strict=True))), (array.name, *at))
+        for at in product(*map(range, array.numblocks))
+    }
+    return _with_tasks(tasks, f"dkrr-checked-{tokenize(array, name)}", [array], array.chunks, meta)
 
 
-def _as_said(block: Any, argument: str, *, is_sparse: bool, block_info: Any = None) -> Block:
+def _with_tasks(tasks: dict[tuple[int, ...], Any], name: str, sources: list[Any], chunks: Any, meta: Any) -> Any:
+    """Dask array with a task for each block, in one layer of a graph: Dask goes through all layers at every read."""
+    import dask.array as da  # it imports what it finds (xarray, sparse)
+
+    graph = {(name, *at): task for at, task in tasks.items()}
+    return da.Array(HighLevelGraph.from_collections(name, graph, dependencies=sources), name, chunks, meta=meta)
+
+
+def _as_said(
+    block: Any, argument: str, at: tuple[int, ...], *, shape: tuple[float, ...], dtype: Any, is_sparse: bool
+) -> Block:
     """Block of the kind, shape and dtype that its Dask array says: an ndarray, or a sparse array of SciPy.
 
     Raises
@@ -85,9 +100,7 @@ def _as_said(block: Any, argument: str, *, is_sparse: bool, block_info: Any = No
     InputError
         If it has masked entries, another shape, or values that the dtype does not hold.
     """
-    said = block_info[None]
-    dtype, shape = np.dtype(said["dtype"]), said["chunk-shape"]
-    what = f"{argument}.blocks[{', '.join(map(str, said['chunk-location']))}]"
+    what = f"{argument}.blocks[{', '.join(map(str, at))}]"
     refuse_masked(block, argument)
     if sp.issparse(block):
         check_structure(block, argument)
@@ -171,21 +184,17 @@ def partitions_of(frame: Any, name: str, convert: Callable[[Any, str], Any] | No
     be counted sooner, but Dask joins partitions that it reads from Parquet, the fewer columns the more, so that they
     would not be the same ones.
     """
-    import dask.array as da  # it imports what it finds (xarray, sparse)
-
     refuse_shuffled(frame, name)
-    parts = frame.to_delayed()
+    parts, rest = frame.to_delayed(), frame._meta.shape[1:]
     counts = dask.compute(*map(dask.delayed(len), parts))
     filled = [k for k, n in enumerate(counts) if n] or [0]
-    rest = frame._meta.shape[1:]
-    key = f"dkrr-partitions-{tokenize(frame, name, convert, counts)}"
-    # One layer of a graph: Dask goes through all layers at every read.
-    graph = {
-        (key, i, *(0 for _ in rest)): (partial(_read, n=counts[k], number=k, name=name, convert=convert), parts[k].key)
+    tasks = {
+        (i, *(0 for _ in rest)): (partial(_read, n=counts[k], number=k, name=name, convert=convert), parts[k].key)
         for i, k in enumerate(filled)
     }
     chunks = (tuple(counts[k] for k in filled), *((m,) for m in rest))
-    return da.Array(HighLevelGraph.from_collections(key, graph, dependencies=parts), key, chunks, dtype)
+    meta = np.empty((0, *(0 for _ in rest)), dtype)
+    return _with_tasks(tasks, f"dkrr-partitions-{tokenize(frame, name, convert, counts)}", parts, chunks, meta)
 
 
 def _read(part: Any, n: int, number: int, name: str, convert: Callable[[Any, str], Any] | None) -> Any:
