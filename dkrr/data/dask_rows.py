@@ -16,10 +16,11 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
-from dkrr.checks import MAX_WHOLE, refuse_masked
+from dkrr.checks import refuse_masked
 from dkrr.data.arrays import ArrayRows
 from dkrr.data.rows import ALL, Block, Rows, cut, joined
 from dkrr.errors import InputError, InputTypeError
+from dkrr.rounding import check_exact_columns
 from dkrr.sparse import check_structure
 
 SHUFFLES = ("Shuffle", "Join")
@@ -240,13 +241,7 @@ def _numbers(part: Any, name: str) -> NDArray[Any]:
     found: NDArray[Any] = part.to_numpy(_type_of_numbers(part), **missing)
     is_wide = [getattr(dtype, "kind", "O") in "iu" and dtype.itemsize == 8 for dtype in _dtypes(part)]
     if found.dtype.kind == "f" and any(is_wide):
-        whole = found[:, is_wide] if found.ndim == 2 else found
-        if (np.abs(whole) >= MAX_WHOLE).any():
-            raise InputError(
-                f"{name} has whole numbers of 2**53 or more, which float64 does not hold exactly, beside numbers that "
-                f"are not whole, or that may be missing; expected smaller ones: subtract an offset, or leave the "
-                f"column out"
-            )
+        check_exact_columns(part, f"a partition of {name}")
     return found
 
 

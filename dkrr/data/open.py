@@ -20,6 +20,7 @@ from dkrr.data.arrays import (
     MemoryRows,
     NpyRows,
     csr_rows,
+    is_dask_frame,
     is_hdf_array,
     is_in_file,
     is_mapped,
@@ -35,6 +36,7 @@ from dkrr.data.stored import stored_gram
 from dkrr.data.table import Table, TableRows, table_rows
 from dkrr.data.table_opening import as_table, is_pandas_like, table_at
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
+from dkrr.rounding import check_exact, check_exact_columns, exact_array
 from dkrr.store.zarr_arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 
 HELD_BYTES = 64 * 2**20
@@ -137,6 +139,31 @@ def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
             raise InputTypeError(f"{name} has dtype {dtype}{of}; expected numbers: {_remedy(name, dtype)}")
 
 
+def exact_values(values: Any, name: str) -> Any:
+    """Values in memory, for scikit-learn to make float64 of: a list of numbers as an array, anything else as it is.
+
+    Raises
+    ------
+    InputError
+        If there are numbers that float64 does not hold.
+    """
+    if hasattr(values, "iloc"):
+        check_exact_columns(values, name)
+    elif sp.issparse(values):
+        if values.dtype.kind in "iuf" and values.dtype.itemsize >= 8 and values.dtype != np.float64:
+            check_exact(sp.csr_array(values), name)
+    elif isinstance(values, list | tuple | np.ndarray):
+        try:
+            array = exact_array(values, name)
+        except InputError:
+            raise
+        except (TypeError, ValueError, RecursionError):
+            return values  # scikit-learn says what is wrong with it
+        check_exact(array, name)
+        return array if array.dtype.kind in "biuf" else values
+    return values
+
+
 def as_rows(X: Any, name: str = "X") -> Rows:
     """Rows of an ndarray, scipy.sparse matrix, Dask array or DataFrame, Zarr array, or path of one or of a Gram store.
 
@@ -215,12 +242,15 @@ def _asarray(X: Any, name: str) -> NDArray[Any]:
         X = checked_blocks(X, name).compute()
     elif is_dask_frame(X):
         refuse_shuffled(X, name)
+        X = X.compute()
     try:
-        found = np.asanyarray(X)
+        found = X if hasattr(X, "iloc") or isinstance(X, list | tuple) else np.asanyarray(X)
+        refuse_masked(found, name)
+        return exact_array(found, name)
+    except InputError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{name} is not a matrix of numbers: {error}") from error
-    refuse_masked(found, name)
-    return np.asarray(found)
 
 
 def _check_dtype(dtype: Any, name: str) -> None:
@@ -343,12 +373,16 @@ def _as_targets(y: Any, name: str, max_held: float) -> NDArray[np.float64]:
         y = _asarray(y, name)
     _check_dtype(y.dtype if rows is None else rows.dtype, name)
     if rows is None:
+        check_exact(y, name)
         return np.asarray(y, np.float64)
     if 8 * math.prod(rows.shape) <= max_held:
-        return np.asarray(_loaded(rows, name), np.float64)
+        loaded = _loaded(rows, name)
+        check_exact(loaded, name)
+        return np.asarray(loaded, np.float64)
     targets = mapped_array(_shape_of(rows), setting("temporary-directory"), f"targets ({name})")
     height = max(1, COPIED_BYTES // (8 * rows.shape[1]))
     for where, block in rows.blocks(0, rows.shape[0], height):
+        check_exact(block, name, where.start)
         targets[where] = block.reshape(targets[where].shape)
         release_pages(targets)
     return targets

@@ -1,6 +1,6 @@
 """Rows of numbers that are read a block at a time: what every container of rows has in common.
 
-Also what is looked for in all of them, block by block: NaN and infinity, and checksums.
+Also what is looked for in all of them, block by block: NaN, infinity, numbers beyond float64, and checksums.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster.tasks import Meter, Task
 from dkrr.errors import InputError
+from dkrr.rounding import check_exact, place_of_value
 
 Block = Any
 """A 2-D ndarray or a scipy.sparse CSR array."""
@@ -295,7 +296,7 @@ def scan(rows: Rows, name: str, meter: Meter | None = None) -> None:
     Raises
     ------
     InputError
-        At a NaN or an infinity; the message names its row and column.
+        At a NaN, an infinity, or a number that float64 does not hold; the message names its row and column.
     """
     _scan(Meter() if meter is None else meter, rows, name, _blocks(rows), digest=False)
 
@@ -363,15 +364,16 @@ def arrays_of(block: Block) -> list[NDArray[Any]]:
 
 
 def check_finite(block: Block, name: str, first_row: int = 0, names: Sequence[str] | None = None) -> None:
-    """Refuse NaN and infinity in a vector, a matrix or CSR rows, of which the first has the number `first_row`.
+    """Refuse NaN, infinity and what float64 would round in a vector, a matrix or CSR rows.
 
-    The columns may have `names`.
+    The first row has the number `first_row`, and the columns may have `names`.
 
     Raises
     ------
     InputError
         Naming the first bad row and column.
     """
+    check_exact(block, name, first_row, names)
     bad = first_bad(block)
     if bad is None:
         return
@@ -396,8 +398,4 @@ def first_bad(block: Block) -> tuple[str, int, int] | None:
     if not bad.any():
         return None
     at = int(np.argmax(bad))
-    if sp.issparse(block):
-        row, column = int(np.searchsorted(block.indptr, at, side="right")) - 1, int(block.indices[at])
-    else:
-        row, column = divmod(at, block.shape[1] if block.ndim == 2 else 1)
-    return "NaN" if np.isnan(values.flat[at]) else "infinity", row, column
+    return ("NaN" if np.isnan(values.flat[at]) else "infinity", *place_of_value(block, at))

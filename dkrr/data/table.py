@@ -20,6 +20,7 @@ from dkrr.checks import CLASSES, shown, whole
 from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError, InputWarning
+from dkrr.rounding import check_exact
 
 if TYPE_CHECKING:
     import pandas
@@ -28,8 +29,6 @@ Kind = Literal["number", "text", "category", "date", "other"]
 
 BATCH_ROWS = 65536
 """Most rows that are decoded at once."""
-MAX_EXACT = 2**53
-"""Larger whole numbers are not all represented in float64."""
 UNNAMED = re.compile(r"|Unnamed: \d+")
 """Name of the column in which `to_csv` of pandas writes the index, and what `read_csv` calls it."""
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "n/a", "#N/A")
@@ -376,18 +375,9 @@ class TableRows(Rows):
                 block[:, j] = values = source.numbers(batch.column(j))
                 if values.dtype.kind == "f" and np.isnan(values).any():
                     raise self._missing(column)
-                if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and values.size:
-                    self._check_exact(values, column)
+                check_exact(values[:, np.newaxis], self._name, start, [column])
             yield start, block
             start += batch.num_rows
-
-    def _check_exact(self, values: NDArray[Any], column: str) -> None:
-        value = max(int(values.max()), int(values.min()), key=abs)
-        if abs(value) > MAX_EXACT:
-            raise InputError(
-                f"{self._name} has the whole number {value} in column {column!r}, which float64 does not hold exactly; "
-                f"expected at most 2**53: subtract an offset, or leave the column out with columns="
-            )
 
     def _missing(self, column: str) -> InputError:
         """Error that says how many values of a column are missing, and where the first one is."""

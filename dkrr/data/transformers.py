@@ -37,6 +37,7 @@ from dkrr.data.watched import watched
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns
+from dkrr.rounding import check_exact
 from dkrr.sparse import check_structure
 from dkrr.text import format_bytes
 
@@ -337,6 +338,7 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
         raise InputError(f"{name} makes {found.shape[0]} rows of {block.shape[0]}; expected one for each")
     if found.dtype.kind not in "biuf":
         found = _as_numbers(found, transformer)
+    check_exact(found, f"X behind {name}", first)
     if found.dtype.name not in ("float64", "float32"):
         found = found.astype(np.float64)
     bad = first_bad(found)

@@ -29,7 +29,7 @@ from dkrr.data import (
     with_columns,
 )
 from dkrr.data.arrays import unlabelled
-from dkrr.data.open import is_in_blocks
+from dkrr.data.open import exact_values, is_in_blocks
 from dkrr.data.table import check_names, not_numbers, stray_text, suggested
 from dkrr.data.transformers import (
     HeldRows,
@@ -359,6 +359,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """Rows in memory as scikit-learn's checks return them; its errors name X."""
+        X = exact_values(X, "X")
         try:
             return validate_data(self, X, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False, reset=reset)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:

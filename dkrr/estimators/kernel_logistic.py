@@ -27,6 +27,7 @@ from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.result import SolveResult
+from dkrr.rounding import exact_array
 from dkrr.store.zarr_arrays import is_dask_array
 
 Array = NDArray[np.float64]
@@ -59,7 +60,7 @@ def checked_labels(y: Any) -> NDArray[Any]:
     labels = np.asarray(column_or_1d(labels, warn=True))
     if labels.dtype.kind == "O":
         labels = _checked_objects(labels)
-        return np.array(labels.tolist()) if isinstance(y, list | tuple) else labels
+        return exact_array(labels.tolist(), "y") if isinstance(y, list | tuple) else labels
     if labels.dtype.kind in "fc":
         bad = np.flatnonzero(~np.isfinite(labels))
         if len(bad):
@@ -83,7 +84,7 @@ def _checked_objects(labels: NDArray[Any]) -> NDArray[Any]:
     if len(kinds) > 1:
         found = " and ".join(f"{kind} (row {row})" for kind, row in sorted(kinds.items(), key=lambda item: item[1]))
         raise InputTypeError(f"y has labels of mixed types: {found}; expected strings only, or numbers only")
-    plain = np.array(labels.tolist())
+    plain = exact_array(labels.tolist(), "y")
     # Objects keep their type, and so do strings, whose dtype would depend on the longest one.
     labels = labels if plain.dtype.kind not in "biuf" or plain.ndim != 1 else plain
     _check_targets(labels)

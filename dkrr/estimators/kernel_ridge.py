@@ -14,6 +14,7 @@ from sklearn.utils.validation import validate_data
 from dkrr.checks import checked_alphas, flag, is_real, positive_or_none, shown
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, opened, with_columns
 from dkrr.data.arrays import release_pages
+from dkrr.data.open import exact_values
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import DTYPES, KernelEstimator, is_local, is_plain, named_error
@@ -327,6 +328,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     def _validated_pair(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and targets in memory as scikit-learn's checks return them; its errors name one of the two."""
+        X, y = exact_values(X, "X"), exact_values(y, "y")
         try:
             return validate_data(  # type: ignore[no-any-return]
                 self,

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from dkrr import blas
 from dkrr.checks import refuse_masked
 from dkrr.errors import InputError, InputTypeError, NotFiniteError
+from dkrr.rounding import check_exact
 from dkrr.sparse import check_structure
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -73,9 +74,11 @@ def as_rows(X: object, name: str = "X") -> Block:
         raise InputError(f"{name} has shape {block.shape}; expected at least one feature (column)")
     dtype = np.float32 if block.dtype == np.float32 else np.float64
     if not sparse:
+        check_exact(block, name)
         return np.asarray(block, dtype=dtype)
     check_structure(block, name)
     rows = sp.csr_array(block)
+    check_exact(rows, name)
     if rows.dtype != dtype:
         rows = rows.astype(dtype)
     if not rows.has_canonical_format:

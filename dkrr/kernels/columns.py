@@ -15,6 +15,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
 from dkrr.kernels.custom import CallableKernel, is_objects
+from dkrr.rounding import check_exact_columns
 
 DENSE_COLUMNS = 256
 """Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
@@ -339,6 +340,7 @@ def _block(kernel: Kernel, part: Any) -> Any:
 
 def as_numbers(table: Any, name: str) -> npt.NDArray[np.float64]:
     """Numbers of a table."""
+    check_exact_columns(table, name)
     try:
         return np.asarray(table.to_numpy(np.float64))
     except (TypeError, ValueError) as error:

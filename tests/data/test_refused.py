@@ -6,21 +6,24 @@ from decimal import Decimal
 from operator import setitem
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from sklearn.preprocessing import FunctionTransformer
 
 import dkrr
-from dkrr import KernelRidge
+from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.data import as_rows, load_array, load_labels, open_path, scan, scan_tasks, write_rows
 from dkrr.data import rows as checks
 from dkrr.data.rows import check_finite, digest_of
 from dkrr.errors import InputError, InputTypeError, NotFiniteError, StoreError
-from dkrr.kernels import RandomWalk
+from dkrr.kernels import RBF, Columns, Linear, RandomWalk
 from dkrr.sparse import check_structure
 from dkrr.store import ChunkedArray
 from dkrr.store.format import read_group
@@ -110,6 +113,69 @@ def test_a_bad_number_is_found_at_every_position(at, value, dtype):
         patch.setattr(checks, "_BLOCK_ROWS", 5)
         with pytest.raises(InputError, match=message):
             SerialExecutor().run(scan_tasks(as_rows(X), "X", digest=False, n_tasks=3), Progress())
+
+
+LARGE = 2**60 + 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[0.5], [LARGE]],
+        [[0], [2**70]],
+        np.array([[0], [2**70]], object),
+        np.array([[0], [LARGE]], np.uint64),
+        np.array([[0], [-LARGE]]),
+        sp.coo_array(np.array([[0], [LARGE]])),
+        np.array([[0], [np.longdouble(1) / 3]]),
+        pd.DataFrame({"a": pd.array([None, LARGE], "Int64")}),
+        pd.DataFrame({"a": pd.array([None, LARGE], "int64[pyarrow]")}),
+        pd.DataFrame({"a": [0, 2**70]}),
+    ],
+    ids=lambda values: f"{type(values).__name__}-{getattr(values, 'dtype', '')}",
+)
+def test_numbers_that_float64_does_not_hold_are_refused_however_numpy_would_convert_them(values):
+    with pytest.raises(InputError, match=r"X has the (whole )?number .* in column (0|'a'), row 1 .*expected"):
+        KernelRidge().fit(values, [1.0, 2.0])
+
+
+def test_columns_of_different_types_are_not_rounded_where_they_become_one_array():
+    frame = pd.DataFrame({"id": [LARGE, 0, 0], "x": [0.5, 1.0, 2.0]})
+    y = np.arange(3.0)
+    for use in (
+        lambda: KernelRidge().fit(frame, y),
+        lambda: KernelRidge().fit(dd.from_pandas(frame, npartitions=2), y),
+        lambda: KernelRidge(kernel=Columns(RBF(), ["id", "x"]) + Columns(Linear(), ["x"])).fit(frame, y),
+        lambda: KernelRidge().fit(y[:, None], frame),
+        lambda: KernelRidge().fit(y[:, None], dd.from_pandas(frame, npartitions=2)),
+        lambda: dkrr.gram(frame),
+    ):
+        with pytest.raises(InputError, match=f"the whole number {LARGE} in column 'id', row 0 "):
+            use()
+
+
+def test_weights_and_targets_of_a_score_that_float64_does_not_hold_are_refused():
+    X, y, large = np.eye(3), np.arange(3.0), [1, LARGE, 1]
+    model = KernelRidge().fit(X, y)
+    for use, name in (
+        (lambda: KernelRidge().fit(X, y, sample_weight=large), "sample_weight"),
+        (lambda: model.score(X, large), "y"),
+        (lambda: model.score(X, y, sample_weight=large), "sample_weight"),
+        (lambda: RBF()(np.array([large])), "X"),
+    ):
+        with pytest.raises(InputError, match=f"{name} has the whole number {LARGE} in "):
+            use()
+    wide = FunctionTransformer(lambda X: X.astype(int) + LARGE)
+    with pytest.raises(InputError, match=f"X behind FunctionTransformer has the whole number {LARGE + 1} in column 0"):
+        KernelRidge(transformer=wide).fit(X, y)
+
+
+def test_labels_are_no_numbers_and_stay_exact():
+    X, labels = np.eye(4), [LARGE, LARGE + 1] * 2
+    for y in (labels, np.array(labels), np.array(labels, object), pd.Series(labels, dtype="Int64")):
+        assert KernelLogisticRegression().fit(X, y).classes_.tolist() == [LARGE, LARGE + 1]
+    with pytest.raises(InputError, match=f"y has the whole number {LARGE} in row 0"):
+        KernelLogisticRegression().fit(X, [*labels[:3], 0.0])  # NumPy would make one class of both
 
 
 def test_finite_numbers_pass_also_if_their_sum_overflows():

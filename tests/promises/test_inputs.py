@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 import dkrr
 from dkrr import KernelRidge
 from dkrr.cli import dkrr as command
+from dkrr.errors import InputError
 from tests.inputs import INPUTS, markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "inputs.md"
@@ -44,6 +45,22 @@ def test_plans_fits_predictions_and_gram_matrices_are_those_of_the_array(given, 
 def test_targets_are_taken_in_it(given, known, tmp_path):
     model = KernelRidge(0.1, **SETTINGS).fit(X, given.make(Y, tmp_path))
     assert_allclose(np.ravel(model.dual_coef_), known.dual_coef_, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("given", [g for g in INPUTS if g.name != "CSV"], ids=lambda given: given.name)
+@pytest.mark.filterwarnings("ignore:X has feature names")
+def test_whole_numbers_that_float64_would_round_are_refused_with_their_row_and_column(given, known, tmp_path):
+    whole = np.zeros((N, 3), np.int64)
+    whole[7, 1] = 2**53 + 1  # one that float64 has as 2**53
+    rows = given.make(whole, tmp_path)
+    for use in (lambda: KernelRidge().fit(rows, Y), lambda: np.asarray(known.predict(rows))):
+        with pytest.raises(InputError, match=r"X has the whole number 9007199254740993 in column (1|'x1'), row 7 "):
+            use()
+    if given.is_target:
+        (tmp_path / "y").mkdir()
+        targets = given.make(whole[:, 1], tmp_path / "y")
+        with pytest.raises(InputError, match="y has the whole number 9007199254740993 in (column 'y', )?row 7 "):
+            KernelRidge().fit(X, targets)
 
 
 @pytest.mark.parametrize("given", [g for g in INPUTS if g.is_path], ids=lambda given: given.name)

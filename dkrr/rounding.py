@@ -1,0 +1,109 @@
+"""Numbers that float64, in which everything is computed, does not hold: refused before they are rounded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from dkrr.errors import InputError
+
+MAX_EXACT = 2**53
+"""Larger whole numbers are not all represented in float64."""
+WHOLE = (int, np.integer)
+
+
+def check_exact(block: Any, name: str, first_row: int = 0, names: Sequence[Any] | None = None) -> None:
+    """Refuse whole numbers beyond 2**53, and digits of long doubles, in a vector, a matrix or CSR rows.
+
+    Types of which float64 holds all values cost nothing.
+
+    Parameters
+    ----------
+    block : ndarray or CSR array
+        Of objects only Python's whole numbers are looked at.
+    name : str
+        What it is called in messages.
+    first_row : int
+        Number of the first row.
+    names : sequence, optional
+        Names of the columns.
+
+    Raises
+    ------
+    InputError
+        Naming the first such value, its row and its column.
+    """
+    values = block.data if sp.issparse(block) else block
+    is_rounded = _rounded(values)
+    if is_rounded is None or not is_rounded.any():
+        return
+    at = int(np.argmax(is_rounded))
+    (row, column), value = place_of_value(block, at), values.flat[at]
+    where = "" if block.ndim < 2 else f"column {column}, " if names is None else f"column {names[column]!r}, "
+    kind, expected = "whole number", "at most 2**53: subtract an offset, leave it out, or round it"
+    if not isinstance(value, WHOLE):
+        kind, expected = "number", "one that it holds: round it"
+    raise InputError(
+        f"{name} has the {kind} {value} in {where}row {first_row + row} (counted from 0), which float64 does not hold "
+        f"exactly; expected {expected} beforehand (astype(float)) where that does no harm"
+    )
+
+
+def place_of_value(block: Any, at: int) -> tuple[int, int]:
+    """Row and column of a value of an array, or a stored entry of CSR rows."""
+    if sp.issparse(block):
+        return int(np.searchsorted(block.indptr, at, side="right")) - 1, int(block.indices[at])
+    row, column = divmod(at, block.shape[1] if block.ndim == 2 else 1)
+    return row, column
+
+
+def _rounded(values: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Which values float64 does not hold; None if it certainly holds all."""
+    kind, size = values.dtype.kind, values.dtype.itemsize
+    if kind == "O":
+        is_large = (isinstance(value, WHOLE) and abs(int(value)) > MAX_EXACT for value in values.flat)
+        return np.fromiter(is_large, bool, values.size)
+    if kind == "f" and size > 8:
+        with np.errstate(over="ignore"):
+            return np.asarray((values != values.astype(np.float64)) & np.isfinite(values))
+    if kind not in "iu" or size < 8 or values.size == 0:
+        return None
+    if int(values.max()) <= MAX_EXACT and int(values.min()) >= -MAX_EXACT:
+        return None
+    return (values > MAX_EXACT) | (values < -MAX_EXACT)
+
+
+def check_exact_columns(table: Any, name: str) -> None:
+    """The same for a DataFrame or a Series of pandas, before NumPy makes numbers of one type of it."""
+    columns = [table] if table.ndim == 1 else [table.iloc[:, k] for k in range(table.shape[1])]
+    for column in columns:
+        kind = getattr(column.dtype, "kind", "f")
+        if kind not in "iuO":
+            continue
+        is_numpy = isinstance(column.dtype, np.dtype) or kind == "O"
+        values = column.to_numpy() if is_numpy else column.to_numpy(f"{kind}{column.dtype.itemsize}", na_value=0)
+        check_exact(values if table.ndim == 1 else values[:, np.newaxis], name, names=[column.name])
+
+
+def exact_array(values: Any, name: str) -> NDArray[Any]:
+    """Ndarray of anything that NumPy makes one of, whose whole numbers it has not rounded on the way.
+
+    A list of large whole numbers and one fraction, or a table with a column of each, would become float64.
+
+    Raises
+    ------
+    InputError
+        If it would be rounded.
+    TypeError, ValueError, RecursionError
+        If NumPy cannot make an array of it.
+    """
+    if hasattr(values, "iloc"):
+        if values.ndim == 2 and values.shape[1] > 1:
+            check_exact_columns(values, name)
+        return np.asarray(values)
+    array = np.asarray(values)
+    if isinstance(values, list | tuple) and array.dtype.kind == "f" and (np.abs(array) >= MAX_EXACT).any():
+        check_exact(np.asarray(values, object), name)
+    return array
