@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.data.packed import refuse_packed
 from dkrr.data.rows import ALL, Block, Rows, n_bytes
 from dkrr.errors import InputError, StoreError
 from dkrr.sparse import check_structure
@@ -31,6 +32,7 @@ from dkrr.store.places import read_all
 from dkrr.store.zarr_arrays import (
     bucket_of_array,
     is_of_object_store,
+    is_zarr_array,
     open_array,
     place_of,
     refuse_missing_chunks,
@@ -253,8 +255,24 @@ def is_in_file(value: Any) -> bool:
     return is_labelled(value) and not getattr(value.variable, "_in_memory", True)
 
 
-def unlabelled(value: Any) -> Any:
-    """Dask array or ndarray of an array of xarray that has one; others unchanged."""
+def _attributes(array: Any) -> Mapping[str, Any]:
+    """Attributes of an array of xarray, Zarr or HDF5, as xarray would read them."""
+    # Into format 2 xarray writes _FillValue as Zarr's own fill value; the default of others is 0.
+    is_xarrays = is_zarr_array(array) and array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in array.attrs
+    own = {"_FillValue": array.fill_value} if is_xarrays and array.fill_value not in (None, 0) else {}
+    return {**array.attrs, **own} if own else array.attrs
+
+
+def unlabelled(value: Any, name: str = "X") -> Any:
+    """Dask array or ndarray of an array of xarray that has one; others unchanged.
+
+    Raises
+    ------
+    InputError
+        If attributes, which are left behind, say that the numbers stand for others; it calls the array `name`.
+    """
+    if is_labelled(value) or is_zarr_array(value) or is_hdf_array(value):
+        refuse_packed(_attributes(value), value.dtype, name)
     if not is_labelled(value) or (value.chunks is None and is_in_file(value)):
         return value
     return value.data if value.chunks is not None else value.values

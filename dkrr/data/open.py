@@ -343,7 +343,7 @@ def _opened(value: Any, name: str, kinds: str = NO_LABELS) -> Any:
         return table
     refuse_unreadable(value, name, kinds)
     refuse_group(value, name)
-    return unlabelled(value)
+    return unlabelled(value, name)
 
 
 def _rows_of_targets(y: Any, name: str) -> Rows | None:

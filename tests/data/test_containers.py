@@ -1,6 +1,7 @@
 """What only some containers have: memory maps, layouts of Zarr, HDF5, xarray, sparse rows, and copies in a store."""
 
 import pickle
+from functools import partial
 
 import dask.array as da
 import numpy as np
@@ -197,6 +198,70 @@ def test_xarrays_stay_where_they_are_and_datasets_are_refused_with_what_to_give(
             KernelRidge(0.1).fit(rows, y)
     with pytest.raises(InputError, match=r"x\.nc is a netCDF file; expected .*xarray\.open_dataset\("):
         as_rows(f"{tmp_path}/x.nc::x")
+
+
+# Attributes by which numbers stand for others.
+
+
+@pytest.fixture(params=["zarr", "zarr path", "hdf5", "hdf5 path"])
+def with_attributes(request, tmp_path):
+    """What makes an array of whole numbers with attributes, as an object or as a path."""
+    h5py, kind, X = pytest.importorskip("h5py"), request.param, np.arange(12, dtype="i2").reshape(6, 2)
+    opened = []
+
+    def make(**attributes):
+        if kind.startswith("zarr"):
+            array = zarr.create_array(tmp_path / "x.zarr", data=X, fill_value=4, attributes=attributes, overwrite=True)
+            return array if kind == "zarr" else tmp_path / "x.zarr"
+        with h5py.File(tmp_path / "x.h5", "w") as file:
+            file.create_dataset("x", data=X, fillvalue=4, scaleoffset=0).attrs.update(attributes)
+        if kind == "hdf5 path":
+            return f"{tmp_path}/x.h5::x"
+        opened.append(h5py.File(tmp_path / "x.h5"))
+        return opened[-1]["x"]
+
+    yield make
+    for file in opened:
+        file.close()
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"scale_factor": 0.01}, {"add_offset": -1}, {"_FillValue": 4}, {"missing_value": [4, 5]}, {"_Unsigned": "true"}],
+    ids=str,
+)
+def test_packed_numbers_are_refused_with_what_decodes_them(with_attributes, attributes):
+    packed, X, y = with_attributes(**attributes), np.eye(6, 2), np.arange(6.0)
+    of = next(iter(attributes))
+    for name, use in {
+        "X": lambda: KernelRidge().fit(packed, y),
+        "y": lambda: KernelRidge().fit(X, packed),
+        "sample_weight": lambda: KernelRidge().fit(X, y, sample_weight=packed),
+    }.items():
+        with pytest.raises(InputError, match=f"^{name} has the attribute {of} = .*; expected .* open it with xarray"):
+            use()
+    with pytest.raises(InputError, match="^X has the attribute"):
+        KernelRidge().fit(X, y).predict(packed)
+
+
+def test_attributes_that_change_no_number_are_taken(with_attributes):
+    same = with_attributes(scale_factor=1, add_offset=0.0, _FillValue=np.nan, _Unsigned="false", units="K")
+    assert_array_equal(as_rows(same).read(0, 6), np.arange(12).reshape(6, 2))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_xarray_says_itself_what_it_has_decoded(tmp_path, version):
+    xarray = pytest.importorskip("xarray")
+    X = numbers((6, 2)).round()
+    dataset = xarray.Dataset({"packed": (("row", "column"), X), "plain": (("row", "column"), X)})
+    encoding = {"packed": {"dtype": "i2", "_FillValue": -9999}}
+    dataset.to_zarr(tmp_path / "x.zarr", zarr_format=version, encoding=encoding, consolidated=False)
+    opened = partial(xarray.open_zarr, tmp_path / "x.zarr", consolidated=False)
+    for raw in (tmp_path / "x.zarr" / "packed", opened(mask_and_scale=False)["packed"]):
+        with pytest.raises(InputError, match="X has the attribute _FillValue = -9999"):
+            KernelRidge().fit(raw, X[:, 0])
+    for array in (opened()["packed"], tmp_path / "x.zarr" / "plain"):
+        assert_array_equal(as_rows(array).read(0, 6), X)
 
 
 # Dask.
