@@ -107,6 +107,26 @@ def as_row_pair(X: object, Y: object) -> tuple[Block, Block]:
     return left, right
 
 
+def read_only(X: Block) -> Block:
+    """The same rows, dense or CSR, which a user's function cannot write into: they may be the user's own X."""
+    if is_sparse(X):
+        found = sp.csr_array(tuple(map(read_only, (X.data, X.indices, X.indptr))), shape=X.shape)
+        found.has_canonical_format = True
+        return found
+    view = X.view()
+    view.flags.writeable = False
+    return view
+
+
+WRITES = "; it writes into the rows that it is given, which would change X: have it work on a copy (X.copy())"
+
+
+def why_it_failed(error: Exception) -> str:
+    """Ending of a message about a user's function that raised an error."""
+    ending = WRITES if isinstance(error, ValueError) and "read-only" in str(error) else ""
+    return f"{type(error).__qualname__}: {error}{ending}"
+
+
 def as_buffer(out: FloatArray | None, shape: tuple[int, int]) -> FloatArray:
     """Buffer to write to, checked, or a new float64 one."""
     if out is None:

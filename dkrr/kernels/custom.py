@@ -33,8 +33,11 @@ from dkrr.kernels.blocks import (
     check_symmetric,
     is_sparse,
     mirror_lower,
+    read_only,
     strips,
+    why_it_failed,
 )
+from dkrr.rounding import check_exact
 
 WIDTH = 2**31 - 1
 """Columns of the rows: a bound of the bytes of an object."""
@@ -95,6 +98,11 @@ def encode_objects(X: Any) -> Any:
     return sp.csr_array((data, indices, starts), shape=(len(rows), WIDTH))
 
 
+def _as_given(rows: Block) -> Block:
+    """Rows of numbers as a function gets them: of float32 ones it would compute in float32."""
+    return read_only(rows.astype(float, copy=False))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
@@ -112,6 +120,11 @@ def decode_objects(rows: Any) -> list[Any]:
 DIAGONAL_ROWS = 16
 # Assumed size of an object, in columns of 8 bytes.
 OBJECT_BYTES = 512
+ALONE_ROWS = 8
+"""Rows of a block that are passed to a function once more, as a block of their own."""
+ALONE_TOLERANCE = 1e-3
+"""Largest difference of their entries, relative to the largest one: products in float32 differ in blocks of other
+sizes."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,8 @@ class CallableKernel(Kernel):
     ----------
     function : callable
         ``function(X, Y)`` returns all k(x, z) as an (n_rows, n_columns) array of real numbers. It has to be
-        symmetric, k(x, z) = k(z, x), and its entries must not depend on the other rows of the block.
+        symmetric, k(x, z) = k(z, x), and its entries must not depend on the other rows of the block, as those do that
+        are divided by the block's maximum; both are checked. X and Y are read-only; flags count as 0 and 1.
         (scikit-learn's takes one pair of rows and returns one number.) Where the data are objects (strings, or
         anything that JSON can say; rows of a DataFrame with text come as dicts) X and Y are lists of them.
     name : str, optional
@@ -222,6 +236,7 @@ class CallableKernel(Kernel):
         block = self._block(X, Y)
         if Y is X:
             check_symmetric(block, self._subject)
+            self._check_alone(X, block)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             out[...] = block[rows, columns]
@@ -235,6 +250,18 @@ class CallableKernel(Kernel):
             values[start : start + DIAGONAL_ROWS] = self._block(rows, rows).diagonal()
         return values
 
+    def _check_alone(self, X: Block, block: FloatArray) -> None:
+        """Refuse k(x, z) that depends on the other rows of its block: other blocks would have another kernel.
+
+        A few of the first rows, and of the last ones, are a block of their own: what depends on one row of all, the
+        first or the largest, is another in one of the two.
+        """
+        n = len(block)
+        m = min(ALONE_ROWS, n // 2)
+        for rows in (slice(0, m), slice(n - m, n)) if m > 1 else ():
+            alone = self._block(X[rows], X[rows])
+            refuse_dependence(alone, block[rows, rows], rows.start, f"{self._subject}: entry k(x, z)")
+
     @property
     def _subject(self) -> str:
         return f"the kernel function {self.name!r}"
@@ -244,7 +271,7 @@ class CallableKernel(Kernel):
         expected = X.shape[0], Y.shape[0]
         takes_objects = self.takes_objects or X.shape[1] == WIDTH
         # A function of float32 rows would compute in float32.
-        given: Callable[[Block], Any] = decode_objects if takes_objects else lambda rows: rows.astype(float, copy=False)
+        given = decode_objects if takes_objects else _as_given
         left: Any = given(X)
         right: Any = left if Y is X else given(Y)
         try:
@@ -253,10 +280,9 @@ class CallableKernel(Kernel):
             raise
         except Exception as error:
             raise KernelFunctionError(
-                f"{self._subject} failed on a block of {expected[0]} × {expected[1]} rows: "
-                f"{type(error).__qualname__}: {error}"
+                f"{self._subject} failed on a block of {expected[0]} × {expected[1]} rows: {why_it_failed(error)}"
             ) from error
-        if np.shape(result) != expected:
+        if shape_of(result, self._subject) != expected:
             raise InputError(
                 f"{self._subject} returned shape {np.shape(result)} for blocks of {expected[0]} and "
                 f"{expected[1]} rows; expected {expected}. A kernel function of dkrr takes two blocks (X, Y) "
@@ -264,13 +290,7 @@ class CallableKernel(Kernel):
                 "number: wrap such a function f as "
                 "lambda X, Y: np.array([[f(x, z) for z in Y] for x in X])"
             )
-        if sp.issparse(result):
-            raise InputTypeError(f"{self._subject} returned a sparse matrix; expected a dense array: toarray()")
-        block = np.asarray(result)
-        if block.dtype.kind not in "fiub":
-            raise InputTypeError(
-                f"{self._subject} returned dtype {block.dtype}; expected real numbers, float64 at best"
-            )
+        block = as_floats(result, self._subject)
         bad = sum(int(np.count_nonzero(~np.isfinite(block[r, c]))) for r, c in strips(*expected))
         if bad:
             raise InputError(
@@ -334,6 +354,47 @@ def _check_square(K: Block) -> None:
             f"the precomputed Gram matrix has shape {K.shape}; expected a square one, a row and a column for "
             "each sample"
         )
+
+
+def shape_of(result: Any, subject: str) -> tuple[int, ...]:
+    """Shape of what a user's function returned."""
+    try:
+        return tuple(np.shape(result))
+    except ValueError:
+        raise InputError(f"{subject} returned lists of different lengths; expected an array") from None
+
+
+def as_floats(result: Any, subject: str) -> FloatArray:
+    """What a user's function returned, as a dense array of floats; flags count as 0 and 1."""
+    if sp.issparse(result):
+        raise InputTypeError(f"{subject} returned a sparse matrix; expected a dense array: toarray()")
+    if any(map(np.ma.is_masked, result if isinstance(result, list | tuple) else [result])):
+        raise InputTypeError(
+            f"{subject} returned a masked array with masked entries; expected a number in every place: filled(0.0)"
+        )
+    array = np.asarray(result)
+    if array.dtype.kind not in "fiub":
+        raise InputTypeError(f"{subject} returned dtype {array.dtype}; expected real numbers, float64 at best")
+    if array.dtype.kind == "f":
+        return array
+    check_exact(array, f"the result of {subject}")
+    return array.astype(np.float64)  # differences of flags are none, and those of unsigned numbers others
+
+
+def refuse_dependence(alone: FloatArray, block: FloatArray, first: int, what: str) -> None:
+    """Refuse results of some rows alone that are others than in a larger block, where the first has number `first`.
+
+    Functions of rows have to give the same whatever the other rows are: dkrr cuts X into blocks of many sizes.
+    """
+    difference = np.abs(alone - block)
+    at = np.unravel_index(int(np.argmax(difference)), difference.shape)
+    if difference[at] <= ALONE_TOLERANCE * float(np.abs(block).max()):
+        return
+    raise InputError(
+        f"{what} depended on the other rows of the block: for row {first + int(at[0])} it was {block[at]:.6g}, and "
+        f"{alone[at]:.6g} in a block of {len(block)} rows; expected the same in every block: compute what all rows "
+        f"determine (a median, a maximum, a mean) beforehand, and give it as a parameter"
+    )
 
 
 def identity_of(*values: Any) -> str:

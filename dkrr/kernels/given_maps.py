@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import scipy.sparse as sp
 
 from dkrr.checks import shown, whole
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
-from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse
-from dkrr.kernels.custom import checked_name, identity_of
+from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse, read_only, why_it_failed
+from dkrr.kernels.custom import ALONE_ROWS, as_floats, checked_name, identity_of, refuse_dependence, shape_of
 from dkrr.kernels.map_base import Array, FeatureMap
 
 FEATURE_SECONDS = 20e-9
@@ -27,7 +26,8 @@ class CallableMap(FeatureMap):
     ----------
     function : callable
         ``function(X)`` returns all φ(x) as an (n_rows, D) array of real numbers, for a block X (n_rows, n_features) of
-        float64 rows (a CSR array where the rows are sparse). The features of a row must not depend on the other rows.
+        float64 rows (a CSR array where the rows are sparse). The features of a row must not depend on the other rows,
+        and X is read-only.
     size : int or callable
         D, or ``size(n_features)`` that returns it.
     name : str, optional
@@ -88,31 +88,32 @@ class CallableMap(FeatureMap):
         # All features of a strip of rows, as the function cannot compute some of them.
         for top in range(0, X.shape[0], STRIP_ROWS):
             rows = slice(top, top + STRIP_ROWS)
-            out[rows] = self._block(X[rows].astype(np.float64, copy=False))[:, start:stop]
+            block = X[rows].astype(np.float64, copy=False)
+            features = self._block(block)
+            if top == 0 and (n := block.shape[0]) > 1:
+                last = slice(n - min(ALONE_ROWS, n // 2), n)
+                refuse_dependence(self._block(block[last]), features[last], last.start, f"{self._subject}: a feature")
+            out[rows] = features[:, start:stop]
 
     def _block(self, X: Block) -> Array:
         """function(X), checked."""
         expected = X.shape[0], self.dimension(X.shape[1])
         try:
-            block = self.function(X)
+            block = self.function(read_only(X))
         except (DkrrError, MemoryError):
             raise
         except Exception as error:
             kind = "CSR" if is_sparse(X) else "dense"
             raise KernelFunctionError(
                 f"{self._subject} failed on a {kind} block of {X.shape[0]} rows and {X.shape[1]} columns: "
-                f"{type(error).__qualname__}: {error}"
+                f"{why_it_failed(error)}"
             ) from error
-        if sp.issparse(block):
-            raise InputTypeError(f"{self._subject} returned a sparse matrix; expected a dense array: toarray()")
-        if np.shape(block) != expected:
+        if shape_of(block, self._subject) != expected:
             raise InputError(
                 f"{self._subject} returned shape {np.shape(block)} for {expected[0]} rows; expected {expected}: a row "
                 "of features for each row of X, and as many features as size= says"
             )
-        block = np.asarray(block)
-        if block.dtype.kind not in "fiub":
-            raise InputTypeError(f"{self._subject} returned dtype {block.dtype}; expected real numbers")
+        block = as_floats(block, self._subject)
         if not np.isfinite(block).all():
             raise InputError(f"{self._subject} returned NaN or infinite features; expected finite numbers")
-        return block
+        return block.astype(np.float64, copy=False)

@@ -8,7 +8,8 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.metrics.pairwise import pairwise_kernels
 
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError, KernelFunctionError
+from dkrr.features import CallableMap
 from dkrr.kernels import RBF, CallableKernel, Chi2, Linear, Polynomial, Precomputed, as_kernel, kernel_from_dict
 from dkrr.kernels.names import taken_by
 from tests.oracles import naive_gram
@@ -107,6 +108,10 @@ def test_a_function_of_blocks_is_a_kernel_that_combines_with_others_and_has_cost
         (lambda X, Y: sp.csr_array(X @ Y.T), "sparse"),
         (lambda X, Y: np.where(X @ Y.T > 0, X @ Y.T, np.nan), "NaN or infinite"),
         (lambda X, Y: "no", "returned shape"),
+        (lambda X, Y: [[1.0], [1.0, 2.0]], "lists of different lengths"),
+        (lambda X, Y: np.ma.masked_less(X @ Y.T, 0), "masked entries"),
+        (lambda X, Y: list(np.ma.masked_less(X @ Y.T, 0)), "masked entries"),
+        (lambda X, Y: np.full((len(X), len(Y)), 2**60 + 1), f"the whole number {2**60 + 1} in"),
     ],
 )
 def test_what_a_function_returns_is_checked(function, message):
@@ -119,6 +124,62 @@ def test_a_function_must_be_symmetric_but_for_rounding():
         CallableKernel(lambda X, Y: X @ np.tri(4) @ Y.T, name="mine")(X)
     almost = CallableKernel(lambda X, Y: X @ Y.T * (1 + 1e-13 * np.arange(len(Y))))
     assert_array_equal(almost(X), almost(X).T)
+
+
+def test_flags_and_unsigned_numbers_are_taken_as_numbers():
+    same = CallableKernel(lambda X, Y: (X[:, None] == Y).all(axis=2))
+    assert_array_equal(same(X), np.eye(9))
+    small = CallableKernel(lambda X, Y: (X[:, None] == Y).all(axis=2).astype(np.uint8))
+    assert_array_equal(small(X), np.eye(9))
+
+
+@pytest.mark.parametrize("rows", [X, np.asfortranarray(X), sp.csr_array(X)], ids=["dense", "fortran", "csr"])
+@pytest.mark.parametrize("made", [CallableKernel, lambda f: CallableMap(lambda rows: f(rows, rows), 9).kernel()])
+def test_functions_cannot_write_into_the_rows_of_the_user(rows, made):
+    def scaled(X, Y):
+        values = X.data if sp.issparse(X) else X
+        values *= 2
+        return X @ Y.T
+
+    kept = rows.copy()
+    with pytest.raises(KernelFunctionError, match=r"read-only; it writes into the rows .* work on a copy \(X\.copy"):
+        made(scaled)(rows)
+    assert abs(rows - kept).sum() == 0
+
+
+def of_the_median(X, Y):
+    squares = ((X[:, None] - Y) ** 2).sum(axis=2)
+    return np.exp(-squares / np.median(squares))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        of_the_median,
+        lambda X, Y: X @ Y.T / abs(X).max(),
+        lambda X, Y: (X - Y[0]) @ (Y - Y[0]).T,
+        lambda X, Y: (X - Y.mean(axis=0)) @ (Y - Y.mean(axis=0)).T,
+    ],
+    ids=["median", "maximum", "first", "mean"],
+)
+def test_entries_that_depend_on_the_other_rows_of_a_block_are_refused(function):
+    with pytest.raises(
+        InputError, match=r"'mine': entry k\(x, z\) depended on the other rows.*beforehand"
+    ):
+        CallableKernel(function, name="mine")(X)
+    centred = CallableMap(lambda rows: rows - rows.mean(axis=0), 4, name="mine")
+    with pytest.raises(InputError, match=r"'mine': a feature depended on the other rows"):
+        centred.transform(X)
+
+
+def test_entries_of_objects_that_depend_on_the_other_objects_are_refused():
+    kernel = CallableKernel(lambda X, Y: np.array([[len(set(X)) + (x == z) for z in Y] for x in X]), name="mine")
+    with pytest.raises(InputError, match="depended on the other rows"):
+        kernel.fitted(list("abcdef"))(kernel.encode(list("abcdef")))
+
+
+def test_functions_of_float32_products_are_no_dependence():
+    assert CallableKernel(lambda X, Y: X.astype(np.float32) @ Y.T.astype(np.float32))(X + 100).shape == (9, 9)
 
 
 def test_a_description_names_a_function_which_must_be_given_again():
