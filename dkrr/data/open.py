@@ -36,6 +36,7 @@ from dkrr.data.stored import stored_gram
 from dkrr.data.table import Table, TableRows, table_rows
 from dkrr.data.table_opening import as_table, is_pandas_like, table_at
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
+from dkrr.kernels.graphs import is_graph
 from dkrr.rounding import check_exact, check_exact_columns, exact_array
 from dkrr.store.zarr_arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 
@@ -120,7 +121,7 @@ def _refuse_pipes(folder: str, name: str) -> None:
 
 
 def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
-    """Refuse masked entries, dates and text, which NumPy or scikit-learn would take for numbers.
+    """Refuse masked entries, dates and text, which NumPy or scikit-learn would take for numbers; and graphs.
 
     Raises
     ------
@@ -130,6 +131,11 @@ def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
     if hasattr(X, "__array__") and not hasattr(X, "iloc") and _container(X) is None:
         _asarray(X, name)  # another library's array, which may hide a mask until it is read
     refuse_masked(X, name)
+    if is_graph(X) or is_graph(_first_item(X)):
+        raise InputTypeError(
+            f"{name} holds graphs; expected numbers: graphs are rows of X for the kernel that compares them, "
+            f"kernel=dkrr.kernels.RandomWalk(decay=0.1)"
+        )
     is_frame = hasattr(X, "dtypes") and getattr(X, "ndim", 0) == 2
     columns = zip(X.columns, X.dtypes, strict=True) if is_frame else [(None, getattr(X, "dtype", None))]
     for column, dtype in columns:
@@ -137,6 +143,14 @@ def refuse_unreadable(X: Any, name: str = "X", kinds: str = UNREADABLE) -> None:
         if isinstance(kind, str) and kind in kinds:
             of = f" in column {column!r}" if is_frame else ""
             raise InputTypeError(f"{name} has dtype {dtype}{of}; expected numbers: {_remedy(name, dtype)}")
+
+
+def _first_item(X: Any) -> Any:
+    """First item of a list, a Series or an array of objects; None of anything else."""
+    if isinstance(X, list | tuple):
+        return X[0] if X else None
+    is_vector = getattr(X, "ndim", 0) == 1 and getattr(X.dtype, "kind", "") == "O" and hasattr(X, "tolist")
+    return X[:1].tolist()[0] if is_vector and len(X) else None
 
 
 def exact_values(values: Any, name: str) -> Any:

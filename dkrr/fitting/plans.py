@@ -17,6 +17,7 @@ from dkrr.checks import (
     checked_train_sizes,
     checked_whole,
     is_real,
+    n_dimensions,
     shown,
 )
 from dkrr.data import as_rows, in_memory, with_columns
@@ -230,7 +231,8 @@ def plan(  # type: ignore[misc]
         fields = fields_of_classes(likelihood, tuple(path.tolist()))
     else:
         width = n_targets if y is None else checked_width(y, n)
-        fields = fields_of_targets(width, checked_alphas(alpha, width))
+        # One λ is that of all targets, of which there may be more than memory holds.
+        fields = fields_of_targets(width, checked_alphas(alpha, 1 if n_dimensions(alpha) == 0 else width))
         if rows is not None and y is not None:
             fields |= place_of_targets(y)
     fields |= settings.problem_fields()

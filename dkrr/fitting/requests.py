@@ -34,7 +34,7 @@ from dkrr.fitting.grids import (
     may_have_grid,
     on_grid,
 )
-from dkrr.kernels import Kernel, as_kernel
+from dkrr.kernels import AdditiveChi2, Kernel, as_kernel
 from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.implied import refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
@@ -97,6 +97,13 @@ class Settings:
         """Settings from a user's arguments; raises InputError for one that cannot be used."""
         if memory_limit is not None:
             parse_bytes(memory_limit)
+        if isinstance(kernel, AdditiveChi2):
+            raise InputError(
+                "kernel is 'additive_chi2', −Σ (x − z)² / (x + z) as scikit-learn defines it: all of its values are "
+                "negative and k(x, x) is 0, so that no ridge regression or classification has it as its kernel; "
+                "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' behind "
+                "transformer=AdditiveChi2Sampler() of sklearn.kernel_approximation, for Σ 2 x z / (x + z)"
+            )
         return cls(
             kernel=kernel,
             fit_intercept=flag(fit_intercept, "fit_intercept"),

@@ -15,7 +15,7 @@ positive, so that CSR stores them, and below 2²⁴, so that float32 is exact.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -88,9 +88,7 @@ def as_graph(item: Any, label: str | None = "label") -> Graph:
     """
     if isinstance(item, Graph):
         return item
-    # Not imported here: who has such a graph has imported networkx.
-    networkx = sys.modules.get("networkx")
-    if networkx is not None and isinstance(item, networkx.Graph):
+    if is_networkx(item):
         return _from_networkx(item, label)
     if isinstance(item, tuple | list) and len(item) == 2:
         return _from_adjacency(*item)
@@ -99,8 +97,23 @@ def as_graph(item: Any, label: str | None = "label") -> Graph:
     raise InputTypeError(f"is of type {type(item).__module__}.{type(item).__qualname__}; {_EXPECTED}")
 
 
+def is_graph(item: Any) -> bool:
+    """Whether a value is a `Graph` or a graph of networkx."""
+    return isinstance(item, Graph) or is_networkx(item)
+
+
+def is_networkx(item: Any) -> bool:
+    """Whether a value is a graph of networkx, told without importing it: who has one has imported it."""
+    networkx = sys.modules.get("networkx")
+    return networkx is not None and isinstance(item, networkx.Graph)
+
+
 def _sorted_edges(edges: Any, n_nodes: int) -> Integers:
     """Checked edges in order, the smaller node of each first, (n_edges, 2)."""
+    if isinstance(edges, Mapping):
+        raise InputTypeError(
+            "its edges are a dict, and edges have no labels here; expected pairs of nodes: list(edges), without them"
+        )
     try:
         if isinstance(edges, str | bytes):
             raise TypeError("text")
@@ -114,7 +127,7 @@ def _sorted_edges(edges: Any, n_nodes: int) -> Integers:
     if ends.ndim != 2 or ends.shape[1] != 2 or ends.dtype.kind not in "iu":
         raise InputTypeError(
             f"its edges are of dtype {ends.dtype} and shape {ends.shape}; expected pairs of whole numbers, "
-            "(n_edges, 2): weighted graphs are not supported"
+            "(n_edges, 2): weighted graphs are not supported, nor labels of edges"
         )
     if ends.min() < 0 or ends.max() >= n_nodes:
         raise InputError(
@@ -198,8 +211,21 @@ def _from_networkx(graph: Any, label: str | None) -> Graph:
     for one, other, weight in graph.edges(data="weight", default=1):
         if weight != 1:
             raise InputError(f"the edge {(one, other)!r} has weight {weight!r}; expected a graph without weights")
+    if label is not None:
+        _refuse_edge_labels(graph)
     edges = [(number[one], number[other]) for one, other in graph.edges]
     return Graph(len(number), edges, None if label is None else _networkx_labels(graph, label))
+
+
+def _refuse_edge_labels(graph: Any) -> None:
+    for one, other, data in graph.edges(data=True):
+        labels = sorted(map(str, data.keys() - {"weight"}))
+        if labels:
+            raise InputError(
+                f"the edge {(one, other)!r} has attributes ({', '.join(labels)}), and edges have no labels here; "
+                f"expected edges alone: remove them (for _, _, data in graph.edges(data=True): data.clear()), put what "
+                f"they say into the labels of nodes, or use label=None for a kernel that looks at no labels"
+            )
 
 
 def _networkx_labels(graph: Any, label: str) -> list[Any] | None:

@@ -230,7 +230,9 @@ def _rows_to_measure(problem: Problem, rows: Rows | None) -> Any:
     # Of dense rows in a file those in memory would be no different, and may only be read with many others.
     if rows is not None and not rows.is_computed and (rows.is_in_memory or not takes_numbers):
         return rows.read(0, n)
-    return np.random.default_rng(0).random((n, problem.d)) if takes_numbers else None
+    if not takes_numbers or n * problem.bytes_of_row > MAX_BLOCK_BYTES:  # of rows that wide none are made up
+        return None
+    return np.random.default_rng(0).random((n, problem.d))
 
 
 def _remembered(key: Any, X: Any, measure: Callable[..., T | None], *arguments: Any) -> T | None:

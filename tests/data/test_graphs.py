@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+import dkrr
+from dkrr import KernelRidge
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels import Graph, RandomWalk, random_walk
 from dkrr.kernels.graphs import GRAPH_WIDTH, INT_LABELS, NO_LABELS, encode_graphs, read_graphs
@@ -85,11 +87,25 @@ def test_labels_of_networkx_are_attributes_of_nodes():
     nx.set_edge_attributes(graph, 1.0, "weight")
     for name, labels in (("label", ("C", "O", "C")), ("number", (6, 8, 6)), (None, None)):
         assert decode_graphs(encode_graphs([graph], name))[0].labels == labels
+    bonded = graph.copy()
+    nx.set_edge_attributes(bonded, "double", "bond")
+    assert decode_graphs(encode_graphs([bonded], None))[0].labels is None
     with pytest.raises(InputError, match=r"graph 0: node 'node 0' has no attribute 'colour'.*\(label, number\)"):
         encode_graphs([graph], "colour")
     del graph.nodes["node 1"]["label"]
     with pytest.raises(InputError, match="node 'node 1' has no attribute 'label'"):
         encode_graphs([graph])
+
+
+@pytest.mark.parametrize(
+    "graphs", [[nx.path_graph(2), nx.path_graph(3)], pd.Series([nx.path_graph(3)] * 2), [Graph(2, [(0, 1)])] * 2]
+)
+def test_kernels_of_numbers_name_the_kernel_that_compares_graphs(graphs):
+    message = r"X holds graphs; expected numbers: .*kernel=dkrr\.kernels\.RandomWalk\("
+    known = KernelRidge(kernel="rbf").fit(np.eye(2), [1.0, 2.0])
+    for use in (KernelRidge(kernel="rbf").fit, dkrr.plan, lambda X, y: known.predict(X), lambda X, y: dkrr.gram(X)):
+        with pytest.raises(InputTypeError, match=message):
+            use(graphs, [1.0, 2.0])
 
 
 def changed(row, column, value):
@@ -125,6 +141,8 @@ def changed(row, column, value):
         ((3, [(0, 1), (1,)], None), "expected pairs of nodes"),
         ((3, 7, None), "its edges are int"),
         (PATH, "is of type numpy.ndarray; expected a networkx graph"),
+        ((3, {(0, 1): "single"}, None), "its edges are a dict, and edges have no labels"),
+        (nx.Graph([(0, 1, {"order": 2, "weight": 1})]), r"the edge \(0, 1\) has attributes \(order\), .*data\.clear"),
     ],
 )
 def test_bad_graphs_are_named(graph, message):

@@ -163,9 +163,7 @@ def of_the_median(X, Y):
     ids=["median", "maximum", "first", "mean"],
 )
 def test_entries_that_depend_on_the_other_rows_of_a_block_are_refused(function):
-    with pytest.raises(
-        InputError, match=r"'mine': entry k\(x, z\) depended on the other rows.*beforehand"
-    ):
+    with pytest.raises(InputError, match=r"'mine': entry k\(x, z\) depended on the other rows.*beforehand"):
         CallableKernel(function, name="mine")(X)
     centred = CallableMap(lambda rows: rows - rows.mean(axis=0), 4, name="mine")
     with pytest.raises(InputError, match=r"'mine': a feature depended on the other rows"):

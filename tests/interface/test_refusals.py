@@ -17,6 +17,8 @@ PREDICT = "predict --out p.npy --model model.zarr --x x.npy"
 PLAN = "plan --n 100 --d 3"
 KINDS = "fit --x kinds.parquet --y y --model m.zarr --columns y"
 REFUSED = [
+    # Sizes
+    ("plan --n 10000 --d 1000000000 --memory-limit 4GiB", "no plan fits in memory"),
     # Data
     ("fit --x x.npy --y d.npz::z --model m.zarr", "no array 'z'"),
     (f"{FIT} --logistic", "does not hold class labels"),

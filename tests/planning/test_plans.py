@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+import dkrr
 from dkrr.checks import parse_bytes
 from dkrr.cost import STAGE_NAMES
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, StoreError
@@ -221,6 +222,17 @@ def test_memory_that_is_missing_is_named():
         make_plan(what, of_addresses)
     with pytest.raises(MemoryLimitError, match=r"worker_memory is 100 MiB\. The smallest worker_memory"):
         make_plan(what, cluster(100 * MIB, assumed="8 workers"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"kernel": "rbf"}, {"cv": 5}, {"loss": "logistic"}], ids=str)
+def test_a_plan_of_rows_that_no_memory_holds_is_refused_in_words(monkeypatch, settings):
+    monkeypatch.setattr("dkrr.planning.measures.GRAM_SECONDS", 0.0)  # so that no problem is too small to be measured
+    with pytest.raises(MemoryLimitError, match="no plan fits in memory"):
+        dkrr.plan(n=10_000, d=10**9, memory_limit="4GiB", **settings)
+
+
+def test_a_plan_of_more_targets_than_memory_holds_needs_none_of_them():
+    assert dkrr.plan(n=10**4, d=10, n_targets=10**12, workers=2).problem.alphas == (1.0,)
 
 
 def test_the_named_disk_is_enough_and_less_is_not():

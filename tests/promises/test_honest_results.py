@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr import KernelRidge, KernelRidgeCV
+import dkrr
+from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.fitting import iteration
@@ -33,8 +34,8 @@ def negative(A, B):
     return -np.exp(-((A[:, None] - B) ** 2).sum(axis=2))
 
 
-NOT_POSITIVE = [(negative, "cg"), (negative, "cholesky"), (AdditiveChi2(), "cholesky")]
-NOT_POSITIVE += [(AdditiveChi2(), ConjugateGradient(*one)) for one in ((None, "mixed"), (RPCholesky(31),))]
+NOT_POSITIVE = [(negative, "cg"), (negative, "cholesky"), (2 * AdditiveChi2(), "cholesky")]
+NOT_POSITIVE += [(2 * AdditiveChi2(), ConjugateGradient(*one)) for one in ((None, "mixed"), (RPCholesky(31),))]
 NOT_POSITIVE += [(Sigmoid(gamma=0.5, coef0=-1.0), ConjugateGradient(Float32Cholesky()))]
 
 
@@ -43,6 +44,16 @@ NOT_POSITIVE += [(Sigmoid(gamma=0.5, coef0=-1.0), ConjugateGradient(Float32Chole
 def test_a_kernel_that_is_not_positive_is_found(data, kernel, solver, tile):
     with pytest.raises(NotPositiveDefiniteError, match=r"(?s)(?=.*not positive).*alpha = 0\.001.*increase alpha"):
         KernelRidge(1e-3, kernel=kernel, solver=solver, tile=tile).fit(np.abs(data.X), data.y[:, 0])
+
+
+def test_the_negative_kernel_of_scikit_learn_is_refused_before_work_and_by_name():
+    X, y = np.eye(3), np.arange(3.0)
+    for use in (KernelRidge, KernelRidgeCV, KernelLogisticRegression):
+        with pytest.raises(InputError, match=r"'additive_chi2', .*negative.*expected 'chi2'.*AdditiveChi2Sampler"):
+            use(kernel="additive_chi2").fit(X, y)
+    with pytest.raises(InputError, match="expected 'chi2'"):
+        dkrr.plan(X, y, kernel="additive_chi2")
+    assert np.asarray(dkrr.gram(X, kernel="additive_chi2"))[0, 1] == -2
 
 
 @pytest.mark.parametrize("tile", [None, 80])
