@@ -195,9 +195,8 @@ def unit_rows(X: Block) -> Block:
     """Rows divided by their Euclidean lengths; a row of zeros is unchanged."""
     X, norms = _with_lengths(X)
     scale = 1.0 / np.where(norms > 0, norms, 1.0)
-    if is_sparse(X):
-        diagonal: Any = sp.diags_array(scale)
-        return sp.csr_array(diagonal @ X)
+    if is_sparse(X):  # a product with a diagonal matrix would take memory of the width of X
+        return sp.csr_array((X.data * np.repeat(scale, np.diff(X.indptr)), X.indices, X.indptr), shape=X.shape)
     return X * scale[:, np.newaxis]
 
 

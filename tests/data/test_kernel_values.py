@@ -11,6 +11,7 @@ from sklearn.metrics.pairwise import pairwise_kernels
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError
 from dkrr.features import CallableMap
 from dkrr.kernels import RBF, CallableKernel, Chi2, Linear, Polynomial, Precomputed, as_kernel, kernel_from_dict
+from dkrr.kernels.dot import unit_rows
 from dkrr.kernels.names import taken_by
 from tests.oracles import naive_gram
 
@@ -124,6 +125,11 @@ def test_a_function_must_be_symmetric_but_for_rounding():
         CallableKernel(lambda X, Y: X @ np.tri(4) @ Y.T, name="mine")(X)
     almost = CallableKernel(lambda X, Y: X @ Y.T * (1 + 1e-13 * np.arange(len(Y))))
     assert_array_equal(almost(X), almost(X).T)
+
+
+def test_lengths_of_sparse_rows_take_no_memory_of_their_width():
+    wide = sp.csr_array(([3.0, 4.0, 2.0], ([0, 0, 1], [0, 2**40 - 1, 7])), shape=(2, 2**40))
+    assert_allclose(unit_rows(wide).data, [0.6, 0.8, 1.0], rtol=1e-15)
 
 
 def test_flags_and_unsigned_numbers_are_taken_as_numbers():
