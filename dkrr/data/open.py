@@ -20,7 +20,6 @@ from dkrr.data.arrays import (
     MemoryRows,
     NpyRows,
     csr_rows,
-    is_dask_frame,
     is_hdf_array,
     is_in_file,
     is_mapped,

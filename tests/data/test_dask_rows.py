@@ -171,7 +171,7 @@ def test_columns_of_any_numbers_are_those_of_pandas(kind):
 
 def test_whole_numbers_that_are_not_exact_beside_missing_ones_are_refused():
     table = pd.DataFrame({"a": pd.array([2**53 + 1, None, 3], dtype="Int64"), "b": [1.0, 2.0, 3.0]})
-    with pytest.raises(InputError, match=r"X has whole numbers of 2\*\*53 or more"):
+    with pytest.raises(InputError, match="a partition of X has the whole number 9007199254740993"):
         as_rows(dd.from_pandas(table, npartitions=1)).read(0, 3)
 
 
