@@ -289,8 +289,8 @@ def csv_source(paths: list[str], label: str) -> Source:
 
     def opened(path: str, schema: Any = None) -> Any:
         read = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
-        parse, convert = pyarrow.csv.ParseOptions(delimiter=delimiter), pyarrow.csv.ConvertOptions(column_types=schema)
-        return pyarrow.csv.open_csv(_text(path), read, parse, convert)
+        parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        return pyarrow.csv.open_csv(_text(path), read, parse, pyarrow.csv.ConvertOptions(column_types=schema))
 
     types = pyarrow.types
     with reading(label):
@@ -302,7 +302,7 @@ def csv_source(paths: list[str], label: str) -> Source:
         while True:
             schema = pyarrow.schema(fields)
             try:
-                return _copied(label, schema, (batch for path in paths for batch in opened(path, schema)))
+                return _copied(label, schema, (b for path in paths for b in _whole(path, opened(path, schema))))
             except pyarrow.ArrowInvalid as error:
                 found = re.search(r"In CSV column #(\d+)", str(error))
                 field = None if found is None else fields[int(found[1])]
@@ -310,6 +310,26 @@ def csv_source(paths: list[str], label: str) -> Source:
                     raise
                 wider = pyarrow.float64() if types.is_integer(field.type) else pyarrow.string()
                 fields[int(found[1])] = field.with_type(wider)
+
+
+def _whole(path: str, batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches of a CSV file; raises InputError if all behind a quote that is not closed was taken for one text."""
+    n_rows, last = 0, ""
+    for batch in batches:
+        yield batch
+        if batch.num_rows:
+            n_rows, last = n_rows + batch.num_rows, batch.column(batch.num_columns - 1)[-1].as_py()
+    if not isinstance(last, str) or not re.search(r"[\r\n]", last):
+        return
+    end = b""
+    with _text(path) as stream:
+        while part := stream.read(BLOCK_BYTES):
+            end = (end + part)[-HEADER_BYTES:]
+    if not end.rstrip().endswith(b'"'):
+        raise InputError(
+            f"{path} has a quote in row {n_rows - 1} (counted from 0) that is not closed, so that all lines behind it "
+            f"are one text; expected a second one: close it, or double it ('\"\"') where it is a part of the text"
+        )
 
 
 def _opened(path: str) -> Any:

@@ -575,3 +575,14 @@ def test_kept_columns_with_other_rows_than_the_predictions_are_an_error(heights)
     assert len([*beside(blocks, [[np.zeros(3)], [np.zeros(2)]])]) == len([*beside(blocks, None)]) == 2
     with pytest.raises(InputError, match="keep has other rows than"):
         list(beside(blocks, [[np.zeros(height)] for height in heights]))
+
+
+def test_texts_of_csv_may_have_lines_but_a_quote_must_be_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.data.arrow.BLOCK_BYTES", 64)  # texts lie across the blocks that are read
+    path, texts = tmp_path / "x.csv", [f'line one of "{k}",\nline two\r\n{k * "x"}' for k in range(20)]
+    pd.DataFrame({"a": np.arange(20.0), "text": texts}).to_csv(path, index=False)
+    assert dkrr.open_table(path).to_pandas()["text"].tolist() == texts
+    with path.open("a") as file:
+        file.write('20.0,"one\n21.0,two\n')
+    with pytest.raises(InputError, match="a quote in row 20 .* not closed"):
+        dkrr.open_table(path)
