@@ -9,6 +9,7 @@ import pickle
 import select
 import shutil
 import sys
+import tempfile
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -38,6 +39,8 @@ def serve(writer: int) -> None:
     except (EOFError, pickle.UnpicklingError):
         return  # the parent died
 
+    # Scheduler and workers write the key to a file for a moment: what killed ones leave goes with this folder.
+    os.environ["TMPDIR"] = tempfile.tempdir = options["local_directory"]
     # Into the defaults of distributed, which the parent may not have imported: its settings are then a part of them.
     dask.config.update(dask.config.config, config)
     with LocalCluster(

@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 
 import dask
@@ -76,6 +77,11 @@ def workers(tmp_path_factory):
 
 class TestCredentials:
     """Other users of the machine reach the ports of 127.0.0.1 as well, and must get nothing there."""
+
+    def test_files_of_keys_are_in_the_folder_that_is_deleted(self, workers):
+        started, client = workers
+        folders = {*client.run(tempfile.gettempdir).values(), client.run_on_scheduler(tempfile.gettempdir)}
+        assert folders == {started._options["local_directory"]}
 
     def test_everything_listens_on_loopback_only_and_speaks_tls_only(self, workers):
         places = listening(*all_of(workers[0]))
