@@ -175,6 +175,8 @@ class Snapshots:
     damage: str = ""
     """Message about what could not be read of an earlier run; empty where nothing was damaged."""
     _turn: int = 0
+    _last: Any = None
+    """Digests and plain values of what is whole in the store; None if that is not known."""
 
     def read(self, parse: Callable[[dict[str, Array], dict[str, Any]], Value]) -> Value | None:
         """State that `parse` makes of the last complete ones; None without any.
@@ -191,6 +193,7 @@ class Snapshots:
             for name, array in arrays.items():
                 if digest_of(array) != digests[name]:  # each may be whole, and of another time
                     raise StoreError(f"{name} is not of this checkpoint")
+            self._last = digests, found["plain"]
             return parse(arrays, found["plain"])
         except UnreachableStoreError:
             raise
@@ -230,12 +233,11 @@ class Snapshots:
         Those of the last checkpoint stay: a finished run that is read again writes nothing.
         """
         digests = {name: digest_of(arrays[name]) for name in sorted(arrays)}
-        last = self.store.checkpoint()
-        if last is not None and (last["arrays"], last["plain"]) == (digests, plain):
+        if self._last == (digests, plain):
             return
         self._fill(f"{CHECKPOINT}-{self._turn}", arrays)
         self.store.set_note(CHECKPOINT, {"turn": self._turn, "arrays": digests, "plain": plain, "shown": shown})
-        self._turn = 1 - self._turn
+        self._turn, self._last = 1 - self._turn, (digests, plain)
 
 
 @dataclass
