@@ -33,7 +33,7 @@ from dkrr.data.stored import StoredCopy
 from dkrr.data.watched import BlockSums, WatchedRows
 from dkrr.errors import InputError, MemoryLimitError, StoreError, UnreachableStoreError
 from dkrr.fitting.data import FitData
-from dkrr.fitting.storage import Checkpoints, MemoryStorage, Storage, StoredArrays, TemporaryFolder, Watched
+from dkrr.fitting.storage import Checkpoints, EndsWhenLost, MemoryStorage, Storage, StoredArrays, TemporaryFolder
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.products import ResidentRows
 from dkrr.planning import Generated, Plan
@@ -224,7 +224,7 @@ class Context:
     _resident: list[Rows] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.progress = self.progress.shown_also(Watched(self.storage))
+        self.progress = self.progress.shown_also(EndsWhenLost(self.storage))
         self.checkpoints = Checkpoints(self.stored.store) if self.storage.keeps else None
         """Checkpoints of an iteration, where the storage is kept."""
 

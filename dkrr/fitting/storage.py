@@ -126,8 +126,8 @@ class StoredArrays(Storage):
         self.store.set_note(name, value)
 
 
-class Watched(Progress):
-    """Ends a run when its store is lost, as soon as work is done: a stage may take hours.
+class EndsWhenLost(Progress):
+    """Ends a run whose store is lost with the next work that is done: a stage may take hours.
 
     Parameters
     ----------
