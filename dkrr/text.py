@@ -10,12 +10,15 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 _URL = re.compile(r"://[^\s'\"]+")
 GREY = "rgba(127,127,127,0.35)"
 """Colour of lines, visible on light and dark pages."""
 LABEL_END = 14
 """Column where the text of a line begins, behind two spaces and its label."""
+MAX_NAMED = 8
+"""Most names that a message lists: of columns, arrays, chunks."""
 CELL = "padding:0.1em 0.9em 0.1em 0;text-align:left;vertical-align:top;background:transparent;border:0"
 
 
@@ -38,6 +41,12 @@ def one_line(text: str) -> str:
 def safe_message(text: str) -> str:
     """Printable text, and its URLs without names, passwords and queries, which may give access."""
     return printable(_URL.sub(_without_secrets, text) if "://" in text else text)
+
+
+def first_names(names: Iterable[str]) -> str:
+    """The first of some names, for a message; an iterator is not asked for many more."""
+    found = list(islice(names, MAX_NAMED + 1))
+    return ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
 
 
 def _is_shown(character: str) -> bool:

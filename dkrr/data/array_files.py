@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from dkrr.cluster.process import available_bytes
 from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
-from dkrr.text import format_bytes
+from dkrr.text import MAX_NAMED, first_names, format_bytes
 
 MAGIC = b"\x93NUMPY"
 LENGTHS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
@@ -26,8 +26,6 @@ MAX_HEADER = 10_000
 """Bytes of a header that NumPy reads."""
 MAX_MEMBERS = 65_535
 """Arrays of a .npz file; a zip file without extensions holds as many."""
-MAX_NAMED = 8
-"""Most arrays or data sets of a file that a message names."""
 MAX_RATIO = 1032
 """Bytes that the deflate format makes of one byte, at most."""
 
@@ -60,8 +58,9 @@ def npz_array(file: str, member: str, name: str) -> Any:
             check_memory(sum(_member_bytes(archive, info) for info in infos), f"{name}: {file}")
             return _sparse(file, name)
         if member not in known:
-            listed = ", ".join(known[:MAX_NAMED]) + (", ..." if len(known) > MAX_NAMED else "")
-            raise InputError(f"{name}: {file} has no array {member!r}; expected one of {listed}: write {file}::NAME")
+            raise InputError(
+                f"{name}: {file} has no array {member!r}; expected one of {first_names(known)}: write {file}::NAME"
+            )
         info = infos[known.index(member)]
         check_memory(_member_bytes(archive, info), f"{name}: {file}::{member}")
         with archive.open(info) as stream:
@@ -151,8 +150,7 @@ def open_hdf(path: str, member: str, name: str) -> Any:
         if found is None:
             known = _data_sets_in(file)
     if found is None:
-        more = ", ..." if len(known) > MAX_NAMED else ""
-        listed = ", ".join(f"{Path(path).name}::{key}" for key in known[:MAX_NAMED]) + more
+        listed = first_names(f"{Path(path).name}::{key}" for key in known)
         raise InputError(f"{name}: {path} has no data set {member!r}; expected one of {listed or 'none, it is empty'}")
     data_set = h5py.File(path, "r")[found]
     if data_set.dtype.kind == "V":

@@ -38,14 +38,12 @@ from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, Unrea
 from dkrr.kernels.graphs import is_graph
 from dkrr.rounding import check_exact, check_exact_columns, exact_array
 from dkrr.store.zarr_arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
+from dkrr.text import first_names
 
 HELD_BYTES = 64 * 2**20
 """Targets up to this size are read into memory, whatever holds them."""
 COPIED_BYTES = 16 * 2**20
 """Targets that are copied at once."""
-
-MAX_NAMED = 8
-"""Most arrays of a group that a message names."""
 
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 """Files of a folder that the zarr library reads before any numbers."""
@@ -233,8 +231,7 @@ def _one_of(arrays: list[str], form: str) -> str:
     """Arrays of a group, for a message."""
     if not arrays:
         return "of which the group has none"
-    more = "" if len(arrays) <= MAX_NAMED else ", ..."
-    return "such as " + ", ".join(form.format(array) for array in arrays[:MAX_NAMED]) + more
+    return f"such as {first_names(map(form.format, arrays))}"
 
 
 def _open_rows(path: str, name: str) -> Any:
@@ -333,7 +330,7 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
         return _asarray(y, name) if rows is None else _loaded(rows, name)
     if len(y.names) != 1:
         raise InputError(
-            f"{name} has the columns {', '.join(y.names[:8])}; expected one with labels: name it, as in {name}="
+            f"{name} has the columns {first_names(y.names)}; expected one with labels: name it, as in {name}="
             f"'labels.csv::{y.names[0]}'"
         )
     return y.values()

@@ -21,6 +21,7 @@ from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError, InputWarning
 from dkrr.rounding import check_exact
+from dkrr.text import first_names
 
 if TYPE_CHECKING:
     import pandas
@@ -33,8 +34,6 @@ UNNAMED = re.compile(r"|Unnamed: \d+")
 """Name of the column in which `to_csv` of pandas writes the index, and what `read_csv` calls it."""
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "n/a", "#N/A")
 """Texts that stand for missing numbers in CSV."""
-MAX_NAMES = 12
-"""Most names that a message lists."""
 TASK_BYTES = 64 * 2**20
 """Row groups up to this size are read by one task, for it reads a part of one only behind all before it."""
 
@@ -90,8 +89,7 @@ class Table:
         return cls(source, tuple(column.name for column in source.columns if not column.is_index))
 
     def __repr__(self) -> str:
-        shown_names = ", ".join(self.names[:8]) + (", ..." if len(self.names) > 8 else "")
-        return f"Table of {self.source.label}: {len(self.names)} columns ({shown_names})"
+        return f"Table of {self.source.label}: {len(self.names)} columns ({first_names(self.names)})"
 
     def __len__(self) -> int:
         return self.n_rows
@@ -494,11 +492,6 @@ def suggested(pattern: str, names: Sequence[str]) -> str:
     if near:
         return " or ".join(map(repr, near))
     return f"one of {first_names(names)}"
-
-
-def first_names(names: Sequence[str]) -> str:
-    """The first of some names, for a message."""
-    return ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
 
 
 def beside(

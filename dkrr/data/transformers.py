@@ -39,7 +39,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns
 from dkrr.rounding import check_exact
 from dkrr.sparse import check_structure
-from dkrr.text import format_bytes
+from dkrr.text import first_names, format_bytes
 
 BLOCK_BYTES = 16 * 2**20
 """Rows that are transformed together, as float64."""
@@ -382,7 +382,7 @@ def _unknown_value(transformer: Any, block: Any, first: int) -> str:
         for name, known in zip(getattr(encoder, "feature_names_in_", ()), encoder.categories_, strict=False):
             rows = np.flatnonzero(~block[name].isin(known.tolist()))
             if len(rows):
-                listed = ", ".join(map(shown, known[:5].tolist())) + (", ..." if len(known) > 5 else "")
+                listed = first_names(map(shown, known.tolist()))
                 return (
                     f"column {name!r} of X holds {shown(block[name].iloc[rows[0]])} in row {first + rows[0]}, and the "
                     f"transformer was fitted on {listed}; expected one of {len(known)} known values: leave such rows "

@@ -12,6 +12,7 @@ from dkrr.fitting.data import TrainingData, sizes_out_of_range
 from dkrr.linalg.products import TrainingSets, column_norms, column_sizes, root_mean_squares
 from dkrr.linalg.result import INACCURATE_ABOVE, SolveResult, Status
 from dkrr.selection.folds import Folds
+from dkrr.text import first_names
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -188,13 +189,9 @@ class ScoreSheet:
         return np.asarray(self.values.mean(axis=1))
 
 
-MAX_NAMED = 6
-"""Values that a message names."""
-
-
 def named(values: Sequence[float] | Array) -> str:
     """Values for a message."""
-    return ", ".join(f"{value:g}" for value in values[:MAX_NAMED]) + (", ..." if len(values) > MAX_NAMED else "")
+    return first_names(f"{value:g}" for value in values)
 
 
 def without_score(alphas: Array, reached: float, wanted: float, remedy: str, what: str = "true residual") -> str:

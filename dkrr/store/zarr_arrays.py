@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +19,12 @@ from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
 from dkrr.store.places import place_at
 from dkrr.store.replacing import files_of_arrays
+from dkrr.text import first_names
 
 PREDICTIONS = "predictions"
 """Kind, in the attributes of an array or a group of predictions, by which it is known as one that may be replaced."""
 TEXT_ITEMS = 16
 """Bytes of a text in memory over those of a pointer to it, at a guess."""
-MAX_NAMED = 4
-"""Most missing chunks that a message names."""
 MAX_CHUNKS = 2**24
 """Most chunks of an array that are looked for in a store that is not on this machine."""
 MAX_DEPTH = 4
@@ -143,7 +141,7 @@ def refuse_missing_chunks(array: Any, name: str) -> None:
     if folder is not None:
         # The metadata may claim any number: the first ones that are missing end the search.
         found = (key for key in _chunk_keys(array) if not (folder / key).exists())
-        missing = ", ".join(islice(found, MAX_NAMED))
+        missing = first_names(found)
     elif array.nchunks > MAX_CHUNKS:
         raise InputError(f"{name} is a Zarr array{at} of {array.nchunks} chunks; expected at most {MAX_CHUNKS}")
     else:

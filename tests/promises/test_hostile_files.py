@@ -121,7 +121,7 @@ class TestNumpyFiles:
     def test_what_does_not_fit_in_memory(self, tmp_path, monkeypatch):
         np.savez_compressed(tmp_path / "x.npz", a=np.zeros(10**6))
         zarr.create_array(f"{tmp_path}/y.zarr", shape=(10**13,), chunks=(1000,), dtype="f8")
-        refused(tmp_path / "y.zarr", "without its chunks c/0, c/1, c/2, c/3;")
+        refused(tmp_path / "y.zarr", "without its chunks c/0, c/1, .*, c/7, ...;")
         monkeypatch.setattr("dkrr.data.array_files.available_bytes", lambda: 10**6)
         refused(f"{tmp_path}/x.npz::a", "x.npz::a takes 7.63 MiB of memory, and 977 KiB are available")
 
