@@ -118,15 +118,6 @@ def read_only(X: Block) -> Block:
     return view
 
 
-WRITES = "; it writes into the rows that it is given, which would change X: have it work on a copy (X.copy())"
-
-
-def why_it_failed(error: Exception) -> str:
-    """Ending of a message about a user's function that raised an error."""
-    ending = WRITES if isinstance(error, ValueError) and "read-only" in str(error) else ""
-    return f"{type(error).__qualname__}: {error}{ending}"
-
-
 def as_buffer(out: FloatArray | None, shape: tuple[int, int]) -> FloatArray:
     """Buffer to write to, checked, or a new float64 one."""
     if out is None:

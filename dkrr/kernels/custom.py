@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dkrr.checks import flag, shown
+from dkrr.checks import flag, refuse_masked, shown
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import (
@@ -35,7 +35,6 @@ from dkrr.kernels.blocks import (
     mirror_lower,
     read_only,
     strips,
-    why_it_failed,
 )
 from dkrr.rounding import check_exact
 
@@ -356,6 +355,15 @@ def _check_square(K: Block) -> None:
         )
 
 
+_WRITES = "; it writes into the rows that it is given, which would change X: have it work on a copy (X.copy())"
+
+
+def why_it_failed(error: Exception) -> str:
+    """Ending of a message about a user's function that raised an error."""
+    ending = _WRITES if isinstance(error, ValueError) and "read-only" in str(error) else ""
+    return f"{type(error).__qualname__}: {error}{ending}"
+
+
 def shape_of(result: Any, subject: str) -> tuple[int, ...]:
     """Shape of what a user's function returned."""
     try:
@@ -368,10 +376,7 @@ def as_floats(result: Any, subject: str) -> FloatArray:
     """What a user's function returned, as a dense array of floats; flags count as 0 and 1."""
     if sp.issparse(result):
         raise InputTypeError(f"{subject} returned a sparse matrix; expected a dense array: toarray()")
-    if any(map(np.ma.is_masked, result if isinstance(result, list | tuple) else [result])):
-        raise InputTypeError(
-            f"{subject} returned a masked array with masked entries; expected a number in every place: filled(0.0)"
-        )
+    refuse_masked(result, f"the result of {subject}")
     array = np.asarray(result)
     if array.dtype.kind not in "fiub":
         raise InputTypeError(f"{subject} returned dtype {array.dtype}; expected real numbers, float64 at best")

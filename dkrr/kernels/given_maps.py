@@ -10,8 +10,16 @@ import numpy as np
 
 from dkrr.checks import shown, whole
 from dkrr.errors import DkrrError, InputError, InputTypeError, KernelFunctionError
-from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse, read_only, why_it_failed
-from dkrr.kernels.custom import ALONE_ROWS, as_floats, checked_name, identity_of, refuse_dependence, shape_of
+from dkrr.kernels.blocks import STRIP_ROWS, Block, is_sparse, read_only
+from dkrr.kernels.custom import (
+    ALONE_ROWS,
+    as_floats,
+    checked_name,
+    identity_of,
+    refuse_dependence,
+    shape_of,
+    why_it_failed,
+)
 from dkrr.kernels.map_base import Array, FeatureMap
 
 FEATURE_SECONDS = 20e-9
