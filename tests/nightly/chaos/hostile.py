@@ -97,11 +97,7 @@ def put_thing(path: Path, kind: str) -> None:
             stream.truncate(2**40)
     else:
         make: dict[str, Callable[..., Any]] = {"pipe": os.mkfifo, "folder": Path.mkdir, "closed file": Path.touch}
-        targets: dict[str, Any] = {
-            "device": "/dev/zero",
-            "link to nothing": path.with_name("gone"),
-            "link to itself": path,
-        }
+        targets = {"device": Path("/dev/zero"), "link to nothing": path.with_name("gone"), "link to itself": path}
         make.get(kind, partial(Path.symlink_to, target=targets.get(kind, "")))(path)
         if kind == "closed file":
             path.chmod(0)
@@ -144,15 +140,21 @@ def saved(name: str) -> Path:
     return path
 
 
-def other_description(path: Path, rng: Random) -> str:
+def described(path: Path) -> dict[str, Any]:
+    """Description of a model."""
     found = read_group(str(path))
     assert found is not None
+    return found
+
+
+def other_description(path: Path, rng: Random) -> str:
+    found = described(path)
     entries = [key for key in found if key not in ("kind", "format")]
     part = {key: found[key] for key in (entries if rng.random() < 0.3 else [rng.choice(entries)])}
+    is_one = len(part) == 1
     said = "; ".join(changed(part, rng) for _ in range(rng.choice((1, 1, 3))) if part)
-    write_group(
-        str(path), {**{key: found[key] for key in ("kind", "format")}, **(found if len(part) < 2 else {}), **part}
-    )
+    kept = found if is_one else {key: found[key] for key in ("kind", "format")}
+    write_group(str(path), kept | part)
     return said
 
 
@@ -175,16 +177,15 @@ def other_text(path: Path, rng: Random) -> str:
 
 def other_array(path: Path, rng: Random) -> str:
     """Shape or type of an array, with metadata and files that say the same."""
-    found = read_group(str(path))
-    assert found is not None
+    found = described(path)
     name = rng.choice(list(found["stored"]))
-    described = found["stored"][name]
-    key = rng.choice(list(described))
+    entry = found["stored"][name]
+    key = rng.choice(list(entry))
     claim = rng.choice((0, 1, 10**6, 10**9, 10**12, 2**53, "float32", "int64", "bool", None, -1))
-    if isinstance(described[key], list):
-        described[key][rng.randrange(len(described[key]))] = claim
+    if isinstance(entry[key], list):
+        entry[key][rng.randrange(len(entry[key]))] = claim
     else:
-        described[key] = claim
+        entry[key] = claim
     write_group(str(path), found)
     try:
         for _, arrays in model_arrays(str(path), found):
@@ -198,24 +199,21 @@ def other_array(path: Path, rng: Random) -> str:
 
 
 def other_numbers(path: Path, rng: Random) -> str:
-    found = read_group(str(path))
-    assert found is not None
+    found = described(path)
     name, arrays = rng.choice([pair for pair in model_arrays(str(path), found) if pair[0] != "transformer"])
     array: ChunkedArray = rng.choice(arrays)
     numbers = array.load()
     value = rng.choice((np.nan, np.inf, 1e308, -1.0, 0.0, 5e-324, 2.0**31, 2.0**62))
+    places = slice(rng.randrange(numbers.size), None, rng.choice((1, 7, 10**9)))
     with np.errstate(all="ignore"):
-        numbers.reshape(-1)[rng.randrange(numbers.size) :: rng.choice((1, 7, 10**9))] = np.array(value).astype(
-            array.dtype
-        )
+        numbers.reshape(-1)[places] = np.array(value).astype(array.dtype)
     array.fill(numbers)
     return f"{name}: {value}"
 
 
 def other_transformer(path: Path, rng: Random) -> str:
     """Tree or arrays of a transformer, whose file is whole."""
-    found = read_group(str(path))
-    assert found is not None
+    found = described(path)
     ((array,),) = (arrays for name, arrays in model_arrays(str(path), found) if name == "transformer")
     source = zipfile.ZipFile(BytesIO(array.load().tobytes()))
     parts = {name: source.read(name) for name in source.namelist()}
@@ -376,31 +374,23 @@ def options(rng: Random, folder: Path) -> tuple[str, Judged]:
     return str(content[:200]), command("plan", "--n", "50", "--d", "3", "--config", str(path))
 
 
-SETTINGS: tuple[str, ...] = (
-    "memory-limit",
-    "temporary-directory",
-    "checkpoint-seconds",
-    "durable",
-    "wait-for-workers-seconds",
+SETTINGS = (
+    "memory-limit temporary-directory checkpoint-seconds durable wait-for-workers-seconds local.workers "
+    "profile-directory quick-measurement rates rates.gemm-gflops"
 )
-SETTINGS += ("local.workers", "profile-directory", "quick-measurement", "rates", "rates.gemm-gflops")
 
 
 def settings(rng: Random, folder: Path) -> tuple[str, Judged]:
     """Values of Dask's configuration, as YAML and the environment give them."""
-    name, value = rng.choice(SETTINGS), rng.choice(VALUES)
+    name, value = rng.choice(SETTINGS.split()), rng.choice(VALUES)
     way = rng.choice(("YAML", "environment", "aliases"))
     if way == "aliases":
-        lines = [
-            f"a{k}: &a{k} " + rng.choice(("[*b, *b]", "{x: *b, y: *b}")).replace("*b", f"*a{k - 1}")
-            for k in range(1, 60)
-        ]
+        twice = ("[*b, *b]", "{x: *b, y: *b}")
+        lines = [f"a{k}: &a{k} " + rng.choice(twice).replace("*b", f"*a{k - 1}") for k in range(1, 60)]
         value = yaml.safe_load("\n".join(["a0: &a0 [x]", *lines]))["a59"]
     elif way == "environment":
-        text = rng.choice(
-            ("", "x", "-1", "1e999", "nan", "[" * 5000, "9" * 5000, "True", "None", "'a\\x1b[31m'", "{}", "[1]")
-        )
-        value = dask.config.interpret_value(text)
+        texts = ("", "x", "-1", "1e999", "nan", "[" * 5000, "9" * 5000, "True", "None", "'a\\x1b[31m'", "{}", "[1]")
+        value = dask.config.interpret_value(rng.choice(texts))
     said = f"{way}, {name} = " + (str(value)[:60] if way != "aliases" else "")
     with dask.config.set({f"dkrr.{name}": value}):
         return said, fitted_outcome("")
@@ -458,22 +448,18 @@ def one_lock(rng: Random, folder: Path, way: str) -> tuple[str, Judged]:
         said = rng.choice(THINGS)
         put_thing(path, said)
     else:
-        pid, host = (
-            rng.choice((os.getpid(), 1, os.getppid(), 2**22 - 7, -1, 0, 10**12)),
-            rng.choice((platform.node(), "x")),
-        )
+        pid = rng.choice((os.getpid(), 1, os.getppid(), 2**22 - 7, -1, 0, 10**12))
+        host = rng.choice((platform.node(), "x"))
         fields = {"pid": pid, "host": host, "mode": "lease", "token": "ab" * 16, "duration": lock.STALE_SECONDS}
         if way == "owner":
             key = rng.choice(list(fields))
-            fields[key] = rng.choice(
-                ("", "nan", -1, 0, 10.0, 1e308, 2**63, "x" * 5000, "a\x1b[31m", "\u202e", "exclusive")
-            )
+            values = ("", "nan", -1, 0, 10.0, 1e308, 2**63, "x" * 5000, "a\x1b[31m", "\u202e", "exclusive")
+            fields[key] = rng.choice(values)
         lines = ["filelock/2", *(f"{key}={value}" for key, value in fields.items())]
         if way == "content":
             rng.shuffle(lines)
-            lines = rng.choice(
-                (lines, lines * 2, lines[: rng.randrange(6)], [], ["\x00" * 9], ["filelock/9"], ["{" * 9])
-            )
+            others = ([], ["\x00" * 9], ["filelock/9"], ["{" * 9])
+            lines = rng.choice((lines, lines * 2, lines[: rng.randrange(6)], *others))
         content = "\n".join([*lines, ""]).encode()
         if rng.random() < 0.3:
             content = damage.flip_bit(content, np.random.default_rng(rng.randrange(2**31)))
@@ -509,12 +495,11 @@ def frame(rng: Random) -> pd.DataFrame:
     chosen = ["float", *rng.sample(list(kinds), rng.choice((1, 3)))]
     made = pd.DataFrame({f"{kind}{k}": kinds[kind] for k, kind in enumerate(chosen)})
     index = rng.choice(("none", "none", "range", "named", "dates", "two levels", "text"))
+    names = rng.choice((["p", "q"], [None, None]))
     made.index = {
         "named": pd.Index(whole, name="i"),
         "dates": pd.date_range("2026-01-01", periods=N_ROWS),
-        "two levels": pd.MultiIndex.from_arrays(
-            [whole, np.arange(N_ROWS)], names=rng.choice((["p", "q"], [None, None]))
-        ),
+        "two levels": pd.MultiIndex.from_arrays([whole, np.arange(N_ROWS)], names=names),
         "text": pd.Index([f"r{k}" for k in range(N_ROWS)]),
         "range": pd.RangeIndex(5, 5 + 2 * N_ROWS, 2),
     }.get(index, made.index)
@@ -533,18 +518,16 @@ def csv(rng: Random, path: Path, made: pd.DataFrame) -> str:
         header = rng.choice((",".join(names), "", header + ",", f'"{header}'))
     elif way == "field":
         k = rng.randrange(len(lines))
-        field = rng.choice(
-            ("1e999", "nan", "", "x", "9" * 5000, "z" * 140_000, '"', "\x00", "9007199254740993", "0x10", "1_0")
-        )
+        fields = ("1e999", "nan", "", "x", "9" * 5000, "z" * 140_000, '"', "\x00", "9007199254740993", "0x10", "1_0")
+        field = rng.choice(fields)
         lines[k] = rng.choice((field + lines[k][lines[k].find(",") :], lines[k].rpartition(",")[0] + "," + field))
     elif way == "ragged":
         k = rng.randrange(len(lines))
         lines[k] = rng.choice((lines[k] + ",1", lines[k].rpartition(",")[0], "", ","))
     text = (rng.choice(("\r", "\r\n", "\n\r", "\u2028")) if way == "ends" else "\n").join([header, *lines, ""])
     text = text.replace(",", rng.choice(";\t|")) if way == "separator" else text
-    content = text.encode(
-        rng.choice(("utf-16", "latin-1", "utf-8-sig", "utf-32")) if way == "encoding" else "utf-8", "replace"
-    )
+    encoding = rng.choice(("utf-16", "latin-1", "utf-8-sig", "utf-32")) if way == "encoding" else "utf-8"
+    content = text.encode(encoding, "replace")
     if way == "bytes":
         content = _damaged(content, rng)
     path.write_bytes(content)
@@ -552,10 +535,8 @@ def csv(rng: Random, path: Path, made: pd.DataFrame) -> str:
 
 
 def _damaged(content: bytes, rng: Random) -> bytes:
-    kind = rng.choice(
-        ("bit flipped", "bytes changed", "range of zeros", "truncated", "parts exchanged", "bytes appended")
-    )
-    return damage.CONTENTS[kind](content, np.random.default_rng(rng.randrange(2**31)))
+    kinds = ("bit flipped", "bytes changed", "range of zeros", "truncated", "parts exchanged", "bytes appended")
+    return damage.CONTENTS[rng.choice(kinds)](content, np.random.default_rng(rng.randrange(2**31)))
 
 
 def _with_metadata(table: Any, rng: Random) -> tuple[Any, str]:
@@ -749,33 +730,26 @@ def _in_fork(function: Callable[[], tuple[str, Judged]], folder: Path) -> tuple[
             said, judged = function()
         except BaseException:
             said, judged = "", (Outcome.RAW, f"the trial failed: {traceback.format_exc()}")
-        os.write(
-            sender,
-            json.dumps(
-                {"said": said[:1000], "judged": (judged[0], judged[1][-MAX_WORDS:]), "bytes": before.rss}
-            ).encode()
-            + b"\n",
-        )
+        answer = {"said": said[:1000], "judged": (judged[0], judged[1][-MAX_WORDS:]), "bytes": before.rss}
+        os.write(sender, json.dumps(answer).encode() + b"\n")
         os._exit(0)
     os.close(sender)
-    answer, end = b"", time.monotonic() + SECONDS
-    while not answer.endswith(b"\n") and select.select([receiver], [], [], max(0.0, end - time.monotonic()))[0]:
+    read, end = b"", time.monotonic() + SECONDS
+    while not read.endswith(b"\n") and select.select([receiver], [], [], max(0.0, end - time.monotonic()))[0]:
         part = os.read(receiver, 2**16)
         if not part:
             break
-        answer += part
+        read += part
     os.close(receiver)
-    is_late = not answer.endswith(b"\n") and time.monotonic() >= end
+    is_late = not read.endswith(b"\n") and time.monotonic() >= end
     if is_late:
         os.kill(child, signal.SIGABRT)  # faulthandler then says where it is
     _, status, usage = os.wait4(child, 0)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     words = "\n".join(line for line in lines if not line.startswith("Extension modules"))
     log.unlink(missing_ok=True)
-    if answer.endswith(b"\n"):
-        found = json.loads(answer)
+    if read.endswith(b"\n"):
+        found = json.loads(read)
         return found, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) - found["bytes"]
-    return {
-        "said": "",
-        "judged": (Outcome.HANG if is_late else Outcome.CRASH, f"status {status}\n{words[:MAX_WORDS]}"),
-    }, 0
+    outcome = Outcome.HANG if is_late else Outcome.CRASH
+    return {"said": "", "judged": (outcome, f"status {status}\n{words[:MAX_WORDS]}")}, 0
