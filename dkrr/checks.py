@@ -23,7 +23,7 @@ from dkrr.text import safe_message
 
 FLAGS = (bool, np.bool_)
 MAX_WHOLE = 2**53
-"""Larger whole numbers are not all represented in float64, in which costs are computed."""
+"""Larger whole numbers are not all represented in float64, in which everything is computed."""
 CLASSES = "convert it, or if it holds class labels, give it to KernelLogisticRegression (or --logistic)"
 """What to do about text as targets."""
 MAX_COUNT = 2**48

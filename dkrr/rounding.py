@@ -7,10 +7,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from dkrr.checks import MAX_WHOLE
 from dkrr.errors import InputError
 
-MAX_EXACT = 2**53
-"""Larger whole numbers are not all represented in float64."""
 WHOLE = (int, np.integer)
 
 
@@ -63,16 +62,16 @@ def _rounded(values: NDArray[Any]) -> NDArray[np.bool_] | None:
     """Which values float64 does not hold; None if it certainly holds all."""
     kind, size = values.dtype.kind, values.dtype.itemsize
     if kind == "O":
-        is_large = (isinstance(value, WHOLE) and abs(int(value)) > MAX_EXACT for value in values.flat)
+        is_large = (isinstance(value, WHOLE) and abs(int(value)) > MAX_WHOLE for value in values.flat)
         return np.fromiter(is_large, bool, values.size)
     if kind == "f" and size > 8:
         with np.errstate(over="ignore"):
             return np.asarray((values != values.astype(np.float64)) & np.isfinite(values))
     if kind not in "iu" or size < 8 or values.size == 0:
         return None
-    if int(values.max()) <= MAX_EXACT and int(values.min()) >= -MAX_EXACT:
+    if int(values.max()) <= MAX_WHOLE and int(values.min()) >= -MAX_WHOLE:
         return None
-    return (values > MAX_EXACT) | (values < -MAX_EXACT)
+    return (values > MAX_WHOLE) | (values < -MAX_WHOLE)
 
 
 def check_exact_columns(table: Any, name: str) -> None:
@@ -104,6 +103,6 @@ def exact_array(values: Any, name: str) -> NDArray[Any]:
             check_exact_columns(values, name)
         return np.asarray(values)
     array = np.asarray(values)
-    if isinstance(values, list | tuple) and array.dtype.kind == "f" and (np.abs(array) >= MAX_EXACT).any():
+    if isinstance(values, list | tuple) and array.dtype.kind == "f" and (np.abs(array) >= MAX_WHOLE).any():
         check_exact(np.asarray(values, object), name)
     return array

@@ -104,13 +104,13 @@ def readable_errors(options: Mapping[str, Any] | None = None) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         sys.exit(CLOSED)
     except MemoryError as error:
-        _end(f"out of memory{f': {error}' if str(error) else ''}{_of_address_limit()}", 1)
+        _end(f"out of memory{f': {error}' if str(error) else ''}{_address_limit_note()}", 1)
     except OSError as error:  # of the machine, during the work
         _end(f"{type(error).__name__}: {error}", 1)
     except RuntimeError as error:
         if "can't start new thread" not in str(error):
             raise
-        _end(f"no thread can be started{_of_address_limit() or '; allow more processes (ulimit -u)'}", 1)
+        _end(f"no thread can be started{_address_limit_note() or '; allow more processes (ulimit -u)'}", 1)
     except KeyboardInterrupt:
         _end("interrupted" + _left_of(options), INTERRUPTED)
     except click.ClickException as error:
@@ -123,10 +123,10 @@ def _end(message: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _of_address_limit() -> str:
-    from dkrr.cluster.process import of_address_limit  # with libraries that --help does without
+def _address_limit_note() -> str:
+    from dkrr.cluster.process import address_limit_note  # with libraries that --help does without
 
-    return of_address_limit()
+    return address_limit_note()
 
 
 def _left_of(options: Mapping[str, Any] | None) -> str:

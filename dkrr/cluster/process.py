@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from dkrr.errors import InputError
+from dkrr.text import ADDRESS_LIMIT
 
 ASK_SECONDS = 5.0
 """Seconds between two counts of the processes that share the machine."""
@@ -259,13 +260,13 @@ def process_limit_bytes() -> int | None:
     return int(max(0, min(found)))
 
 
-def of_address_limit() -> str:
-    """Words for the limit of this process's addresses, of which memory and threads take some; empty without one."""
+def address_limit_note() -> str:
+    """Ending of a message about memory or threads, which take addresses; empty if this process has no limit of them."""
     if process_limit_bytes() is None:
         return ""
     return (
-        "; this process has a limit of addresses (ulimit -v or -d, RLIMIT_AS or RLIMIT_DATA), of which libraries and "
-        "threads reserve more than they use: raise or remove it"
+        f"; this process has a {ADDRESS_LIMIT}, of which libraries and threads reserve more than they use: raise or "
+        f"remove it"
     )
 
 
