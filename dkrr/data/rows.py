@@ -53,9 +53,9 @@ class Rows(ABC):
     is_shared: bool = False
     """True if another process can read the rows too (they are in a store, not in this process)."""
     is_checked: bool = False
-    """True if what is read is compared with checksums already, or what it is made of."""
+    """True if what is read is compared with checksums already: by the rows themselves, or by those they are made of."""
     sums: Any = None
-    """Checksums of blocks of the rows of a fit (`data.watched`); None: nobody compares them."""
+    """Checksums of blocks of the rows of a fit (`data.watched`); None: they are not compared here."""
 
     @property
     def is_vector(self) -> bool:
@@ -331,7 +331,7 @@ def _scan(
     cuts = sorted({blocks[0], blocks[-1], *(b for a, b in itertools.pairwise(blocks) if b - a < most)})
     stream = itertools.chain.from_iterable(rows.blocks(a, b, most) for a, b in itertools.pairwise(cuts))
     if sums is not None:
-        sums = sums.anew()
+        sums = sums.unknown()
         stream = sums.through(stream)
     while True:
         with meter.time("read"):

@@ -1,9 +1,10 @@
 """Whether rows that are read again, in a later pass or after the fit, are still those that were read first.
 
 Standard deviations, leave-one-out residuals and likelihoods read X again, and so do predictions of a fit whose rows are
-not in memory. By then a file may have been written anew, or deleted. So blocks of rows that lie evenly have checksums
-(CRC-32C) from the first time that they are read: of rows outside of memory all of 128 MiB, since checking takes a few
-hundredths of the time of the fastest pass; of arrays in memory, and of matrices that are read in tiles, a few.
+not in memory. By then a file may have been overwritten, or deleted. So evenly spaced blocks of rows get checksums
+(CRC-32C) when they are read first: blocks of 128 MiB in all if the rows are outside of memory, since checking these
+takes a few hundredths of the time of the fastest pass; a few blocks of arrays in memory, and of matrices that are read
+in tiles.
 """
 
 import math
@@ -18,17 +19,21 @@ from dkrr.errors import InputError
 from dkrr.store.format import checksum
 
 BLOCK_BYTES, BLOCK_ROWS = 2**17, 2**14
-"""Size of a block, and most rows of one."""
+"""Most bytes and rows of a block."""
 READ_BLOCKS, HELD_BLOCKS, FRAME_BLOCKS = 1024, 32, 32
-"""Most blocks that are compared of rows that are read, of those in memory, and of frames, whose sums take longer."""
+"""Most blocks that are compared: of rows that are read, of rows in memory, and of frames, whose sums take longer."""
 ROUNDING = 1e-9
-"""Difference of sums of computed rows, relative to those of absolute values, that other processors may leave."""
+"""Largest difference of sums of computed rows, relative to sums of absolute values: processors may round otherwise."""
+
+
+_Begun = tuple[float, float] | None
+"""Checksum of the rows of a block that were seen so far, as `BlockSums` keeps it; None: its first rows were not."""
 
 
 class BlockSums:
-    """Checksums of every so many-th block of rows: kept when a block is first seen, and compared from then on.
+    """Checksums of evenly spaced blocks of rows: kept when a block is first seen, and compared from then on.
 
-    They travel to other processes; what these see first is theirs alone, until it is `taken_over`.
+    They travel to other processes; what these see first is theirs alone, until it is given to `take_over`.
 
     Parameters
     ----------
@@ -37,21 +42,21 @@ class BlockSums:
     height : int
         Rows of a block.
     step : int
-        Of the blocks 0, step, 2 × step, ... there are checksums.
+        The blocks 0, step, 2 × step, ... have checksums.
     label : str
-        What the rows are of, for messages.
+        What messages call the rows.
     is_exact : bool
-        Whether bytes are compared; otherwise sums, of frames and of rows that are computed whenever they are read,
-        which other threads or processors may round in another way.
+        Whether bytes are compared; otherwise sums of numbers: of frames, and of rows that are computed whenever they
+        are read, which other threads or processors may round in another way.
     """
 
     def __init__(self, n: int, height: int, step: int, label: str, *, is_exact: bool) -> None:
         self.n, self.height, self.step, self.label, self.is_exact = n, height, step, label, is_exact
-        # Of each block a sum, and how large what was added was.
+        # A row for each block: CRC-32C and 0; or the sum of its numbers, and that of their absolute values.
         self._sums = np.full((-(-n // (height * step)), 2), np.nan)
 
-    def anew(self) -> "BlockSums":
-        """Sums of the same blocks, none of which is known."""
+    def unknown(self) -> "BlockSums":
+        """Checksums of the same blocks, none of which is known."""
         return BlockSums(self.n, self.height, self.step, self.label, is_exact=self.is_exact)
 
     def starts(self) -> range:
@@ -59,7 +64,7 @@ class BlockSums:
         return range(0, self.n, self.height * self.step)
 
     def known(self) -> list[tuple[int, float, float]]:
-        """Number among those with checksums, sum and size of each block that is known."""
+        """Number and checksum of each block that was seen; numbers count blocks with checksums only."""
         numbers = np.flatnonzero(~np.isnan(self._sums[:, 0]))
         return [(int(k), *self._sums[k].tolist()) for k in numbers]
 
@@ -69,12 +74,12 @@ class BlockSums:
             self._meet(k, value, size)
 
     def through(self, blocks: Iterable[tuple[slice, Block]]) -> Iterator[tuple[slice, Block]]:
-        """The same consecutive blocks of rows, once those that are seen whole in them have been compared.
+        """The same consecutive blocks of rows; what they hold of blocks with checksums is compared first.
 
         Raises
         ------
         InputError
-            Naming the first rows that are not those that were seen first.
+            Naming the first rows that have changed since they were first seen.
         """
         begun: _Begun = None
         for where, block in blocks:
@@ -86,7 +91,7 @@ class BlockSums:
         self._follow(slice(start, start + block.shape[0]), block, None)
 
     def _follow(self, where: slice, block: Block, begun: "_Begun") -> "_Begun":
-        """Compare the blocks that end in some rows; what is known of the one that goes on behind them."""
+        """Compare the blocks that end in some rows; the checksum so far of the one that continues behind them."""
         stride = self.height * self.step
         k = where.start // stride
         while k * stride < where.stop:
@@ -113,14 +118,10 @@ class BlockSums:
             first = self.starts()[k]
             last = min(first + self.height, self.n)
             raise InputError(
-                f"{self.label} is not what was read first: of rows {first} to {last - 1} some were changed since, or "
-                f"are gone; expected the same rows as long as the model is used: restore them, or call fit again "
-                f"(with a copy, as in X.copy(), of an array that is written to)"
+                f"{self.label} is not what was read first: rows were changed or removed between row {first} and "
+                f"{last - 1} (counted from 0); expected the same rows as long as the model is used: restore them, or "
+                f"call fit again (with a copy, as in X.copy(), of an array that is written to)"
             )
-
-
-_Begun = tuple[float, float] | None
-"""Sum and size of the rows of a block that were seen so far; None: its first rows were not."""
 
 
 def _checksum(before: tuple[float, float], rows: Block, first: int) -> tuple[float, float]:  # noqa: ARG001
@@ -149,12 +150,12 @@ def _total(before: tuple[float, float], rows: Block, first: int) -> tuple[float,
 
 
 class WatchedRows(Rows):
-    """Rows outside of memory, all blocks of which are compared with what was read of them first.
+    """Rows outside of memory that are compared with what was read first, where all columns of a block are read.
 
     Parameters
     ----------
     rows : Rows
-        Of a container of the user.
+        Rows of the user's container.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -226,7 +227,7 @@ def sums_of(rows: Rows, name: str = "X", most: int = READ_BLOCKS) -> BlockSums:
 
 
 def watched(rows: Rows, name: str = "X", *, is_matrix: bool = False) -> Rows:
-    """Rows of a fit, which are compared when they are read again; `refuse_changed` compares those in memory.
+    """Rows of a fit that are compared whenever they are read again; rows in memory only by `refuse_changed`.
 
     Parameters
     ----------
@@ -234,7 +235,7 @@ def watched(rows: Rows, name: str = "X", *, is_matrix: bool = False) -> Rows:
     name : str
         What messages call them.
     is_matrix : bool
-        Whether they are those of a Gram matrix, of which tasks read tiles.
+        Whether they are a Gram matrix, which tasks read in tiles: these are not whole rows.
     """
     if rows.is_checked:
         return rows
@@ -246,12 +247,12 @@ def watched(rows: Rows, name: str = "X", *, is_matrix: bool = False) -> Rows:
 
 
 def refuse_changed(rows: Rows) -> None:
-    """Compare some blocks of rows of a fit that are not compared whenever they are read.
+    """Compare the blocks of rows that are not compared whenever they are read: in memory, and of a Gram matrix.
 
     Raises
     ------
     InputError
-        If they are others than when they were `watched`.
+        If they have changed since `watched` saw them.
     """
     sums = rows.sums
     if sums is None or isinstance(rows, WatchedRows):

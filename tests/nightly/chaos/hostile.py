@@ -458,7 +458,7 @@ def one_lock(rng: Random, folder: Path, way: str) -> tuple[str, Judged]:
         lines = ["filelock/2", *(f"{key}={value}" for key, value in fields.items())]
         if way == "content":
             rng.shuffle(lines)
-            others = ([], ["\x00" * 9], ["filelock/9"], ["{" * 9])
+            others: tuple[list[str], ...] = ([], ["\x00" * 9], ["filelock/9"], ["{" * 9])
             lines = rng.choice((lines, lines * 2, lines[: rng.randrange(6)], *others))
         content = "\n".join([*lines, ""]).encode()
         if rng.random() < 0.3:
