@@ -76,13 +76,13 @@ def _rounded(values: NDArray[Any]) -> NDArray[np.bool_] | None:
 
 def check_exact_columns(table: Any, name: str) -> None:
     """The same for a DataFrame or a Series of pandas, before NumPy makes numbers of one type of it."""
-    columns = [table] if table.ndim == 1 else [table.iloc[:, k] for k in range(table.shape[1])]
-    for column in columns:
-        kind = getattr(column.dtype, "kind", "f")
+    for k, dtype in enumerate([table.dtype] if table.ndim == 1 else table.dtypes):
+        kind = getattr(dtype, "kind", "f")
         if kind not in "iuO":
-            continue
-        is_numpy = isinstance(column.dtype, np.dtype) or kind == "O"
-        values = column.to_numpy() if is_numpy else column.to_numpy(f"{kind}{column.dtype.itemsize}", na_value=0)
+            continue  # before the column is made, of which there may be many thousands
+        column = table if table.ndim == 1 else table.iloc[:, k]
+        is_numpy = isinstance(dtype, np.dtype) or kind == "O"
+        values = column.to_numpy() if is_numpy else column.to_numpy(f"{kind}{dtype.itemsize}", na_value=0)
         check_exact(values if table.ndim == 1 else values[:, np.newaxis], name, names=[column.name])
 
 
