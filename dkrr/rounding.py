@@ -106,3 +106,28 @@ def exact_array(values: Any, name: str) -> NDArray[Any]:
     if isinstance(values, list | tuple) and array.dtype.kind == "f" and (np.abs(array) >= MAX_WHOLE).any():
         check_exact(np.asarray(values, object), name)
     return array
+
+
+def exact_values(values: Any, name: str) -> Any:
+    """Values in memory, for scikit-learn to make float64 of: a list of numbers as an array, anything else as it is.
+
+    Raises
+    ------
+    InputError
+        If there are numbers that float64 does not hold.
+    """
+    if hasattr(values, "iloc"):
+        check_exact_columns(values, name)
+    elif sp.issparse(values):
+        if values.dtype.kind in "iuf" and values.dtype.itemsize >= 8 and values.dtype != np.float64:
+            check_exact(sp.csr_array(values), name)
+    elif isinstance(values, list | tuple | np.ndarray):
+        try:
+            array = exact_array(values, name)
+        except InputError:
+            raise
+        except (TypeError, ValueError, RecursionError):
+            return values  # scikit-learn says what is wrong with it
+        check_exact(array, name)
+        return array if array.dtype.kind in "biuf" else values
+    return values

@@ -36,7 +36,7 @@ from dkrr.data.table import Table, TableRows, table_rows
 from dkrr.data.table_opening import as_table, is_pandas_like, table_at
 from dkrr.errors import DkrrError, InputError, InputTypeError, StoreError, UnreachableStoreError
 from dkrr.kernels.graphs import is_graph
-from dkrr.rounding import check_exact, check_exact_columns, exact_array
+from dkrr.rounding import check_exact, exact_array
 from dkrr.store.zarr_arrays import arrays_at, arrays_in, is_dask_array, is_zarr_array, is_zarr_group, open_array
 from dkrr.text import first_names
 
@@ -148,31 +148,6 @@ def _first_item(X: Any) -> Any:
         return X[0] if X else None
     is_vector = getattr(X, "ndim", 0) == 1 and getattr(X.dtype, "kind", "") == "O" and hasattr(X, "tolist")
     return X[:1].tolist()[0] if is_vector and len(X) else None
-
-
-def exact_values(values: Any, name: str) -> Any:
-    """Values in memory, for scikit-learn to make float64 of: a list of numbers as an array, anything else as it is.
-
-    Raises
-    ------
-    InputError
-        If there are numbers that float64 does not hold.
-    """
-    if hasattr(values, "iloc"):
-        check_exact_columns(values, name)
-    elif sp.issparse(values):
-        if values.dtype.kind in "iuf" and values.dtype.itemsize >= 8 and values.dtype != np.float64:
-            check_exact(sp.csr_array(values), name)
-    elif isinstance(values, list | tuple | np.ndarray):
-        try:
-            array = exact_array(values, name)
-        except InputError:
-            raise
-        except (TypeError, ValueError, RecursionError):
-            return values  # scikit-learn says what is wrong with it
-        check_exact(array, name)
-        return array if array.dtype.kind in "biuf" else values
-    return values
 
 
 def as_rows(X: Any, name: str = "X") -> Rows:

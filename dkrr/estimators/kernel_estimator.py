@@ -29,7 +29,7 @@ from dkrr.data import (
     with_columns,
 )
 from dkrr.data.arrays import unlabelled
-from dkrr.data.open import exact_values, is_in_blocks
+from dkrr.data.open import is_in_blocks
 from dkrr.data.table import check_names, not_numbers, stray_text, suggested
 from dkrr.data.transformers import (
     HeldRows,
@@ -51,6 +51,7 @@ from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan
+from dkrr.rounding import exact_values
 from dkrr.sparse import check_structure
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.zarr_arrays import is_dask_array

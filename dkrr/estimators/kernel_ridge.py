@@ -14,7 +14,6 @@ from sklearn.utils.validation import validate_data
 from dkrr.checks import checked_alphas, flag, is_real, positive_or_none, shown
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, opened, with_columns
 from dkrr.data.arrays import release_pages
-from dkrr.data.open import exact_values
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import DTYPES, KernelEstimator, is_local, is_plain, named_error
@@ -29,6 +28,7 @@ from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.result import SolveResult
 from dkrr.planning.uncertainty import UncertaintyPlan
+from dkrr.rounding import exact_values
 from dkrr.selection import Folds
 
 Array = NDArray[np.float64]
