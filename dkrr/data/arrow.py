@@ -48,7 +48,7 @@ ONE_BY_ONE: dict[str, Any] = {
 }
 """How `to_batches` reads: in order, with one batch in memory; of a whole Parquet file or CSV file it keeps what it has
 read, so these are read otherwise."""
-PACKED = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
+COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 """Compression of a CSV file, by the end of its name."""
 MAGIC = b"ARROW1"
 """First bytes of a file in Arrow's own format; a stream has others."""
@@ -343,7 +343,7 @@ def _opened(path: str) -> Any:
 def _text(path: str) -> Any:
     """Content of a CSV file, decompressed."""
     end = path.lower().rpartition(".")[2]
-    return pyarrow.input_stream(_opened(path), compression=PACKED.get(end))
+    return pyarrow.input_stream(_opened(path), compression=COMPRESSIONS.get(end))
 
 
 def _header(path: str) -> tuple[str, list[str]]:

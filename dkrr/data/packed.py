@@ -16,7 +16,7 @@ from dkrr.errors import InputError
 
 PACKING = {"scale_factor": 1.0, "add_offset": 0.0}
 """Attributes of packed numbers, and the values with which they change nothing."""
-MISSING = ("_FillValue", "missing_value")
+FILL_VALUES = ("_FillValue", "missing_value")
 """Attributes with the numbers that stand for missing values."""
 UNSIGNED = "_Unsigned"
 """Attribute of integers that are to be read as unsigned ones, or as signed ones: netCDF-3 and DAP lack the other."""
@@ -40,7 +40,7 @@ def refuse_packed(attributes: Mapping[str, Any], dtype: Any, name: str) -> None:
     """
     if np.dtype(dtype).kind not in "iuf":
         return
-    for key in (*PACKING, *MISSING, UNSIGNED):
+    for key in (*PACKING, *FILL_VALUES, UNSIGNED):
         try:
             value = attributes.get(key)
         except Exception as error:  # h5py has errors of its own for damaged files
@@ -48,7 +48,7 @@ def refuse_packed(attributes: Mapping[str, Any], dtype: Any, name: str) -> None:
         value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
         if value is None or _changes_nothing(key, value, np.dtype(dtype)):
             continue
-        what = "some of its numbers stand for missing values" if key in MISSING else "its numbers stand for others"
+        what = "some of its numbers stand for missing values" if key in FILL_VALUES else "its numbers stand for others"
         raise InputError(
             f"{name} has the attribute {key} = {shown(value)}, so that {what}; expected the numbers themselves: open "
             f"it with xarray, which decodes them (xarray.open_dataset(..., chunks={{}})['variable']), or remove the "
@@ -59,11 +59,11 @@ def refuse_packed(attributes: Mapping[str, Any], dtype: Any, name: str) -> None:
 def _changes_nothing(key: str, value: Any, dtype: np.dtype[Any]) -> bool:
     if key == UNSIGNED:
         return str(value).lower() != {"i": "true", "u": "false"}.get(dtype.kind)
-    values = np.ravel(_fill_value(value) if key in MISSING else value)
+    values = np.ravel(_fill_value(value) if key in FILL_VALUES else value)
     if values.dtype.kind not in "biuf":
         return values.size == 0
     # NaN and infinity are refused as they are.
-    return bool((~np.isfinite(values) if key in MISSING else values == PACKING[key]).all())
+    return bool((~np.isfinite(values) if key in FILL_VALUES else values == PACKING[key]).all())
 
 
 def _fill_value(value: Any) -> Any:

@@ -32,7 +32,7 @@ BATCH_ROWS = 65536
 """Most rows that are decoded at once."""
 UNNAMED = re.compile(r"|Unnamed: \d+")
 """Name of the column in which `to_csv` of pandas writes the index, and what `read_csv` calls it."""
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "n/a", "#N/A")
+MISSING_TEXTS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "n/a", "#N/A")
 """Texts that stand for missing numbers in CSV."""
 TASK_BYTES = 64 * 2**20
 """Row groups up to this size are read by one task, for it reads a part of one only behind all before it."""
@@ -285,7 +285,7 @@ def stray_text(parts: Iterable[pandas.Series]) -> tuple[int, Any] | None:
     row = n_numbers = 0
     for values in parts:
         is_number = pandas.to_numeric(values, errors="coerce").notna()
-        strays = np.flatnonzero(~is_number & values.notna() & ~values.isin(MISSING))
+        strays = np.flatnonzero(~is_number & values.notna() & ~values.isin(MISSING_TEXTS))
         n_numbers += int(is_number.sum())
         if len(strays):
             return (row + int(strays[0]), values.iloc[strays[0]]) if 2 * len(strays) < n_numbers else None
