@@ -17,8 +17,6 @@ GREY = "rgba(127,127,127,0.35)"
 """Colour of lines, visible on light and dark pages."""
 LABEL_END = 14
 """Column where the text of a line begins, behind two spaces and its label."""
-ADDRESS_LIMIT = "limit of addresses (ulimit -v or -d, RLIMIT_AS or RLIMIT_DATA)"
-"""Name of a limit that messages of memory and of threads have to tell from that of memory."""
 MAX_NAMED = 8
 """Most names that a message lists: of columns, arrays, chunks."""
 CELL = "padding:0.1em 0.9em 0.1em 0;text-align:left;vertical-align:top;background:transparent;border:0"

@@ -35,7 +35,6 @@ from typing import Any, NamedTuple
 import psutil
 
 from dkrr.errors import InputError
-from dkrr.text import ADDRESS_LIMIT
 
 ASK_SECONDS = 5.0
 """Seconds between two counts of the processes that share the machine."""
@@ -265,8 +264,8 @@ def address_limit_note() -> str:
     if process_limit_bytes() is None:
         return ""
     return (
-        f"; this process has a {ADDRESS_LIMIT}, of which libraries and threads reserve more than they use: raise or "
-        f"remove it"
+        "; this process has a limit of addresses (ulimit -v or -d, RLIMIT_AS or RLIMIT_DATA), of which libraries and "
+        "threads reserve more than they use: raise or remove it"
     )
 
 

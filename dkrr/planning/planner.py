@@ -15,7 +15,7 @@ from dkrr.planning.strategy import Reason, Strategy
 from dkrr.planning.target_batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.tiles import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.ways import ways
-from dkrr.text import ADDRESS_LIMIT, format_bytes, format_count
+from dkrr.text import format_bytes, format_count
 
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with anything else: pricing that would take as long."""
@@ -254,8 +254,8 @@ def _allowed_and_remedy(needed: int, resources: Resources) -> str:
         )
     if resources.process_limit_bytes == resources.local_limit_bytes:
         return (
-            f"a process may hold {format_bytes(resources.local_limit_bytes)} within its {ADDRESS_LIMIT}, which "
-            f"memory_limit does not raise: raise or remove that one"
+            f"a process may hold {format_bytes(resources.local_limit_bytes)} within its limit of addresses (ulimit -v "
+            f"or -d, RLIMIT_AS or RLIMIT_DATA), which memory_limit does not raise: raise or remove that one"
         )
     total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
     given = "memory_limit" if resources.limit_is_given else "the memory of this machine or job"
