@@ -357,10 +357,8 @@ def _header(path: str) -> tuple[str, list[str]]:
     try:
         text = line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        shown_error = f"{error.reason} at byte {error.start}"
-        raise InputError(
-            f"{path} is not text in UTF-8 ({shown_error}); expected a CSV file in UTF-8: convert it"
-        ) from None
+        where = f"{error.reason} at byte {error.start}"  # the error itself holds the whole line
+        raise InputError(f"{path} is not text in UTF-8 ({where}); expected a CSV file in UTF-8: convert it") from None
     if not text.strip():
         raise InputError(f"{path} is empty; expected the names of the columns in its first line")
     delimiter = max(",;\t", key=text.count)
