@@ -20,6 +20,8 @@ from dkrr.store.format import checksum
 
 BLOCK_BYTES, BLOCK_ROWS = 2**17, 2**14
 """Most bytes and rows of a block."""
+HELD_BYTES, FEW = 2**14, 4
+"""Most bytes of a block of rows in memory; blocks that a prediction looks at, which may take 0.1 ms in all."""
 READ_BLOCKS, HELD_BLOCKS, FRAME_BLOCKS = 1024, 32, 32
 """Most blocks that are compared: of rows that are read, of rows in memory, and of frames, whose sums take longer."""
 ROUNDING = 1e-9
@@ -216,10 +218,10 @@ class WatchedRows(Rows):
         return self.rows.take(indices)
 
 
-def sums_of(rows: Rows, name: str = "X", most: int = READ_BLOCKS) -> BlockSums:
+def sums_of(rows: Rows, name: str = "X", most: int = READ_BLOCKS, block_bytes: int = BLOCK_BYTES) -> BlockSums:
     """Checksums of at most so many blocks of rows that messages call by a name, none of which is known yet."""
     n, d = rows.shape
-    height = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, rows.row_bytes if rows.is_sparse else 8 * d)))
+    height = max(1, min(BLOCK_ROWS, block_bytes // max(1, rows.row_bytes if rows.is_sparse else 8 * d)))
     are_frames, n_blocks = np.dtype(rows.dtype).hasobject, -(-n // height)
     step = -(-n_blocks // (FRAME_BLOCKS if are_frames else most))
     label = name if rows.url is None else f"{name} at {rows.url}"
@@ -241,13 +243,13 @@ def watched(rows: Rows, name: str = "X", *, is_matrix: bool = False) -> Rows:
         return rows
     if not rows.is_in_memory and not is_matrix:
         return WatchedRows(rows)
-    rows.sums = sums_of(rows, name, HELD_BLOCKS)
+    rows.sums = sums_of(rows, name, HELD_BLOCKS, HELD_BYTES)
     refuse_changed(rows)
     return rows
 
 
-def refuse_changed(rows: Rows) -> None:
-    """Compare the blocks of rows that are not compared whenever they are read: in memory, and of a Gram matrix.
+def refuse_changed(rows: Rows, n_blocks: int = HELD_BLOCKS) -> None:
+    """Compare some blocks of rows that are not compared whenever they are read: in memory, and of a Gram matrix.
 
     Raises
     ------
@@ -257,5 +259,6 @@ def refuse_changed(rows: Rows) -> None:
     sums = rows.sums
     if sums is None or isinstance(rows, WatchedRows):
         return
-    for start in sums.starts():
+    starts = sums.starts()
+    for start in starts[:: -(-len(starts) // n_blocks)]:
         sums.see(start, rows.read(start, min(start + sums.height, sums.n)))

@@ -21,6 +21,7 @@ from dkrr.data.dask_rows import PartitionRows, row_major
 from dkrr.data.rows import check_finite, dense
 from dkrr.data.table import FrameRows
 from dkrr.data.transformers import TransformedRows, transformed_block
+from dkrr.data.watched import FEW
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.results import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
@@ -59,7 +60,7 @@ def check_rows(model: FittedFunction, rows: Rows) -> None:
             f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
         )
     if model.rows is not None:
-        refuse_changed(model.rows)
+        refuse_changed(model.rows, FEW)
 
 
 def at_once(rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]]) -> NDArray[np.float64]:
