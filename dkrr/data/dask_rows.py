@@ -13,6 +13,7 @@ import dask
 import numpy as np
 import scipy.sparse as sp
 from dask.base import tokenize
+from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
@@ -195,7 +196,11 @@ def partitions_of(frame: Any, name: str, convert: Callable[[Any, str], Any] | No
     }
     chunks = (tuple(counts[k] for k in filled), *((m,) for m in rest))
     meta = np.empty((0, *(0 for _ in rest)), dtype)
-    return _with_tasks(tasks, f"dkrr-partitions-{tokenize(frame, name, convert, counts)}", parts, chunks, meta)
+    # Of `loc`, Dask names a partition that stays whole after the one before it; that of an array then misses a task.
+    steps = {key: task.target if type(task).__name__ == "Alias" else task for key, task in parts[0].dask.items()}
+    label = f"dkrr-partitions-{tokenize(frame, name, convert, counts)}"
+    source = Delayed(parts[0].key, HighLevelGraph.from_collections(f"{label}-steps", steps), layer=f"{label}-steps")
+    return _with_tasks(tasks, label, [source], chunks, meta)
 
 
 def _read(part: Any, n: int, number: int, name: str, convert: Callable[[Any, str], Any] | None) -> Any:

@@ -73,6 +73,12 @@ def test_frames_of_dask_give_the_models_and_predictions_of_pandas(kind, folder, 
         assert_close(np.load(tmp_path / "p.npy"), expected.predict(table[NAMES]), 1e-10)
 
 
+@pytest.mark.parametrize("n_parts", [4, 2])
+def test_a_range_of_the_index_may_have_whole_partitions(n_parts):
+    frame = dd.from_pandas(FRAME, npartitions=4).loc[5:40].repartition(npartitions=n_parts)
+    assert_close(as_rows(frame[NAMES]).read(0, 36), FRAME[NAMES][5:41].to_numpy(), 0.0)
+
+
 def test_every_entrance_takes_a_frame_of_several_files(folder):
     frame = read(folder)
     X, y = frame[NAMES], frame["y"]
