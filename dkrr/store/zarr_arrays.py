@@ -1,16 +1,20 @@
 """Zarr arrays of users: opened in any layout; and predictions, written as an ordinary array."""
 
+import asyncio
 import math
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
+from zarr.core.sync import sync
 
 from dkrr.checks import BUCKETS
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
@@ -19,12 +23,14 @@ from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
 from dkrr.store.places import place_at
 from dkrr.store.replacing import files_of_arrays
-from dkrr.text import first_names
+from dkrr.text import MAX_NAMED, first_names
 
 PREDICTIONS = "predictions"
 """Kind, in the attributes of an array or a group of predictions, by which it is known as one that may be replaced."""
 TEXT_ITEMS = 16
 """Bytes of a text in memory over those of a pointer to it, at a guess."""
+MAX_REQUESTS = 64
+"""Most chunks that a store is asked for at once."""
 MAX_CHUNKS = 2**24
 """Most chunks of an array that are looked for in a store that is not on this machine."""
 MAX_DEPTH = 4
@@ -134,7 +140,7 @@ def refuse_missing_chunks(array: Any, name: str) -> None:
     Raises
     ------
     InputError
-        Naming the first ones, where the array is on this machine.
+        Naming the first ones.
     """
     place = place_of(array)
     at, folder = (f" at {place}", local_path(place)) if isinstance(place, str) else ("", None)
@@ -145,15 +151,27 @@ def refuse_missing_chunks(array: Any, name: str) -> None:
     elif array.nchunks > MAX_CHUNKS:
         raise InputError(f"{name} is a Zarr array{at} of {array.nchunks} chunks; expected at most {MAX_CHUNKS}")
     else:
-        n_missing = array.nchunks - array.nchunks_initialized
-        missing = f"{n_missing} of {array.nchunks}" if n_missing else ""
+        n_listed = 0
+        with suppress(Exception):  # of servers of HTTP, of which few list what they have
+            n_listed = array.nchunks_initialized
+        with errors_of(str(place)):
+            missing = "" if n_listed == array.nchunks else first_names(sync(_absent(array)))
     if missing:
         fill = str(array.fill_value)
         raise InputError(
-            f"{name} is a Zarr array{at} without its chunks {missing}; expected all, since Zarr reads {fill} in their "
-            f"place: write them again. If {fill} is what they hold, write the array with zarr.config.set("
+            f"{name} is a Zarr array{at} without its chunks {missing}; expected all, since Zarr reads {fill} "
+            f"in their place: write them again. If {fill} is what they hold, write the array with zarr.config.set("
             f'{{"array.write_empty_chunks": True}}), or give its numbers, as in {name}=array[:]'
         )
+
+
+async def _absent(array: Any) -> list[str]:
+    """Names of the first chunks of an array that its store does not have: each is asked for, many at once."""
+    keys, prefix, found = _chunk_keys(array), f"{array.path}/" if array.path else "", list[str]()
+    while len(found) <= MAX_NAMED and (some := list(islice(keys, MAX_REQUESTS))):
+        there = await asyncio.gather(*(array.store.exists(prefix + key) for key in some))
+        found += [key for key, is_there in zip(some, there, strict=True) if not is_there]
+    return found
 
 
 def _chunk_keys(array: Any) -> Iterator[str]:

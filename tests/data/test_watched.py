@@ -200,8 +200,24 @@ def test_chunks_of_zarr_that_are_missing_are_refused_by_name(layout, tmp_path):
     for read in (as_rows, load_targets, load_labels):
         with pytest.raises(InputError, match=f"without its chunks {name};"):
             read(tmp_path / "x.zarr")
-    with pytest.raises(InputError, match="without its chunks 1 of 1;"):
+    with pytest.raises(InputError, match="without its chunks c/0/0;"):
         as_rows(zarr.create_array(zarr.storage.MemoryStore(), shape=(3, 2), dtype=float))
+
+
+class Unlisted(zarr.storage.MemoryStore):
+    """Store that cannot list what it has, as a server of HTTP."""
+
+    def list_prefix(self, prefix):
+        raise OSError("501 Not Implemented")
+
+
+def test_chunks_are_asked_for_where_a_store_cannot_list_them():
+    array = zarr.create_array(Unlisted(), name="a/x", shape=(20, 4), chunks=(5, 4), dtype=float)
+    array[:] = 1.0
+    assert as_rows(array).shape == (20, 4)
+    del array.store._store_dict["a/x/c/2/0"]
+    with pytest.raises(InputError, match="without its chunks c/2/0;"):
+        as_rows(array)
 
 
 def test_data_sets_of_hdf5_that_were_not_written_are_refused(tmp_path):
