@@ -69,7 +69,7 @@ class DaskRows(ArrayRows):
 
 def row_major(block: Block) -> Block:
     """Checked block of a Dask array as an ndarray or a CSR array."""
-    return block.tocsr() if sp.issparse(block) else block
+    return sp.csr_array(block) if sp.issparse(block) else block
 
 
 def checked_blocks(array: Any, name: str) -> Any:
@@ -126,14 +126,22 @@ def _as_said(
 
 def _as_dtype(block: Block, dtype: Any, what: str) -> Block:
     """Block in another dtype, which holds all of its values; raises InputTypeError."""
-    found = block.astype(dtype) if np.can_cast(block.dtype, dtype) else None
-    # NumPy says that float64 holds all whole numbers.
-    if found is None or (block.dtype.kind in "iu" and (found.astype(block.dtype) != block).sum()):
-        raise InputTypeError(
-            f"{what} has dtype {block.dtype}, and the Dask array says {dtype}, which does not hold its values; "
-            f"expected the same: give the right dtype= where the array is made"
-        )
+    are_real = block.dtype.kind in "biuf" and dtype.kind in "biuf"
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = block.astype(dtype) if are_real or np.can_cast(block.dtype, dtype) else None
+        # NumPy says that float64 holds all whole numbers, and that -1 is what becomes of it without a sign.
+        if found is None or not _are_same(block, found) or not _are_same(block, found.astype(block.dtype)):
+            raise InputTypeError(
+                f"{what} has dtype {block.dtype}, and the Dask array says {dtype}, which does not hold its values; "
+                f"expected the same: give the right dtype= where the array is made"
+            )
     return found
+
+
+def _are_same(one: Block, other: Block) -> bool:
+    """Whether values of two blocks with entries in the same places are equal, or missing in both."""
+    a, b = (one.data, other.data) if sp.issparse(one) else (one, other)
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 class PartitionRows(Rows):

@@ -223,6 +223,30 @@ def test_blocks_that_are_not_what_dask_says_are_refused(kind):
             use()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values", "other"),
+    [
+        ("i4", np.arange(6), 2**40),
+        ("u8", np.arange(6), -1),
+        ("f4", np.arange(6.0), 0.1),
+        ("i8", np.array([1.0, 2.0]), np.nan),
+        ("f8", np.arange(6), 2**53 + 1),
+    ],
+)
+def test_blocks_of_another_type_are_taken_if_each_number_is_one_of_the_promised_type(dtype, values, other):
+    assert_close(as_rows(said(np.asarray, values, dtype)).read(0, len(values))[:, 0], values, 0.0)
+    values[-1] = other
+    with pytest.raises(InputTypeError, match="which does not hold its values"):
+        as_rows(said(lambda _: values, values, dtype)).read(0, 2)
+
+
+def test_blocks_of_sparse_matrices_are_compared_too():
+    lazy = da.from_array(X, chunks=(12, 3)).map_blocks(sp.csr_matrix, dtype=float, meta=sp.csr_matrix((0, 0)))
+    model = KernelRidge(kernel="rbf").fit(lazy, Y)
+    expected = KernelRidge(kernel="rbf").fit(X, Y).predict(X, return_std=True)
+    assert_close(model.predict(X, return_std=True)[1], expected[1], 1e-10)
+
+
 def test_blocks_that_their_dtype_holds_and_masks_that_hide_nothing_are_taken():
     for convert in (np.float32, np.ma.asarray, sp.csr_array, pd.DataFrame):
         assert_close(
