@@ -226,6 +226,7 @@ class MappedRows(ArrayRows):
 
     def _copied(self, index: Any) -> Block:
         array = self.array[:, None] if self.is_vector else self.array
+        refuse_cut(self.array)
         block = np.array(array[index], order="C", subok=False)
         release_pages(self.array)
         return block
@@ -293,6 +294,24 @@ def _mapping_of(array: Any) -> tuple[mmap.mmap | None, Any]:
 def is_mapped(array: Any) -> bool:
     """Whether the numbers of an array lie in a mapped file."""
     return _mapping_of(array)[0] is not None
+
+
+def refuse_cut(array: np.memmap[Any, Any]) -> None:
+    """Refuse a memory map whose file has become shorter: a page behind its end would end the process by SIGBUS.
+
+    Raises
+    ------
+    InputError
+        Naming the file.
+    """
+    mapping, view = _mapping_of(array)
+    start = view.offset - view.offset % mmap.ALLOCATIONGRANULARITY if isinstance(view, np.memmap) else 0
+    if mapping is not None and mapping.size() < start + len(mapping):
+        raise InputError(
+            f"{array.filename or 'the file of a memory map'} has {format_bytes(mapping.size())}, and had "
+            f"{format_bytes(start + len(mapping))} when it was mapped; expected a whole file as long as it is used: "
+            f"write others under another name, or replace a file (os.replace) rather than write into it"
+        )
 
 
 def release_pages(array: Any) -> None:

@@ -165,6 +165,7 @@ class WatchedRows(Rows):
         self.is_sparse, self.names, self.is_lazy = rows.is_sparse, rows.names, rows.is_lazy
         self.is_computed, self.is_shared, self.is_checked = rows.is_computed, rows.is_shared, True
         self.sums: BlockSums = sums_of(rows)
+        self._shape = rows.shape
 
     @property
     def is_vector(self) -> bool:
@@ -176,7 +177,17 @@ class WatchedRows(Rows):
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.rows.shape
+        return self._shape  # an array may have more rows by now
+
+    def _there(self) -> Rows:
+        """The rows; raises InputError if some are gone, or have other columns."""
+        found = self.rows.shape
+        if found[0] < self._shape[0] or found[1] != self._shape[1]:
+            raise InputError(
+                f"{self.sums.label} is not what was read first: it has shape {found}, and had {self._shape}; expected "
+                f"the same rows as long as the model is used: restore them, or call fit again"
+            )
+        return self.rows
 
     @property
     def dtype(self) -> Any:
@@ -206,16 +217,16 @@ class WatchedRows(Rows):
         return self.rows.task_edges(height)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        block = self.rows.read(start, stop, columns)
+        block = self._there().read(start, stop, columns)
         if columns == ALL:
             self.sums.see(start, block)
         return block
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        return self.sums.through(self.rows.blocks(start, stop, height))
+        return self.sums.through(self._there().blocks(start, stop, height))
 
     def take(self, indices: NDArray[np.intp]) -> Block:
-        return self.rows.take(indices)
+        return self._there().take(indices)
 
 
 def sums_of(rows: Rows, name: str = "X", most: int = READ_BLOCKS, block_bytes: int = BLOCK_BYTES) -> BlockSums:

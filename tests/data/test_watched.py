@@ -109,6 +109,30 @@ def test_targets_and_weights_that_are_written_to_after_the_fit_are_refused(tmp_p
             model.loo_residuals_  # noqa: B018
 
 
+def test_an_array_may_grow_after_the_fit_but_not_shrink(tmp_path):
+    X, y = numbers(), numbers((23,), seed=1)
+    array = zarr_array(X, tmp_path, chunks=(10, X.shape[1]))
+    models = [KernelRidge(kernel="rbf").fit(rows, y) for rows in (array, tmp_path / "x.zarr")]
+    array.append(X)
+    models[1] = pickle.loads(pickle.dumps(models[1]))  # which opens it again
+    expected = KernelRidge(kernel="rbf").fit(X, y).predict(X, return_std=True)
+    for model in models:
+        assert_array_equal(model.predict(X, return_std=True), expected)
+    array.resize((20, X.shape[1]))
+    for model in models:
+        with pytest.raises(InputError, match=r"not what was read first: it has shape \(20, .*, and had \(23,"):
+            pickle.loads(pickle.dumps(model)).predict(X, return_std=True)
+
+
+def test_a_mapped_file_that_became_shorter_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", numbers((2000, 8)))
+    rows = [as_rows(tmp_path / "x.npy"), as_rows(np.load(tmp_path / "x.npy", mmap_mode="r"))]
+    np.save(tmp_path / "x.npy", numbers((2, 8)))
+    for mapped in rows:
+        with pytest.raises(InputError, match=r"x.npy has .*, and had .* when it was mapped"):
+            mapped.read(1900, 1901)
+
+
 def test_a_matrix_of_kernel_values_that_was_written_anew_is_refused(tmp_path):
     K = np.eye(23) + 0.5
     array = zarr_array(K, tmp_path)
