@@ -2,7 +2,7 @@
 
 Standard deviations, leave-one-out residuals and likelihoods read X again, and so do predictions of a fit whose rows are
 not in memory. By then a file may have been overwritten, or deleted. So evenly spaced blocks of rows get checksums
-(CRC-32C) when they are read first: blocks of 128 MiB in all if the rows are outside of memory, since checking these
+(CRC-32C) when they are read first: blocks of 64 MiB in all if the rows are outside of memory, since checking these
 takes a few hundredths of the time of the fastest pass; a few blocks of arrays in memory, and of matrices that are read
 in tiles.
 """
@@ -18,11 +18,11 @@ from dkrr.data.rows import ALL, Block, Rows, arrays_of
 from dkrr.errors import InputError
 from dkrr.store.format import checksum
 
-BLOCK_BYTES, BLOCK_ROWS = 2**17, 2**14
+BLOCK_BYTES, BLOCK_ROWS = 2**18, 2**15
 """Most bytes and rows of a block."""
 HELD_BYTES, FEW = 2**14, 4
 """Most bytes of a block of rows in memory; blocks that a prediction looks at, which may take 0.1 ms in all."""
-READ_BLOCKS, HELD_BLOCKS, FRAME_BLOCKS = 1024, 32, 32
+READ_BLOCKS, HELD_BLOCKS, FRAME_BLOCKS = 256, 32, 32
 """Most blocks that are compared: of rows that are read, of rows in memory, and of frames, whose sums take longer."""
 ROUNDING = 1e-9
 """Largest difference of sums of computed rows, relative to sums of absolute values: processors may round otherwise."""
