@@ -407,7 +407,7 @@ class TableRows(Rows):
     @property
     def read_overhead_bytes(self) -> int:
         # A group is in memory as it is stored, and decoded in batches.
-        tallest = max(b - a for a, b in pairwise(self.edges))
+        tallest = max((b - a for a, b in pairwise(self.edges)), default=0)
         return int(tallest * len(self.table.names) * np.dtype(self.table.dtype).itemsize)
 
 
