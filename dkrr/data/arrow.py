@@ -164,6 +164,11 @@ class Source:
                         yield part
                     if row >= stop:
                         return
+        if row < stop:
+            raise InputError(
+                f"{self.label} ends behind row {row - 1}, and had at least {stop} rows when it was opened; expected "
+                f"the same rows as long as it is used: write others under another name"
+            )
 
     @staticmethod
     def numbers(column: Any) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from dkrr.data import as_rows, load_labels, load_targets
 from dkrr.data.rows import Rows
 from dkrr.data.watched import BlockSums, watched
 from dkrr.errors import InputError, StoreError
-from tests.inputs import CONTAINERS, KINDS, numbers, zarr_array
+from tests.inputs import CONTAINERS, KINDS, numbers, write_parquet, zarr_array
 
 CHANGED = "not what was read first"
 ON_DISK = ["memory map", "zarr", "zarr path", "zarr in shards", "obstore", "npy", "parquet", "parquet folder", "hdf5"]
@@ -210,6 +210,17 @@ def test_blocks_are_compared_however_they_are_cut(n, height, step, reads, change
     with pytest.raises(InputError, match=CHANGED):
         for _ in whole.through(Some(other).blocks(0, n, 7)):
             pass
+
+
+@pytest.mark.parametrize("n_left", [0, 11])
+def test_a_table_of_fewer_rows_is_refused_where_it_is_read_again(n_left, tmp_path):
+    X, path = numbers((23, 2)), tmp_path / "x.parquet"
+    write_parquet(path, X)
+    model = KernelRidge(kernel="rbf").fit(path, X[:, 0])
+    write_parquet(path, X[:n_left])
+    model = pickle.loads(pickle.dumps(model))  # which opens the file again
+    with pytest.raises(InputError, match=f"ends behind row {n_left - 1}, and had at least 23 rows"):
+        model.loo_residuals_  # noqa: B018
 
 
 # What was never written.
