@@ -321,10 +321,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 X, y = self._validated_pair(X, y)
         elif y is None:
             raise InputError("y is None; expected the targets")
-        targets = load_targets(y)
+        rows, targets = as_rows(X), load_targets(y)  # a table without rows is named, not the targets it was counted for
         if targets.ndim not in (1, 2) or 0 in targets.shape:
             raise InputError(f"y has shape {targets.shape}; expected (n_samples,) or (n_samples, n_targets)")
-        return as_rows(X), targets
+        return rows, targets
 
     def _validated_pair(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and targets in memory as scikit-learn's checks return them; its errors name one of the two."""

@@ -447,6 +447,8 @@ def test_tables_without_rows_and_columns_of_one_name_are_refused(tmp_path):
         for model in (KernelLogisticRegression(), KernelLogisticRegression(transformer="standardize"), KernelRidge()):
             with pytest.raises(InputError, match="is empty: .*x.parquet has no rows"):
                 model.fit(rows, targets)
+    with pytest.raises(InputError, match="X is empty: .*x.parquet has no rows"):
+        KernelRidge().fit(path, np.zeros(0))
     twice = pd.DataFrame(np.column_stack([X, Y]), columns=["a", "b", "y", "y"])
     with pytest.raises(InputError, match="y is 'y', and X has two columns 'y'; expected one"):
         KernelRidge().fit(twice, "y")

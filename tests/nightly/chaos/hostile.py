@@ -655,7 +655,7 @@ def compared(path: Path, names: Any, rows: Any, whole: Any) -> Judged:
             known.validate(full=True)
             try:
                 other = known.to_pandas()
-            except (ValueError, TypeError, LookupError, AttributeError):
+            except (ValueError, TypeError, LookupError, AttributeError, pa.ArrowException):
                 other = pd.DataFrame()
             if not {*names} <= {*other.columns}:
                 other = known.replace_schema_metadata().to_pandas()
