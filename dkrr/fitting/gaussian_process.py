@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import ConvergenceWarning, InputError, NotFiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.prediction import BLOCK_ROWS
 from dkrr.kernels import Kernel
@@ -151,6 +151,23 @@ class FoldModels:
 
     errors: list[Array]
     predict: Callable[[Any], Array]
+
+
+def refuse_nan(found: Array, first: int = 0) -> None:
+    """Refuse NaN in what models that leave out rows give, of shape (m, ...): someone has changed the saved model.
+
+    Raises
+    ------
+    NotFiniteError
+        Naming the first row, of which the first one has the number `first`.
+    """
+    is_bad = np.isnan(found).reshape(len(found), -1).any(axis=1)
+    if is_bad.any():
+        raise NotFiniteError(
+            "the prediction by a model without some of the rows is NaN: rows or factor of the model are not finite. "
+            "Fit it again",
+            first + int(np.argmax(is_bad)),
+        )
 
 
 def blocks(rows: Rows, n: int, first: int = 0, height: int = BLOCK_ROWS) -> Iterator[tuple[slice, Any]]:

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
-from dkrr.fitting.gaussian_process import Array, FoldModels, Numbers, blocks
+from dkrr.fitting.gaussian_process import Array, FoldModels, Numbers, blocks, refuse_nan
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.kernels import Kernel
@@ -153,6 +153,7 @@ class CrossValidationIntervals:
         for where, x in blocks(rows, n, first):
             for columns, models, sizes in self.groups:
                 predictions = models.predict(x)
+                refuse_nan(np.swapaxes(predictions, 0, 1), first + where.start)
                 for j, column in enumerate(columns):
                     each = predictions[self.fold_of, :, j]
                     below, above = each - sizes[:, [j]], each + sizes[:, [j]]

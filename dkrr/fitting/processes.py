@@ -20,7 +20,7 @@ from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
-from dkrr.fitting.gaussian_process import Array, FactoredProcess, Kept, Numbers, Posterior
+from dkrr.fitting.gaussian_process import Array, FactoredProcess, Kept, Numbers, Posterior, refuse_nan
 from dkrr.fitting.generated_process import GeneratedPosterior
 from dkrr.fitting.intervals import CrossValidationIntervals, Learned, refitted
 from dkrr.fitting.iterated_process import IteratedPosterior
@@ -214,6 +214,8 @@ class Processes:
         ------
         InputError
             If the kernel learns from its training rows: every row would take a fit of its own.
+        NotFiniteError
+            If one is NaN.
         """
         if self._learns:
             kernel = self._given.settings.kernel if self._learned is None else self._learned.kernel
@@ -226,6 +228,7 @@ class Processes:
         found = np.empty(self._outputs.values.shape)
         for columns, one in self.factored():
             found[:, columns] = one.loo_residuals()
+        refuse_nan(found)
         return found if self._units is None else found * self._units
 
     def log_likelihoods(self) -> tuple[Array, Array]:

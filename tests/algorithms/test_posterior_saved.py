@@ -7,7 +7,7 @@ from sklearn.model_selection import KFold
 
 import dkrr
 from dkrr import KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError
+from dkrr.errors import InputError, NotFiniteError
 from dkrr.estimators.model_description import search_of
 from dkrr.features import Nystroem, RandomFourier
 from dkrr.kernels import RBF, Columns, Linear
@@ -160,3 +160,10 @@ def test_damaged_results_of_a_search_are_refused(data, tmp_path, entry):
     edit(tmp_path / "m.zarr", search=search_of(search) | {entry: {"a": [[1], [1, 2]]}})
     with pytest.raises(dkrr.errors.StoreError, match="damaged"):
         dkrr.load(tmp_path / "m.zarr")
+
+
+def test_intervals_of_rows_that_someone_has_changed_are_not_nan(data, tmp_path):
+    again = saved(KernelRidge(kernel="rbf").fit(data.X, data.y), tmp_path)
+    again._processes().request.rows.array[3] = np.nan  # with the right checksum, as an attacker would write it
+    with pytest.raises(NotFiniteError, match="is NaN"):
+        again.predict_interval(data.X_new)

@@ -644,7 +644,12 @@ def compared(path: Path, names: Any, rows: Any, whole: Any) -> Judged:
     try:
         if path.suffix == ".csv":
             head = path.read_text(errors="replace").splitlines()[0]
-            other = pd.read_csv(path, sep=next((mark for mark in ";\t|" if mark in head), ","), low_memory=False)
+            other = pd.read_csv(
+                path,
+                encoding_errors="replace",
+                sep=next((mark for mark in ";\t|" if mark in head), ","),
+                low_memory=False,
+            )
             other = other.rename(columns={"Unnamed: 0": ""}).replace("0x10", 16)  # Arrow knows such numbers
         else:
             if path.suffix == ".parquet":
