@@ -330,7 +330,12 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
         raise
     except REFUSALS as error:
         unknown = _unknown_value(transformer, block, first) if "unknown categor" in str(error) else ""
-        raise InputError(unknown or f"X cannot be transformed by {name}, in rows {first} and up: {error}") from error
+        why = str(error)
+        if isinstance(error, AttributeError) and isinstance(
+            error.obj, BaseEstimator
+        ):  # of a saved one that was changed
+            why = f"it is without its {error.name}, which its fit sets: fit it again"
+        raise InputError(unknown or f"X cannot be transformed by {name}, in rows {first} and up: {why}") from error
     found = canonical(sp.csr_array(found)) if sp.issparse(found) else np.asarray(found)
     if found.ndim != 2:
         raise InputTypeError(f"{name} makes an array of shape {found.shape}; expected rows × columns")

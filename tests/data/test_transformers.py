@@ -353,3 +353,10 @@ def test_rows_of_a_transformer_that_returns_its_input_are_not_overwritten_by_the
     assert_array_equal(rows.read(0, 9000), X[:9000])
     assert_array_equal(rows.read(9000, 20_000), X[9000:])
     assert_array_equal(rows.take(np.array([3, 8000, 19_999])), X[[3, 8000, 19_999]])
+
+
+def test_a_transformer_without_what_its_fit_sets_is_named():
+    scaler = StandardScaler().fit(np.eye(3))
+    del scaler.mean_
+    with pytest.raises(InputError, match="in rows 0 and up: it is without its mean_"):
+        dkrr.KernelRidge(transformer=FrozenEstimator(scaler)).fit(np.eye(3), np.arange(3.0))

@@ -650,7 +650,8 @@ def compared(path: Path, names: Any, rows: Any, whole: Any) -> Judged:
                 sep=next((mark for mark in ";\t|" if mark in head), ","),
                 low_memory=False,
             )
-            other = other.rename(columns={"Unnamed: 0": ""}).replace("0x10", 16)  # Arrow knows such numbers
+            other.columns = ["" if name.startswith("Unnamed: ") else name for name in other.columns]
+            other = other.replace("0x10", 16)  # Arrow knows such numbers
         else:
             if path.suffix == ".parquet":
                 known = pa.parquet.read_table(path)
