@@ -15,6 +15,7 @@ a billion data points", arXiv 2210.10210.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -173,11 +174,12 @@ class FourierGrid(FeatureMap):
         if self.error >= 1:
             raise InputError(f"error is {self.error:g}; expected a part of k(x, x), less than 1")
         if self.box is not None:
-            try:
-                box = tuple((float(low), float(high)) for low, high in self.box)
-            except (TypeError, ValueError):
-                box = ((1.0, 0.0),)
-            if not all(np.isfinite(pair).all() and pair[0] <= pair[1] for pair in box):
+            box: tuple[tuple[float, float], ...] = ()
+            with suppress(TypeError, ValueError):  # of what is no array
+                given = np.asarray(self.box)
+                if given.dtype.kind in "iuf" and given.shape[1:] == (2,):
+                    box = tuple((float(low), float(high)) for low, high in given)
+            if not box or not all(np.isfinite(pair).all() and pair[0] <= pair[1] for pair in box):
                 raise InputError(f"box is {shown(self.box)}; expected finite (smallest, largest) of each column")
             object.__setattr__(self, "box", box)
 

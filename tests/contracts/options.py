@@ -48,7 +48,6 @@ ACCEPTED = by_argument(
     (NEW, "model store"),
     ((), "predict.model select.max_iter"),
     ({"missing.npy"}, "predict.out"),
-    ({"/dev/null"}, "config"),
     ({"."}, "calibrate.folder"),
 )
 """Labels of the texts that an option takes, of one command or of all; the others are refused."""
