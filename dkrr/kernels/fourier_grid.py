@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv
 
-from dkrr.checks import flag, positive, shown
+from dkrr.checks import flag, positive, refuse_masked, shown
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block
@@ -174,6 +174,7 @@ class FourierGrid(FeatureMap):
         if self.error >= 1:
             raise InputError(f"error is {self.error:g}; expected a part of k(x, x), less than 1")
         if self.box is not None:
+            refuse_masked(self.box, "box")
             box: tuple[tuple[float, float], ...] = ()
             with suppress(TypeError, ValueError):  # of what is no array
                 given = np.asarray(self.box)
