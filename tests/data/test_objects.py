@@ -135,7 +135,22 @@ def test_a_table_may_have_text_graphs_objects_and_numbers(tmp_path, place):
         model.predict(frame[["a", "b", "text", "graph"]])
 
 
-@every_pair(place=list(PLACES), kind=["words", "function"])
+SLOW = pytest.param("tiles", "function", marks=pytest.mark.nightly)
+"""Workers of its own for each of several fits: of regressions the fast tests have this case."""
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        SLOW,
+        *(
+            (place, kind)
+            for place in PLACES
+            for kind in ("words", "function")
+            if (place, kind) != ("tiles", "function")
+        ),
+    ],
+)
 def test_classes_of_documents_are_learnt_saved_and_learnt_again(place, kind, tmp_path):
     (texts, labels), kernel, wrap = documents(), KERNELS[kind], pd.Series if kind == "words" else list
     model = KernelLogisticRegression(alpha=0.01, kernel=kernel, **PLACES[place] | {"tol": 1e-8})
