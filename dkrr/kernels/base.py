@@ -24,6 +24,7 @@ from dkrr.kernels.blocks import (
     PIECE_ROWS,
     STRIP_COLUMNS,
     STRIP_ENTRIES,
+    STRIP_ROWS,
     Block,
     Fill,
     Fillers,
@@ -159,15 +160,17 @@ CSR_COPIES = 2
 class Kernel(Parameters):
     """A symmetric kernel k(x, z), as an immutable value that is called on blocks of rows.
 
-    Subclasses are frozen dataclasses. They give `_filler` and `diagonal`; strips, symmetry,
-    checks, memory and descriptions are common. Kernels add, multiply and scale: ``0.5 * RBF() + Linear()``.
+    Subclasses are frozen dataclasses. They write `_filler` and `_diagonal`, which are called with checked rows; strips,
+    symmetry, checks, memory and descriptions are common. Kernels add, multiply and scale: ``0.5 * RBF() + Linear()``.
     """
 
     tag: ClassVar[str]
     """Name in a description (`to_dict`)."""
+    names: ClassVar[tuple[str, ...]] = ()
+    """Names of the kernel for ``kernel=`` and ``--kernel``; none: it is given as a value only."""
 
-    entry_seconds: ClassVar[float] = 1.5e-9
-    """Nominal time of an entry besides that of its columns."""
+    entry_seconds: ClassVar[float] = 100e-9
+    """Nominal time of an entry besides that of its columns: a guess, so high that plans soon measure the kernel."""
     column_seconds: ClassVar[float] = 4e-11
     """Nominal time of a column of an entry: two operations of a matrix product."""
     _has_unit_diagonal: ClassVar[bool] = False
@@ -180,7 +183,9 @@ class Kernel(Parameters):
     _kept_copies: ClassVar[int] = 0
     """Copies of the rows of Y that `_fillers` keeps."""
     _takes_csr: ClassVar[bool] = False
-    """Whether CSR rows are worked on strip by strip as they are, and never made dense."""
+    """Whether `_filler` and `_diagonal` are called with CSR rows as they are; otherwise these are made dense before."""
+    _follows_entries: ClassVar[bool] = True
+    """Whether time and memory follow the stored entries of CSR rows that are taken as they are, not the columns."""
     _csr_buffers: ClassVar[int] = 3
     """Further strips for CSR rows: a sparse product (a value and an index for each entry), and the same made dense."""
 
@@ -220,7 +225,7 @@ class Kernel(Parameters):
         symmetric = right is left
         # Overflow is looked for once, on the diagonal, and not by every elementwise operation.
         with np.errstate(over="ignore", invalid="ignore"):
-            _fill_strips(kernel._filler(left, right, target.dtype), target, lower=symmetric)
+            _fill_strips(kernel.filler(left, right, target.dtype), target, lower=symmetric)
             if symmetric:
                 mirror_lower(target)
                 # Rounding would leave, say, 1 - 2e-16 where the kernel is 1.
@@ -251,7 +256,7 @@ class Kernel(Parameters):
         if 0 in shape:
             return
         kernel = self.resolved(left.shape[1])
-        fill = kernel._filler(left, right, np.dtype(dtype))
+        fill = kernel.filler(left, right, np.dtype(dtype))
         diagonal = kernel.diagonal(left) if symmetric else None
         # As many bytes of float32 as of float64, unless other buffers are as large as a piece.
         grows = np.dtype(dtype) == np.float32 and not kernel._buffers() and not is_sparse(left)
@@ -300,7 +305,7 @@ class Kernel(Parameters):
 
     def _finite_diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         """`diagonal` of checked rows. Called on a resolved kernel only, with warnings of overflow off."""
-        values = self._diagonal(X)
+        values = self.diagonal_of(X)
         if not self.has_unit_diagonal:  # all 1, or 0
             check_diagonal(values, self)
         return values
@@ -319,11 +324,11 @@ class Kernel(Parameters):
 
     @property
     def sparse_parts(self) -> int:
-        """Number of parts (of a sum or product, else 1) that take CSR rows as they are; 0 if some part does not.
+        """Number of parts (of a sum or product, else 1) whose cost follows stored entries; 0 if that of some does not.
 
-        Cost and memory then follow the stored entries, not the number of columns.
+        Cost and memory of other kernels follow the number of columns.
         """
-        return int(self._takes_csr)
+        return int(self._takes_csr and self._follows_entries)
 
     def workspace_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
         """Upper bound of the temporary memory of one call, besides X, Y and out.
@@ -336,7 +341,8 @@ class Kernel(Parameters):
             Bytes of a CSR row; None means dense rows.
         """
         if row_bytes is None or not self.sparse_parts:
-            return self._dense_workspace_bytes(n_rows, n_columns, n_features)
+            made_dense = 0 if row_bytes is None else self._made_dense_bytes(n_rows + n_columns, n_features)
+            return self._dense_workspace_bytes(n_rows, n_columns, n_features) + made_dense
         rows = (n_rows + n_columns) * (CSR_COPIES * row_bytes + 64)
         # One is made while the previous one still exists.
         transposes = _transpose_bytes(n_features) * (-(-n_columns // STRIP_COLUMNS) + 1)
@@ -364,6 +370,10 @@ class Kernel(Parameters):
         # Two columns more for the squared norms of an augmented row, and two vectors of them.
         rows = 8 * (n_rows + n_columns) * (self._row_copies * (n_features + 2) + 4)
         return rows + self._strip_buffers * 8 * STRIP_ENTRIES + FIXED_WORKSPACE_BYTES
+
+    def _made_dense_bytes(self, n_rows: int, n_features: int) -> int:
+        """Memory of so many CSR rows where they are made dense."""
+        return 0 if self._takes_csr else 8 * n_rows * n_features
 
     def _buffers(self) -> int:
         """Number of buffers that grow to the size of a piece."""
@@ -402,9 +412,47 @@ class Kernel(Parameters):
         """Whether k(x, z) depends on the data that `fitted` is still to be given, as weights of rare words do."""
         return False
 
+    # What base classes and kernels made of this one call: rows are then as the kernel takes them.
+
+    def filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        """Function that fills a strip of k(X, Y); parameters as of `_filler`."""
+        left = self._taken(X)
+        return self._filler(left, left if Y is X else self._taken(Y), dtype)
+
+    def fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+        """`filler` by X for one Y; parameters as of `_fillers`."""
+        right = self._taken(Y)
+        filler = self._fillers(right, dtype)
+        return lambda X: filler(right if X is Y else self._taken(X))
+
+    def diagonal_of(self, X: Block) -> npt.NDArray[np.float64]:
+        """`diagonal` of checked rows, which may be infinite; CSR rows are made dense a few at a time."""
+        if self._takes_csr or not is_sparse(X):
+            return self._diagonal(X)
+        starts = range(0, max(1, X.shape[0]), STRIP_ROWS)
+        return np.concatenate([self._diagonal(X[start : start + STRIP_ROWS].toarray()) for start in starts])
+
+    def _taken(self, X: Block) -> Block:
+        return X if self._takes_csr or not is_sparse(X) else X.toarray()
+
     @abstractmethod
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        """Function that fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only."""
+        """Function that fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only.
+
+        Parameters
+        ----------
+        X, Y : ndarray of float64 or float32, shapes (n_rows, n_features) and (n_columns, n_features)
+            CSR of these where the class has `_takes_csr`.
+        dtype : float64 or float32
+            Of the strips, and of the arithmetic, whatever the rows are stored in: rows of float32 give the entries of
+            these numbers in float64.
+
+        Returns
+        -------
+        Callable of (rows, columns, out)
+            Writes k(X[rows], Y[columns]) to `out`, of shape (len(rows), len(columns)). It is called for one strip after
+            the other; arrays as large as one are a `Scratch`, and counted in `_strip_buffers`.
+        """
 
     def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         """`_filler` by X for one Y, with what is computed from Y alone, which takes no more than `kept_bytes`."""
@@ -412,7 +460,7 @@ class Kernel(Parameters):
 
     @abstractmethod
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        """k(x, x) of checked rows. Called on a resolved kernel only."""
+        """k(x, x) of checked rows, of shape (n_rows,) in float64. Called on a resolved kernel only."""
 
     # Imported inside: the classes of the results derive from this one.
 
@@ -444,7 +492,7 @@ class KernelTo:
         self._Y = as_rows(kernel.encode(Y), "Y")
         self._kernel = kernel.resolved(self._Y.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
-            self._fillers = self._kernel._fillers(self._Y, np.dtype(np.float64))
+            self._fillers = self._kernel.fillers(self._Y, np.dtype(np.float64))
 
     def __call__(self, X: Block, *, out: FloatArray | None = None) -> FloatArray:
         """Block of kernel values; parameters, result and errors are those of `Kernel.__call__`, `out` is of float64."""

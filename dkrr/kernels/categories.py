@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 from dkrr.checks import not_negative, shown
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import Block, Fill, FloatArray, is_sparse
+from dkrr.kernels.blocks import Block, Fill, FloatArray
 from dkrr.kernels.custom import is_objects
 
 UNKNOWN = -1.0
@@ -126,7 +126,7 @@ class Categories(Kernel):
 
     def _comparable(self, X: Block) -> npt.NDArray[np.float64]:
         """Rows in which unknown categories are NaN, which equals nothing."""
-        rows = np.ascontiguousarray(X.toarray() if is_sparse(X) else X, np.float64)
+        rows = np.ascontiguousarray(X, np.float64)
         if self.categories is None or not (unknown := rows == UNKNOWN).any():
             return rows
         return np.where(unknown, np.nan, rows)

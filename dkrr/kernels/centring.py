@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dkrr.checks import numbers, shown
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, checksum, dot_products, is_sparse, squared_norms
+from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, checksum, dot_products, squared_norms
 from dkrr.kernels.columns import Columns, leaves
 from dkrr.kernels.composite import Scaled, Sum
 from dkrr.kernels.dot import Linear, Polynomial
@@ -75,6 +75,7 @@ class CentredLinear(AboutOrigin, Kernel):
     """
 
     tag: ClassVar[str] = "centred_linear"
+    entry_seconds: ClassVar[float] = 0.5e-9
 
     origin: Array
 
@@ -100,7 +101,7 @@ class CentredLinear(AboutOrigin, Kernel):
     def _centred(self, X: Block, dtype: np.dtype[Any]) -> FloatArray:
         out = np.empty(X.shape, dtype)
         # Subtracted in float64 and then rounded, so that float32 keeps the digits of the small difference.
-        np.subtract(X.toarray() if is_sparse(X) else X, self.origin, out=out, casting="same_kind", dtype=np.float64)
+        np.subtract(X, self.origin, out=out, casting="same_kind", dtype=np.float64)
         return out
 
 

@@ -26,6 +26,7 @@ class Compound(Kernel):
 
     _part_names: ClassVar[tuple[str, ...]] = ("base",)
     """Fields that hold the parts."""
+    _takes_csr: ClassVar[bool] = True  # the parts make them dense, or not
 
     def __post_init__(self) -> None:
         for name in self._part_names:
@@ -86,6 +87,10 @@ class Compound(Kernel):
         width = self.width(n_features)
         parts = sum(part._dense_workspace_bytes(n_rows, n_columns, width) for part in self.parts)
         return parts + self._strip_buffers * 8 * STRIP_ENTRIES
+
+    def _made_dense_bytes(self, n_rows: int, n_features: int) -> int:
+        width = self.width(n_features)
+        return sum(part._made_dense_bytes(n_rows, width) for part in self.parts)
 
     def kept_bytes(self, n_columns: int, n_features: int) -> int:
         width = self.width(n_features)
@@ -235,11 +240,11 @@ class Columns(Compound):
 
     def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         right = self.cut(Y)
-        base = self.base._fillers(right, dtype)
+        base = self.base.fillers(right, dtype)
         return lambda X: base(right if X is Y else self.cut(X))
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        return self.base._diagonal(self.cut(X))
+        return self.base.diagonal_of(self.cut(X))
 
 
 def encodes(kernel: Kernel) -> bool:

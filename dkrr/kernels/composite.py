@@ -32,7 +32,7 @@ class _Pair(Compound):
         return self._fillers(Y, dtype)(X)
 
     def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        first, second = self.left._fillers(Y, dtype), self.right._fillers(Y, dtype)
+        first, second = self.left.fillers(Y, dtype), self.right.fillers(Y, dtype)
         return lambda X: self._combined(first(X), second(X), Scratch(dtype))
 
     def _combined(self, first: Fill, second: Fill, scratch: Scratch) -> Fill:
@@ -45,7 +45,7 @@ class _Pair(Compound):
         return fill
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        combined: npt.NDArray[np.float64] = self._combine(self.left._diagonal(X), self.right._diagonal(X))
+        combined: npt.NDArray[np.float64] = self._combine(self.left.diagonal_of(X), self.right.diagonal_of(X))
         return combined
 
 
@@ -115,7 +115,7 @@ class Scaled(Compound):
         return self._fillers(Y, dtype)(X)
 
     def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        base = self.base._fillers(Y, dtype)
+        base = self.base.fillers(Y, dtype)
         return lambda X: self._multiplied(base(X))
 
     def _multiplied(self, base: Fill) -> Fill:
@@ -126,7 +126,7 @@ class Scaled(Compound):
         return fill
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
-        return self.scale * self.base._diagonal(X)
+        return self.scale * self.base.diagonal_of(X)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Normalized(Compound):
         rows, lengths = self.prepared(X, dtype)
         others, theirs = (rows, lengths) if Y is X else self.prepared(Y, dtype)
         left, right = lengths.astype(dtype, copy=False), theirs.astype(dtype, copy=False)
-        base = self.base._filler(rows, others, dtype)
+        base = self.base.filler(rows, others, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             base(rows, columns, out)
@@ -183,10 +183,10 @@ class Normalized(Compound):
         Where k₁(c x, z) is a power of c times k₁(x, z), rows may be multiplied by powers of two, which cancel. The part
         is computed in `dtype`.
         """
-        diagonal = self.base._diagonal(X)
+        diagonal = self.base.diagonal_of(X)
         if self.base.row_degree is not None and not are_moderate(diagonal, dtype):
             X = moderate_rows(X)
-            diagonal = self.base._diagonal(X)
+            diagonal = self.base.diagonal_of(X)
         return X, _inverse_roots(diagonal, self.base)
 
 

@@ -170,7 +170,8 @@ class CallableKernel(Kernel):
     """
 
     tag: ClassVar[str] = "callable"
-    entry_seconds: ClassVar[float] = 100e-9  # a guess: nothing is known of a user's function before it has run
+    _takes_csr: ClassVar[bool] = True
+    _follows_entries: ClassVar[bool] = False
 
     function: Callable[..., Any]
     name: str | None = None
@@ -316,8 +317,11 @@ class Precomputed(Kernel):
     """
 
     tag: ClassVar[str] = "precomputed"
+    names: ClassVar[tuple[str, ...]] = (tag,)
     entry_seconds: ClassVar[float] = 0.0
     column_seconds: ClassVar[float] = 0.0
+    _takes_csr: ClassVar[bool] = True
+    _follows_entries: ClassVar[bool] = False
 
     def __call__(self, X: Block, Y: Block | None = None, *, out: FloatArray | None = None) -> FloatArray:
         block = as_rows(X)

@@ -137,6 +137,8 @@ class BagOfWords(Kernel):
     tag: ClassVar[str] = "bag_of_words"
     entry_seconds: ClassVar[float] = 50e-9  # of a hundred terms, which take 0.5 ns each
     column_seconds: ClassVar[float] = 0.0
+    _takes_csr: ClassVar[bool] = True
+    _follows_entries: ClassVar[bool] = False
     _strip_buffers: ClassVar[int] = 3
     """A sparse product (a value and an index of 8 bytes for each entry) and the same made dense."""
 

@@ -42,6 +42,7 @@ class Linear(Kernel):
     """
 
     tag: ClassVar[str] = "linear"
+    names: ClassVar[tuple[str, ...]] = (tag,)
     entry_seconds: ClassVar[float] = 0.5e-9
     _takes_csr: ClassVar[bool] = True
 
@@ -59,6 +60,7 @@ class Linear(Kernel):
 class _FunctionOfDotProduct(Kernel):
     """A kernel f(xᵀz)."""
 
+    entry_seconds: ClassVar[float] = 1.5e-9
     _takes_csr: ClassVar[bool] = True
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
@@ -102,6 +104,7 @@ class Polynomial(_FunctionOfDotProduct):
     """
 
     tag: ClassVar[str] = "polynomial"
+    names: ClassVar[tuple[str, ...]] = ("poly", tag)
     _strip_buffers: ClassVar[int] = 1
 
     degree: float = 3
@@ -147,6 +150,7 @@ class Sigmoid(_FunctionOfDotProduct):
     """
 
     tag: ClassVar[str] = "sigmoid"
+    names: ClassVar[tuple[str, ...]] = (tag,)
 
     gamma: float | None = None
     coef0: float = 1.0
@@ -175,6 +179,8 @@ class Cosine(Kernel):
     """
 
     tag: ClassVar[str] = "cosine"
+    names: ClassVar[tuple[str, ...]] = (tag,)
+    entry_seconds: ClassVar[float] = 1.5e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2

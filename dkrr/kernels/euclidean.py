@@ -67,6 +67,8 @@ class RBF(WithLengths):
     """
 
     tag: ClassVar[str] = "rbf"
+    names: ClassVar[tuple[str, ...]] = (tag,)
+    entry_seconds: ClassVar[float] = 1.5e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
@@ -148,6 +150,7 @@ class Matern(WithLengths):
     """
 
     tag: ClassVar[str] = "matern"
+    names: ClassVar[tuple[str, ...]] = (tag,)
     entry_seconds: ClassVar[float] = 4e-9
     _has_unit_diagonal: ClassVar[bool] = True
     _takes_csr: ClassVar[bool] = True

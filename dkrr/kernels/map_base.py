@@ -261,6 +261,9 @@ class MapKernel(Kernel):
     """
 
     tag: ClassVar[str] = "map"
+    entry_seconds: ClassVar[float] = 1.5e-9
+    _takes_csr: ClassVar[bool] = True
+    _follows_entries: ClassVar[bool] = False
 
     base: FeatureMap
 

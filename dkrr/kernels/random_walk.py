@@ -461,6 +461,8 @@ class RandomWalk(Kernel):
     tag: ClassVar[str] = "random_walk"
     entry_seconds: ClassVar[float] = 10e-6  # of labelled molecules of 18 atoms, at half of the largest decay
     column_seconds: ClassVar[float] = 0.0
+    _takes_csr: ClassVar[bool] = True
+    _follows_entries: ClassVar[bool] = False
     # Sums in float64 for a float32 block; a sum over steps and its terms.
     _strip_buffers: ClassVar[int] = 3
 
