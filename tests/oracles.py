@@ -1,11 +1,12 @@
 """Naive double loops that say what the fast code has to compute. Never used outside tests."""
 
-from math import exp, factorial, sqrt, tanh
+from math import sqrt
 
 import numpy as np
 from scipy.special import logsumexp, softmax
 
 from dkrr.kernels import as_kernel
+from tests.contracts.kernels import naive_entry
 
 
 def naive_gram(kernel, X, Y=None):
@@ -16,61 +17,8 @@ def naive_gram(kernel, X, Y=None):
     X = np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
     Y = X if Y is None else np.asarray(Y.toarray() if hasattr(Y, "toarray") else Y, dtype=np.float64)
     kernel = as_kernel(kernel) if isinstance(kernel, str) else kernel
-    return np.array([[naive_entry(kernel, x, z) for z in Y] for x in X]).reshape(len(X), len(Y))
-
-
-def naive_entry(kernel, x, z):
-    """Return k(x, z) of two single rows, from differences and Python floats."""
-    return _ENTRIES[type(kernel).__name__](kernel, x, z)
-
-
-def _gamma(kernel, x):
-    return 1.0 / len(x) if kernel.gamma is None else kernel.gamma
-
-
-def _dot(x, z):
-    return sum(float(a) * float(b) for a, b in zip(x, z, strict=True))
-
-
-def _cosine(_, x, z):
-    lengths = sqrt(_dot(x, x)) * sqrt(_dot(z, z))
-    return _dot(x, z) / lengths if lengths > 0 else 0.0
-
-
-def _matern(kernel, x, z):
-    r = sqrt(2 * kernel.nu * _dot(x - z, x - z)) / kernel.length_scale
-    factor = {0.5: 1.0, 1.5: 1.0 + r, 2.5: 1.0 + r + r * r / 3.0}[kernel.nu]
-    return factor * exp(-r)
-
-
-def _chi2(x, z):
-    return sum((a - b) ** 2 / (a + b) for a, b in zip(x.tolist(), z.tolist(), strict=True) if a + b > 0)
-
-
-_ENTRIES = {
-    "Linear": lambda k, x, z: _dot(x, z),
-    "Polynomial": lambda k, x, z: (_gamma(k, x) * _dot(x, z) + k.coef0) ** k.degree,
-    "Sigmoid": lambda k, x, z: tanh(_gamma(k, x) * _dot(x, z) + k.coef0),
-    "Columns": lambda k, x, z: naive_entry(k.base, x[k.numbers(len(x))], z[k.numbers(len(z))]),
-    "Cosine": _cosine,
-    "TaylorRBF": lambda k, x, z: (
-        exp(-_gamma(k, x) * (_dot(x, x) + _dot(z, z)))
-        * sum((2 * _gamma(k, x) * _dot(x, z)) ** j / factorial(j) for j in range(k.degree + 1))
-    ),
-    "Normalized": lambda k, x, z: (
-        naive_entry(k.base, x, z) / (sqrt(naive_entry(k.base, x, x) * naive_entry(k.base, z, z)) or 1.0)
-    ),
-    "RBF": lambda k, x, z: exp(-_gamma(k, x) * _dot(x - z, x - z)),
-    "Matern": _matern,
-    "Laplacian": lambda k, x, z: exp(-_gamma(k, x) * sum(abs(a) for a in (x - z).tolist())),
-    "AdditiveChi2": lambda k, x, z: -_chi2(x, z),
-    "Categories": lambda k, x, z: k.weight ** sum(a != b for a, b in zip(x, z, strict=True)),
-    "Chi2": lambda k, x, z: exp(-k.gamma * _chi2(x, z)),
-    "Sum": lambda k, x, z: naive_entry(k.left, x, z) + naive_entry(k.right, x, z),
-    "Product": lambda k, x, z: naive_entry(k.left, x, z) * naive_entry(k.right, x, z),
-    "MapKernel": lambda k, x, z: _dot(*k.base.transform(np.array([x, z]))),
-    "Scaled": lambda k, x, z: k.scale * naive_entry(k.base, x, z),
-}
+    entries = [[naive_entry(kernel, x, z) for z in Y.tolist()] for x in X.tolist()]
+    return np.array(entries, float).reshape(len(X), len(Y))
 
 
 def naive_kernel_ridge(K, y, alpha, weights=None, fit_intercept=False):

@@ -10,37 +10,25 @@ from typing import Any
 from dkrr.checks import shown
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.categories import Categories
 from dkrr.kernels.centring import CentredLinear
-from dkrr.kernels.columns import Columns
-from dkrr.kernels.composite import Normalized, Product, Scaled, Sum
-from dkrr.kernels.custom import CallableKernel, Precomputed
-from dkrr.kernels.documents import BagOfWords
-from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid, TaylorRBF
-from dkrr.kernels.euclidean import RBF, Matern
+from dkrr.kernels.custom import CallableKernel
 from dkrr.kernels.fourier import RandomFourier
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.given_maps import CallableMap
 from dkrr.kernels.interactions import InteractionMap
-from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
 from dkrr.kernels.map_base import OWN_CLASS, FeatureMap, MapKernel
 from dkrr.kernels.names import listed, made, parameters
 from dkrr.kernels.nystroem import Nystroem, NystroemMap
-from dkrr.kernels.random_walk import RandomWalk
+from dkrr.kernels.registry import KERNELS
 from dkrr.kernels.taylor import TaylorMap
 
 DESCRIBED: Mapping[str, Mapping[str, type]] = {
-    kind: {value.tag: value for value in classes}
-    for kind, classes in {
-        "kernel": (
-            Linear, Polynomial, RBF, Laplacian, Matern, Cosine, Sigmoid, AdditiveChi2, Chi2, TaylorRBF, Normalized,
-            CentredLinear, Precomputed, Sum, Product, Scaled, Columns, BagOfWords, RandomWalk, Categories,
-        ),
-        "feature_map": (
-            RandomFourier, Nystroem, NystroemMap, InteractionMap, TaylorMap, FourierGrid, FourierZones,
-        ),
-    }.items()
-}  # fmt: skip
+    "kernel": {**KERNELS, CentredLinear.tag: CentredLinear},
+    "feature_map": {
+        kind.tag: kind
+        for kind in (RandomFourier, Nystroem, NystroemMap, InteractionMap, TaylorMap, FourierGrid, FourierZones)
+    },
+}
 """Classes by the key that names a value in its description, and by tag."""
 GIVEN_AGAIN = (CallableMap.tag, OWN_CLASS)
 """Tags of the maps that descriptions only name."""

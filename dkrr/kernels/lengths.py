@@ -59,7 +59,7 @@ class WithLengths(Kernel):
         """
         raise InputError(
             f"the derivative of {self!r} by its lengths is not bounded, or not of squared differences; expected "
-            f"RBF, or Matern with nu = 1.5 or 2.5"
+            f"a kernel with such derivatives, as RBF and Matern with nu = 1.5 or 2.5 are"
         )
 
     @property

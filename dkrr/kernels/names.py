@@ -11,29 +11,12 @@ from typing import Any
 from dkrr.checks import finite, shown
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.custom import CallableKernel, Precomputed
-from dkrr.kernels.dot import Cosine, Linear, Polynomial, Sigmoid
-from dkrr.kernels.euclidean import RBF, Matern
+from dkrr.kernels.custom import CallableKernel
 from dkrr.kernels.lengths import scales_of
-from dkrr.kernels.manhattan import AdditiveChi2, Chi2, Laplacian
-
-# scikit-learn's metric names, and "matern"; which of its three settings each takes.
-_NAMED: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
-    "additive_chi2": (AdditiveChi2, ()),
-    "chi2": (Chi2, ("gamma",)),
-    "cosine": (Cosine, ()),
-    "laplacian": (Laplacian, ("gamma",)),
-    "linear": (Linear, ()),
-    "matern": (Matern, ()),
-    "poly": (Polynomial, ("gamma", "degree", "coef0")),
-    "polynomial": (Polynomial, ("gamma", "degree", "coef0")),
-    "precomputed": (Precomputed, ()),
-    "rbf": (RBF, ("gamma",)),
-    "sigmoid": (Sigmoid, ("gamma", "coef0")),
-}
+from dkrr.kernels.registry import NAMED
 
 DEFAULTS = {"gamma": None, "degree": 3, "coef0": 1}
-"""Settings that named kernels share."""
+"""scikit-learn's settings of named kernels, taken by those that have a parameter of this name."""
 
 OTHER_NAMES = {
     "gaussian": "rbf",
@@ -62,7 +45,7 @@ def as_kernel(
     Parameters
     ----------
     kernel : str, Kernel or callable
-        A scikit-learn metric name or "matern"; a value, returned as it is; or a function of blocks.
+        A scikit-learn metric name, or another of `Kernel.names`; a value, returned as it is; or a function of blocks.
     gamma, degree, coef0
         Settings of a named kernel; gamma=None is 1 / n_features (1 for "chi2"). One that the kernel does not have is
         refused unless it is the default, since it would change nothing.
@@ -109,7 +92,7 @@ def as_kernel(
         return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
     remedy = f": write {kernel.__name__}(), not the class {kernel.__name__}" if isinstance(kernel, type) else ""
     raise InputTypeError(
-        f"kernel is {shown(kernel)}; expected a name ({listed(_NAMED)}), a dkrr.kernels.Kernel or a function of "
+        f"kernel is {shown(kernel)}; expected a name ({listed(NAMED)}), a dkrr.kernels.Kernel or a function of "
         f"blocks (X, Y){remedy}"
     )
 
@@ -126,20 +109,20 @@ def _checked_params(kernel_params: Any) -> dict[str, Any]:
 
 
 def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> Kernel:
-    if name not in _NAMED:
+    if name not in NAMED:
         raise InputError(
-            f"kernel is {shown(name)}; expected one of {listed(_NAMED)}, a dkrr.kernels.Kernel or a function of "
+            f"kernel is {shown(name)}; expected one of {listed(NAMED)}, a dkrr.kernels.Kernel or a function of "
             f"blocks (X, Y){_suggestion(name)}"
         )
-    kernel, taken = _NAMED[name]
-    remedy = ""
-    if kernel is Matern:
-        remedy = ': give kernel_params={"length_scale": ..., "nu": ...} (--kernel-param length_scale=...)'
+    kernel, taken, remedy = NAMED[name], taken_by(name), ""
+    if own := sorted(parameters(kernel).keys() - DEFAULTS):
+        params = ", ".join(f'"{parameter}": ...' for parameter in own)
+        remedy = f": give kernel_params={{{params}}} (--kernel-param {own[0]}=...)"
     _refuse_unused(repr(name), taken, common, remedy)
     refuse_twice({key: common[key] for key in taken if is_given(key, common[key])}, extra)
     settings = {key: common[key] for key in taken}
-    if kernel is Chi2 and settings["gamma"] is None:
-        del settings["gamma"]
+    if settings.get("gamma", 0) is None:
+        del settings["gamma"]  # the kernel's own default, which is 1 for "chi2"
     unknown = sorted(extra.keys() - parameters(kernel))
     if unknown:
         raise InputError(
@@ -167,14 +150,15 @@ def is_given(name: str, value: object) -> bool:
 
 def taken_by(kernel: object) -> tuple[str, ...]:
     """Those of gamma, degree and coef0 that a kernel of `as_kernel` takes."""
-    return _NAMED[kernel][1] if isinstance(kernel, str) and kernel in _NAMED else ()
+    known = parameters(NAMED[kernel]) if isinstance(kernel, str) and kernel in NAMED else ()
+    return tuple(name for name in DEFAULTS if name in known)
 
 
 def _refuse_unused(kernel: str, taken: tuple[str, ...], common: dict[str, Any], remedy: str) -> None:
     """Refuse settings that are not the default and that the kernel does not have."""
     for name, value in common.items():
         if name not in taken and is_given(name, value):
-            others = [other for other, (_, has) in _NAMED.items() if name in has]
+            others = [other for other in NAMED if name in taken_by(other)]
             raise InputError(
                 f"{name} is {shown(value)}, which the kernel {kernel} does not have; expected "
                 f"{name}={DEFAULTS[name]!r}, or one of the kernels {listed(dict.fromkeys(others))}{remedy}"
@@ -184,7 +168,7 @@ def _refuse_unused(kernel: str, taken: tuple[str, ...], common: dict[str, Any], 
 def _suggestion(name: str) -> str:
     """Ending of a message: the name that was probably meant; empty without one."""
     plain = name.strip().lower()
-    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else get_close_matches(plain, _NAMED, 1)
+    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else get_close_matches(plain, NAMED, 1)
     return f": did you mean {near[0]!r}?" if near else ""
 
 

@@ -138,8 +138,9 @@ class Search:
         kernel, d = request.settings.kernel, request.rows.shape[1]
         if not isinstance(kernel, WithLengths):
             raise InputError(
-                f"kernel is {kernel!r}, and optimize={self.what!r} asks for derivatives by lengths; expected RBF, or "
-                f"Matern with nu = 1.5 or 2.5: for other kernels give optimize='alpha'"
+                f"kernel is {kernel!r}, and optimize={self.what!r} asks for derivatives by lengths; expected a "
+                f"kernel with such derivatives, as RBF and Matern with nu = 1.5 or 2.5 are: for other kernels give "
+                f"optimize='alpha'"
             )
         kernel.resolved(d)
         kernel.length_slopes(d)

@@ -27,7 +27,40 @@ from dkrr.fitting import run as fitting_run
 from dkrr.selection import candidates as selection_run
 from dkrr.selection.scoring import all_scored
 from tests.contracts import options
-from tests.contracts.wrong_values import MATRICES, VALUES, VECTORS, D, N, by_argument, labels, rows, targets
+from tests.contracts.kernels import ROWS, lacks_values
+from tests.contracts.wrong_values import (
+    COUNT,
+    FLAG,
+    FRACTIONS,
+    FUNCTION,
+    HALF,
+    HUGE_POWER,
+    KERNEL,
+    LETTER,
+    MAP,
+    MATRICES,
+    NAME,
+    NONE,
+    PATH,
+    PLACE,
+    POSITIVE,
+    REAL,
+    SCALAR_ARRAY,
+    SPARSE,
+    TEXT,
+    TINY,
+    VALUES,
+    VECTORS,
+    WHOLE_POWER,
+    ZERO,
+    D,
+    N,
+    by_argument,
+    labels,
+    rows,
+    targets,
+    these,
+)
 from tests.nightly.chaos.outcomes import MAX_DETAIL, Observation, Outcome
 
 
@@ -48,35 +81,6 @@ class Case:
 # What means something --------------------------------------------------------------------------------------------
 
 
-def _these(text: str) -> frozenset[str]:
-    """Labels of values, which must be known."""
-    found = frozenset(text.split())
-    assert found <= VALUES.keys(), found - VALUES.keys()
-    return found
-
-
-NONE = _these("None")
-FLAG = _these("True False np.True_")
-ZERO = _these("0")
-COUNT = _these("1 2 np.int64(2)")
-HALF = _these("0.5 np.float32(0.5)")
-TINY = _these("1e-300")
-HUGE_POWER = _these("1e300 10**30")
-POSITIVE = COUNT | HALF | TINY | HUGE_POWER | {"1.5"}
-REAL = POSITIVE | _these("0 -1 -0.5 -10**30")
-WHOLE_POWER = COUNT | HUGE_POWER | ZERO
-SCALAR_ARRAY = _these("np.array(2.0)")
-PATH = _these("[1,2]")
-FUNCTION = _these("function")
-NAME = _these("'text' '2' 'nan' 'x'*5000 'nowhere://text'")
-TEXT = NAME | _these(r"'' 'a\0b' 'a\ud800'")
-PLACE = _these("'text' '2' 'nan' Path('text')")
-LETTER = _these("['a']")
-KERNEL = _these("RBF()")
-MAP = _these("InteractionMap()")
-SPARSE = frozenset({"sparse array"})
-FRACTIONS = HALF | TINY | {"1.5"}
-
 OF_MAPS = ("MapKernel.base",)
 """Arguments that are feature maps, where others of their names are kernels."""
 
@@ -92,15 +96,10 @@ MEANINGS = by_argument(
     (COUNT | HALF | TINY, "min_df"),
     (HALF, "cv_tol tol"),
     (HALF | TINY, "coverage error interval"),
-    (HALF | TINY | ZERO, "weight"),
-    (HALF | {"1.5"}, "nu"),
     (COUNT | HALF | SCALAR_ARRAY | PATH | {"1.5"}, "concentration"),
     (POSITIVE, "decay scale seconds gamma"),
-    (NONE | POSITIVE | SCALAR_ARRAY | PATH, "Laplacian.gamma RBF.gamma"),
     (NONE | POSITIVE | PATH | {"[None]"}, "KernelRidgeCV.gamma KernelLogisticRegressionCV.gamma"),
     (POSITIVE | SCALAR_ARRAY, "KernelLogisticRegression.alpha"),
-    (POSITIVE | SCALAR_ARRAY | PATH, "length_scale"),
-    (POSITIVE - TINY - {"1e300"} | SCALAR_ARRAY | PATH, "Matern.length_scale"),
     (POSITIVE | SCALAR_ARRAY | ZERO, "alpha"),
     (POSITIVE - {"10**30"} | SCALAR_ARRAY, "sample_weight"),
     (NONE | POSITIVE - {"10**30"} | SCALAR_ARRAY | PATH, "plan.alphas"),
@@ -109,10 +108,9 @@ MEANINGS = by_argument(
     (REAL, "coef0"),
     (REAL | PATH, "KernelRidgeCV.coef0 KernelLogisticRegressionCV.coef0"),
     (WHOLE_POWER, "degree"),
-    (WHOLE_POWER - HUGE_POWER, "TaylorMap.degree TaylorRBF.degree"),
+    (WHOLE_POWER - HUGE_POWER, "TaylorMap.degree"),
     (WHOLE_POWER | PATH, "KernelRidgeCV.degree KernelLogisticRegressionCV.degree"),
-    ({"[[]]"}, "categories"),
-    (_these("{} {'a':1} {1:nan}"), "arrays callables"),
+    (these("{} {'a':1} {1:nan}"), "arrays callables"),
     ({"{}"}, "class_weight kernel_params"),
     (LETTER, "vocabulary"),
     (NONE | LETTER | {"{'a':1}"}, "open_table.columns"),
@@ -131,8 +129,8 @@ MEANINGS = by_argument(
     (KERNEL | MAP, "kernel value"),
     (KERNEL | FUNCTION, "function as_kernel.kernel"),
     (MAP, " ".join(OF_MAPS)),
-    (_these("Cholesky() ConjugateGradient()"), "solver"),
-    (_these("[] () set() [[]] iter(())") | {"empty array"}, "Graph.edges"),
+    (these("Cholesky() ConjugateGradient()"), "solver"),
+    (these("[] () set() [[]] iter(())") | {"empty array"}, "Graph.edges"),
     (SPARSE, "centres smallest_eigenvalue.X KernelRidge.fit.X KernelRidgeCV.fit.X KernelLogisticRegression.fit.X"),
     (SPARSE, "KernelLogisticRegression.fit_path.X KernelLogisticRegressionCV.fit.X"),
     (SPARSE | {"[1,2]", "[True]"}, "plan.X gram.X"),
@@ -276,7 +274,14 @@ USED = {"function", "int"}
 
 
 def _meaning(subject: Subject, name: str) -> frozenset[str]:
-    """Labels that an argument takes: those of one owner, or those of all and of its default."""
+    """Labels that an argument takes: those of one owner, or those of all and of its default.
+
+    A parameter of a kernel has them in the kernel's row, whatever other parameters of its name take.
+    """
+    if subject.call in ROWS and (row := ROWS[subject.call]).cases:
+        if name not in row.takes:
+            raise LookupError(lacks_values(subject.call, name))
+        return row.takes[name]
     default = subject.defaults[name]
     of_default = NONE if default is None else FLAG if isinstance(default, bool) else frozenset()
     return MEANINGS.get(f"{subject.owner}.{name}", MEANINGS.get(name, frozenset()) | of_default)

@@ -85,6 +85,37 @@ VALUES: Values = {text: partial(eval, text, NAMES) for text in EXPRESSIONS.split
 """What every argument is given."""
 
 
+def these(text: str) -> frozenset[str]:
+    """Labels of values, which must be known."""
+    found = frozenset(text.split())
+    assert found <= VALUES.keys(), found - VALUES.keys()
+    return found
+
+
+NONE = these("None")
+FLAG = these("True False np.True_")
+ZERO = these("0")
+COUNT = these("1 2 np.int64(2)")
+HALF = these("0.5 np.float32(0.5)")
+TINY = these("1e-300")
+HUGE_POWER = these("1e300 10**30")
+POSITIVE = COUNT | HALF | TINY | HUGE_POWER | {"1.5"}
+REAL = POSITIVE | these("0 -1 -0.5 -10**30")
+WHOLE_POWER = COUNT | HUGE_POWER | ZERO
+SCALAR_ARRAY = these("np.array(2.0)")
+PATH = these("[1,2]")
+FUNCTION = these("function")
+NAME = these("'text' '2' 'nan' 'x'*5000 'nowhere://text'")
+TEXT = NAME | these(r"'' 'a\0b' 'a\ud800'")
+PLACE = these("'text' '2' 'nan' Path('text')")
+LETTER = these("['a']")
+KERNEL = these("RBF()")
+MAP = these("InteractionMap()")
+SPARSE = frozenset({"sparse array"})
+FRACTIONS = HALF | TINY | {"1.5"}
+"""Labels of the values that many arguments take."""
+
+
 def _with(value: float) -> np.ndarray:
     X = rows()
     X[5, 1] = value

@@ -1,0 +1,100 @@
+"""What a class of kernels has to have, and what is said by name where something is missing."""
+
+import importlib
+import inspect
+import pkgutil
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import dkrr.kernels
+from dkrr.kernels import Kernel
+from dkrr.kernels.names import DEFAULTS
+from dkrr.kernels.registry import KERNELS
+from tests import precise
+from tests.contracts.kernels import ELSEWHERE, ROWS, lacks_row, lacks_values
+from tests.oracles import naive_gram
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "api" / "kernels.rst"
+NOT_IN_THE_TABLE = {
+    "CallableKernel": "descriptions name the function, which is given again",
+    "MapKernel": "described by its map, in dkrr.features",
+    "CentredLinear": "made by fits only",
+}
+"""Classes without a line in the table, and why."""
+
+
+def classes():
+    """Classes of kernels in the package that can be made."""
+    for module in (
+        importlib.import_module(f"dkrr.kernels.{m.name}") for m in pkgutil.iter_modules(dkrr.kernels.__path__)
+    ):
+        for kind in vars(module).values():
+            is_own = isinstance(kind, type) and issubclass(kind, Kernel) and kind.__module__ == module.__name__
+            if is_own and kind.__name__[0] != "_" and not inspect.isabstract(kind):
+                yield kind
+
+
+def missing(kind):
+    """What a class of kernels lacks, and where it is added."""
+    name, where = kind.__name__, f"{kind.__module__}.{kind.__name__}"
+    if kind.__name__ in NOT_IN_THE_TABLE:
+        return
+    if kind not in KERNELS.values():
+        line = f"from {kind.__module__} import {name} as {name}"
+        yield f"{where} is not in the table: add `{line}` to dkrr/kernels/registry.py"
+    if f"   {name}" not in REFERENCE.read_text().splitlines():
+        yield f"{where} is not in the reference: add the line `   {name}` to docs/api/kernels.rst"
+    if kind.names and kind.tag not in kind.names:
+        yield f"{where} has the names {kind.names} and the tag {kind.tag!r}: add the tag to its names"
+    for parameter in fields(kind):
+        common = DEFAULTS.get(parameter.name)
+        if kind.names and common is not None and parameter.default != common:
+            yield f"{where}.{parameter.name} has the default {parameter.default} and by name {common}: take this"
+    if kind in ELSEWHERE:
+        return
+    row = ROWS.get(kind)
+    if row is None:
+        yield lacks_row(kind)
+        return
+    unknown = [parameter.name for parameter in fields(kind) if row.cases and parameter.name not in row.takes]
+    yield from (lacks_values(kind, name) for name in unknown)
+
+
+def test_every_class_of_kernels_has_what_it_needs():
+    found = list(classes())
+    assert len(found) >= len(KERNELS)
+    assert not [text for kind in found for text in missing(kind)]
+
+
+@dataclass(frozen=True)
+class Wave(Kernel):
+    """A class that is in no table."""
+
+    tag: ClassVar[str] = "wave"
+    names: ClassVar[tuple[str, ...]] = ("waves",)
+    degree: int = 2
+
+    def _filler(self, X, Y, dtype):
+        raise NotImplementedError
+
+    def _diagonal(self, X):
+        raise NotImplementedError
+
+
+def test_what_is_missing_is_said_by_name_and_place():
+    said = "\n".join(missing(Wave))
+    for text in (
+        "add `from tests.contracts.test_kernel_registry import Wave as Wave` to dkrr/kernels/registry.py",
+        "add the line `   Wave` to docs/api/kernels.rst",
+        "add the tag to its names",
+        "Wave.degree has the default 2 and by name 3",
+        "add its row to ROWS in tests/contracts/kernels.py, k.Wave: Row(",
+    ):
+        assert text in said
+    for formula in (naive_gram, precise.gram):
+        with pytest.raises(LookupError, match="Wave has no naive formula"):
+            formula(Wave(), np.ones((1, 1)))
