@@ -62,7 +62,7 @@ def gram(kernel: Kernel, X: ArrayLike, Z: ArrayLike | None = None) -> arb_mat:
         return arb_mat([[naive_entry(kernel, a, b, BALLS) for b in others] for a in rows])
 
 
-BALLS = SimpleNamespace(number=arb, exp=arb.exp, sqrt=arb.sqrt, tanh=arb.tanh)
+BALLS = SimpleNamespace(number=arb, exp=arb.exp, log1p=arb.log1p, sqrt=arb.sqrt, tanh=arb.tanh)
 """Arithmetic of the naive formulas of kernels in 180 digits."""
 
 

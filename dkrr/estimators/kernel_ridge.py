@@ -397,8 +397,8 @@ class KernelRidge(RidgeRegressor):
     alpha : float or array-like of shape (n_targets,), default=1.0
         λ ≥ 0, the regularisation strength; 0 is kernel least squares.
     kernel : str, Kernel, FeatureMap or callable, default="linear"
-        A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "cosine", "sigmoid", "chi2",
-        "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
+        A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "rational_quadratic", "cosine",
+        "sigmoid", "chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
         (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features selects the model of that feature map: your
         own (CallableMap), or an approximation such as RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000); without one
         of these the model is exact.

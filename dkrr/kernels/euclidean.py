@@ -168,13 +168,7 @@ class Matern(WithLengths):
         if nu not in (0.5, 1.5, 2.5):
             raise InputError(f"nu is {self.nu!r}; expected 0.5, 1.5 or 2.5 (use RBF for nu = infinity)")
         object.__setattr__(self, "nu", nu)
-        object.__setattr__(self, "length_scale", scales_of(self.length_scale, "length_scale"))
-        lengths = np.atleast_1d(self.length_scale)
-        if not MIN_LENGTH <= lengths.min() <= lengths.max() <= 1 / MIN_LENGTH:
-            raise InputError(
-                f"length_scale is {shown(self.length_scale)}; expected numbers from {MIN_LENGTH:g} to "
-                f"{1 / MIN_LENGTH:g}, whose squares float64 represents"
-            )
+        object.__setattr__(self, "length_scale", moderate_lengths(self.length_scale))
 
     def lengths(self, n_features: int) -> Array:
         return np.broadcast_to(np.asarray(self.length_scale), n_features)
@@ -205,17 +199,10 @@ class Matern(WithLengths):
         return filler
 
     def _filler_of(self, squares: "ScaledSquaredDistances") -> Fill:
-        scratch, near = Scratch(squares.dtype), REFINE_DISTANCE[squares.dtype]
+        scratch, distances = Scratch(squares.dtype), squares_of(squares, REFINE_DISTANCE[squares.dtype])
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
-            if squares.fill(rows, columns, out) < math.inf:
-                for where, strip in _strips(rows, out):
-                    i, j = _where(strip < near * squares.largest(where, columns))
-                    close = strip[i, j] < near * squares.sizes(where, columns, i, j)
-                    squares.refine(where, columns, strip, i[close], j[close])
-            else:
-                np.minimum(out, squares.max_size, out=out)  # ∞ times exp(−∞) is not 0
-            np.abs(out, out=out)
+            distances(rows, columns, out)
             self._decay(out, scratch)
 
         return fill
@@ -241,6 +228,18 @@ class Matern(WithLengths):
         np.negative(r, out=r)
         np.exp(r, out=r)
         squares *= r
+
+
+def moderate_lengths(length_scale: object) -> Scales:
+    """Checked lengths whose squares float64 represents."""
+    checked = scales_of(length_scale, "length_scale")
+    lengths = np.atleast_1d(checked)
+    if not MIN_LENGTH <= lengths.min() <= lengths.max() <= 1 / MIN_LENGTH:
+        raise InputError(
+            f"length_scale is {shown(checked)}; expected numbers from {MIN_LENGTH:g} to {1 / MIN_LENGTH:g}, whose "
+            f"squares float64 represents"
+        )
+    return checked
 
 
 class DistanceColumns:
@@ -372,6 +371,26 @@ def exponents_of(squares: ScaledSquaredDistances) -> Fill:
         # a number takes five times as long as this, and half as long as exp.)
         bits = out.view(f"i{out.itemsize}")
         np.bitwise_or(bits, sign, out=bits)
+
+    return fill
+
+
+def squares_of(squares: ScaledSquaredDistances, near: float, offset: float = 0.0) -> Fill:
+    """Filler of v = s ‖x − z‖² ≥ 0, recomputed from differences where v + offset is below `near` times its size.
+
+    The size is that of which eps is the error (`ScaledSquaredDistances.sizes`). No entry is infinite.
+    """
+
+    def fill(rows: slice, columns: slice, out: FloatArray) -> None:
+        largest = squares.fill(rows, columns, out)
+        if largest == math.inf:
+            np.minimum(out, np.finfo(out.dtype).max, out=out)  # ∞ times exp(−∞) is not 0
+        elif near * largest > offset:
+            for where, strip in _strips(rows, out):
+                i, j = _where(strip < near * squares.largest(where, columns) - offset)
+                close = strip[i, j] < near * squares.sizes(where, columns, i, j) - offset
+                squares.refine(where, columns, strip, i[close], j[close])
+        np.abs(out, out=out)
 
     return fill
 

@@ -26,6 +26,7 @@ from dkrr.kernels.manhattan import AdditiveChi2 as AdditiveChi2
 from dkrr.kernels.manhattan import Chi2 as Chi2
 from dkrr.kernels.manhattan import Laplacian as Laplacian
 from dkrr.kernels.random_walk import RandomWalk as RandomWalk
+from dkrr.kernels.rational import RationalQuadratic as RationalQuadratic
 
 _CLASSES = [
     value for value in vars().values() if isinstance(value, type) and issubclass(value, Kernel) and value is not Kernel

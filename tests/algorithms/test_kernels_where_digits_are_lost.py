@@ -10,13 +10,26 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, features
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.kernels import RBF, BagOfWords, Chi2, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
+from dkrr.kernels import (
+    RBF,
+    BagOfWords,
+    Chi2,
+    Cosine,
+    Laplacian,
+    Linear,
+    Matern,
+    Normalized,
+    Polynomial,
+    RationalQuadratic,
+    TaylorRBF,
+)
 from tests import precise
 from tests.oracles import naive_gram
 from tests.pairs import every_pair
 from tests.systems import random
 
 MATERNS = [Matern(nu) for nu in (0.5, 1.5, 2.5)]
+RATIONAL = [RationalQuadratic(2.0, 0.7), RationalQuadratic(2.0, 1e6)]
 
 
 def rows_with_duplicates(scale):
@@ -45,7 +58,7 @@ PLACES = {
 
 @every_pair(
     place=list(PLACES),
-    kernel=[RBF(1.0), Laplacian(), *MATERNS],
+    kernel=[RBF(1.0), Laplacian(), *MATERNS, *RATIONAL],
     convert=[np.asarray, sp.csr_array],
     dtype=[np.float64, np.float32],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -58,12 +71,12 @@ def test_distances_keep_their_digits_where_a_product_of_matrices_loses_them(plac
     assert_allclose(single, expected, rtol=1e-5, atol=1e-5)
     if place == "equal":
         assert max(found.max(), single.max()) <= 1.0
-        assert kernel == RBF(1.0) or (np.fliplr(found).diagonal() == 1.0).all()
+        assert kernel in (RBF(1.0), *RATIONAL) or (np.fliplr(found).diagonal() == 1.0).all()
 
 
 @every_pair(
     scale=[1e7, 1e9, 1e12, 1e100, 1e154, 1e200, 1e307],
-    kernel=[RBF(0.5), RBF(50.0), RBF(3e-300), RBF(1e300), Laplacian(0.5), *MATERNS],
+    kernel=[RBF(0.5), RBF(50.0), RBF(3e-300), RBF(1e300), Laplacian(0.5), *MATERNS, *RATIONAL],
     convert=[np.asarray, sp.csr_array],
     dtype=[np.float64, np.float32],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -93,6 +106,8 @@ def test_rbf_of_a_wide_range_is_exact_and_of_tiny_rows_does_not_underflow():
 def test_lengths_whose_squares_leave_the_range_are_refused(length_scale):
     with pytest.raises(InputError, match="length_scale is .*; expected numbers from 1e-150 to 1e"):
         Matern(length_scale=length_scale)
+    with pytest.raises(InputError, match="length_scale is .*; expected numbers from 1e-150 to 1e"):
+        RationalQuadratic(length_scale=length_scale)
 
 
 def test_laplacian_of_wide_csr_rows_is_that_of_dense_ones():

@@ -13,7 +13,7 @@ from sklearn.model_selection import KFold, LeaveOneGroupOut, ShuffleSplit, TimeS
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
-from dkrr.kernels import RBF, Laplacian, Matern
+from dkrr.kernels import RBF, Laplacian, Matern, RationalQuadratic
 from dkrr.selection import fold_sums
 from dkrr.solvers import ConjugateGradient
 from tests.naive_folds import exact_errors, leave_one_out, naive_scores, scores_of
@@ -60,6 +60,7 @@ def dense_error(X, Y, weights, kernel, alpha, pairs, *, fit_intercept):
         {"weighted": True, "fit_intercept": True, "t": 3, "columns": 8},  # targets one after the other
         {"weighted": True, "fit_intercept": True, "tile": 40},
         {"kernel": Matern(2.5, LENGTHS)},
+        {"kernel": RationalQuadratic(LENGTHS, 0.7)},
         {"weighted": True, "fit_intercept": True, "folds": TimeSeriesSplit(3)},  # that leave out more
     ],
     ids=str,

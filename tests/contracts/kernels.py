@@ -41,13 +41,13 @@ class Row:
     """What the tests know of a class of kernels."""
 
     formula: Callable[[Any, list[Any], list[Any], Any], Any]
-    """k(x, z) of a kernel and two rows; `m` has number, exp, sqrt and tanh of the arithmetic."""
+    """k(x, z) of a kernel and two rows; `m` has number, exp, log1p, sqrt and tanh of the arithmetic."""
     cases: list[Case] = field(default_factory=list)
     takes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Wrong-looking values that mean something, by parameter: labels of `wrong_values`; all others are refused."""
 
 
-FLOATS = SimpleNamespace(number=float, exp=math.exp, sqrt=math.sqrt, tanh=math.tanh)
+FLOATS = SimpleNamespace(number=float, exp=math.exp, log1p=math.log1p, sqrt=math.sqrt, tanh=math.tanh)
 """The arithmetic of naive formulas: another one has functions of these names."""
 
 
@@ -110,6 +110,12 @@ def _matern(kernel, x, z, m):
     return {0.5: 1, 1.5: 1 + r, 2.5: 1 + r + r * r / 3}[kernel.nu] * m.exp(-r)
 
 
+def _rational(kernel, x, z, m):
+    alpha = m.number(kernel.alpha)
+    u = squared_distance(x, z, [1 / (2 * alpha * s**2) for s in each(kernel.length_scale, x, m)])
+    return m.exp(-alpha * m.log1p(u))
+
+
 def _chi2(x, z, m):
     return sum(((a - b) ** 2 / (a + b) for a, b in zip(x, z, strict=True) if a + b > 0), m.number(0))
 
@@ -162,6 +168,11 @@ ROWS: dict[type[k.Kernel], Row] = {
         _matern,
         [Case(k.Matern(nu, length), repeats=length == 1.0) for nu in (0.5, 1.5, 2.5) for length in (1.0, 3.7)],
         {"nu": values.HALF | {"1.5"}, "length_scale": MODERATE},
+    ),
+    k.RationalQuadratic: Row(
+        _rational,
+        [Case(k.RationalQuadratic()), Case(k.RationalQuadratic(2.7, 0.3)), Case(k.RationalQuadratic(0.8, 1e6))],
+        {"length_scale": MODERATE, "alpha": POSITIVE - values.TINY - values.HUGE_POWER},
     ),
     k.AdditiveChi2: Row(lambda k, x, z, m: -_chi2(x, z, m), [Case(k.AdditiveChi2(), non_negative=True)]),
     k.Chi2: Row(
