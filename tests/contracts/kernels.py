@@ -7,14 +7,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dkrr import kernels as k
 from dkrr.features import MapKernel
 from dkrr.kernels.lengths import WithLengths
 from tests.contracts import wrong_values as values
+
+Numbers: TypeAlias = list[Any]
+"""Floats, or numbers of 180 digits."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,10 @@ class Case:
     whole: bool = False  # tells only equal numbers apart: rows of a few
     far: float = 1e6  # factor of rows that are far from each other
 
-    def __str__(self):
+    def __str__(self) -> str:
         return str(self.kernel)
 
-    def rows(self, n, d, seed=0):
+    def rows(self, n: int, d: int, seed: int = 0) -> NDArray[np.float64]:
         X = np.random.default_rng(seed).standard_normal((n, d))
         X = np.rint(X) if self.whole else X
         return np.abs(X) if self.non_negative else X
@@ -40,7 +44,7 @@ class Case:
 class Row:
     """What the tests know of a class of kernels."""
 
-    formula: Callable[[Any, list[Any], list[Any], Any], Any]
+    formula: Callable[[Any, Numbers, Numbers, Any], Any]
     """k(x, z) of a kernel and two rows; `m` has number, exp, log1p, sqrt and tanh of the arithmetic."""
     cases: list[Case] = field(default_factory=list)
     takes: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -51,82 +55,82 @@ FLOATS = SimpleNamespace(number=float, exp=math.exp, log1p=math.log1p, sqrt=math
 """The arithmetic of naive formulas: another one has functions of these names."""
 
 
-def naive_entry(kernel, x, z, m=FLOATS):
+def naive_entry(kernel: k.Kernel, x: Numbers, z: Numbers, m: Any = FLOATS) -> Any:
     """Return k(x, z) of two rows as lists of numbers; the formula is that of the kernel's row."""
     if type(kernel) not in ROWS:
         raise LookupError(lacks_row(type(kernel)))
     return ROWS[type(kernel)].formula(kernel, x, z, m)
 
 
-def lacks_row(kind):
+def lacks_row(kind: type[k.Kernel]) -> str:
     return (
         f"{kind.__name__} has no naive formula to be compared with: add its row to ROWS in tests/contracts/kernels.py, "
         f"k.{kind.__name__}: Row(lambda k, x, z, m: ..., [Case(k.{kind.__name__}())])"
     )
 
 
-def lacks_values(kind, parameter):
+def lacks_values(kind: type[k.Kernel], parameter: str) -> str:
     return (
         f"{kind.__name__}.{parameter} may be anything as far as the tests know: add {{{parameter!r}: POSITIVE}}, or "
         f"what else it takes, to its row in tests/contracts/kernels.py"
     )
 
 
-def dot(x, z):
+def dot(x: Numbers, z: Numbers) -> Any:
     return sum(a * b for a, b in zip(x, z, strict=True))
 
 
-def each(scales, x, m):
+def each(scales: Any, x: Numbers, m: Any) -> Numbers:
     """One number for each column, of one for all or of several; None is 1 / d."""
     if scales is None:
         return [m.number(1) / len(x)] * len(x)
     return [m.number(s) for s in (scales if isinstance(scales, tuple) else [scales] * len(x))]
 
 
-def squared_distance(x, z, scales):
+def squared_distance(x: Numbers, z: Numbers, scales: Numbers) -> Any:
     return sum(s * (a - b) ** 2 for s, a, b in zip(scales, x, z, strict=True))
 
 
-def absolute_distance(x, z, scales):
+def absolute_distance(x: Numbers, z: Numbers, scales: Numbers) -> Any:
     return sum(s * abs(a - b) for s, a, b in zip(scales, x, z, strict=True))
 
 
-def _gamma(kernel, x, m):
+def _gamma(kernel: Any, x: Numbers, m: Any) -> Any:
     return each(kernel.gamma, x, m)[0]
 
 
-def _columns(kernel, x):
+def _columns(kernel: k.Columns, x: Numbers) -> Numbers:
     return [x[j] for j in np.arange(len(x))[kernel.numbers(len(x))]]
 
 
-def _cosine(_, x, z, m):
+def _cosine(_: Any, x: Numbers, z: Numbers, m: Any) -> Any:
     lengths = m.sqrt(dot(x, x)) * m.sqrt(dot(z, z))
     return dot(x, z) / lengths if lengths > 0 else m.number(0)
 
 
-def _matern(kernel, x, z, m):
+def _matern(kernel: Any, x: Numbers, z: Numbers, m: Any) -> Any:
     nu = m.number(kernel.nu)
     r = m.sqrt(2 * nu * squared_distance(x, z, [1 / s**2 for s in each(kernel.length_scale, x, m)]))
     return {0.5: 1, 1.5: 1 + r, 2.5: 1 + r + r * r / 3}[kernel.nu] * m.exp(-r)
 
 
-def _rational(kernel, x, z, m):
+def _rational(kernel: Any, x: Numbers, z: Numbers, m: Any) -> Any:
     alpha = m.number(kernel.alpha)
     u = squared_distance(x, z, [1 / (2 * alpha * s**2) for s in each(kernel.length_scale, x, m)])
     return m.exp(-alpha * m.log1p(u))
 
 
-def _chi2(x, z, m):
+def _chi2(x: Numbers, z: Numbers, m: Any) -> Any:
     return sum(((a - b) ** 2 / (a + b) for a, b in zip(x, z, strict=True) if a + b > 0), m.number(0))
 
 
-def _taylor(kernel, x, z, m):
+def _taylor(kernel: Any, x: Numbers, z: Numbers, m: Any) -> Any:
     gamma = _gamma(kernel, x, m)
     terms = sum((2 * gamma * dot(x, z)) ** j / math.factorial(j) for j in range(kernel.degree + 1))
     return m.exp(-gamma * (dot(x, x) + dot(z, z))) * terms
 
 
-def _normalized(kernel, x, z, m):
+def _normalized(kernel: Any, x: Numbers, z: Numbers, m: Any) -> Any:
     squares = naive_entry(kernel.base, x, x, m) * naive_entry(kernel.base, z, z, m)
     return naive_entry(kernel.base, x, z, m) / m.sqrt(squares) if squares > 0 else m.number(0)
 
