@@ -64,8 +64,8 @@ def naive_entry(kernel: k.Kernel, x: Numbers, z: Numbers, m: Any = FLOATS) -> An
 
 def lacks_row(kind: type[k.Kernel]) -> str:
     return (
-        f"{kind.__name__} has no naive formula to be compared with: add its row to ROWS in tests/contracts/kernels.py, "
-        f"k.{kind.__name__}: Row(lambda k, x, z, m: ..., [Case(k.{kind.__name__}())])"
+        f"{kind.__name__} has no naive formula with cases to be compared: add its row to ROWS in "
+        f"tests/contracts/kernels.py, k.{kind.__name__}: Row(lambda k, x, z, m: ..., [Case(k.{kind.__name__}())])"
     )
 
 
@@ -229,12 +229,13 @@ ROWS: dict[type[k.Kernel], Row] = {
 }
 
 ELSEWHERE = {
-    k.BagOfWords: "tests/data/test_documents.py",
+    k.BagOfWords: "tests/data/test_objects.py",
     k.CallableKernel: "tests/cluster/test_functions.py",
+    k.Columns: "tests/algorithms/test_compound_kernels.py",
     k.Precomputed: "tests/data/test_kernel_values.py",
     k.RandomWalk: "tests/data/test_graphs.py",
 }
-"""Kernels whose rows are not numbers, or that compute nothing, and the tests that have them."""
+"""Kernels without cases, as their rows are not numbers alone or they compute nothing, and the tests that they have."""
 
 CASES = [case for row in ROWS.values() for case in row.cases]
 DISTINCT = [case for case in CASES if not case.repeats]
