@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from dkrr import KernelRidge, plan
 from dkrr.data import as_rows
 from dkrr.errors import KernelFunctionError
-from dkrr.kernels import RBF, CallableKernel, Columns
+from dkrr.kernels import RBF, CallableKernel, Columns, Kernel
 from dkrr.planning.measures import MAX_ROWS, MIN_ROWS, measure, with_measured_kernel
 from dkrr.planning.problem import EntrySeconds
 from tests.planning.problems import problem
@@ -131,6 +131,20 @@ def test_a_kernel_is_measured_where_it_takes_long(rows):
 def test_a_kernel_is_not_measured_where_that_does_not_pay_or_cannot_be(case, is_on):
     with dask.config.set({"dkrr.quick-measurement": is_on}):
         assert with_measured_kernel(case, None) is case
+
+
+class Unpriced(RBF):
+    """A kernel that states no time."""
+
+    entry_seconds = Kernel.entry_seconds
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_kernel_that_states_no_time_is_measured_for_a_small_fit():
+    case = problem(2000, D)
+    assert with_measured_kernel(case, as_rows(X)) is case
+    unpriced = replace(case, kernel=Unpriced(0.1))
+    assert with_measured_kernel(unpriced, as_rows(X)).entry_seconds is not None
 
 
 @pytest.mark.usefixtures("quick")
