@@ -351,11 +351,11 @@ class Checkpoints(Snapshots):
 
     def save(self, state: State) -> None:
         """Save now."""
-        began = time.monotonic()
         if self.pivots is not None:
             self.save_pivots(self.pivots())
         if self.factor is not None:
             self.factor.follow()
+        began = time.monotonic()
         arrays, plain = state.arrays()
         residual = {"residual": state.history[-1].largest} if state.history else {}
         self.write(arrays, plain | {"part": self.part}, {"iteration": state.iteration} | residual)
