@@ -5,6 +5,7 @@ as long as writing them should take. What is not kept is computed again from the
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,13 +67,14 @@ class KeptFactor:
         try:
             if not fits(note, FACTOR_NOTE):
                 raise StoreError("the note is not as dkrr writes it")
-            if note["panels"][-1][1] > self.factor.capacity:  # in less memory
-                raise StoreError("the factor has more columns than fit in memory")
+            if note["panels"][-1][1] > self.factor.capacity:  # it was computed in more memory
+                return None
             self.factor.take(*self._found(note))
         except UnreachableStoreError:
             raise
         except UNLIKE_OURS:
-            self._drop()
+            with suppress(StoreError, OSError):  # a finished run may be read where nothing can be written
+                self._drop()
             return None
         self._note = note
         self._begun = time.monotonic()

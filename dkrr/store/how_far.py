@@ -153,6 +153,8 @@ class HowFar:
         parts, unfinished, batches = list[str](), _unfinished(arrays), self.batches_left(arrays)
         if batches:
             parts.append(f"{plural(batches, 'batch', 'es')} of targets {_are(batches)} left to solve")
+        elif self.notes.get(N_BATCHES) and self.result is None:
+            return "all batches of targets are solved, and the result is left"
         if self.result is None:
             parts += self._of_stage(arrays, copy)
             form = f"{ARRAYS_OF.get(self.stage, '')}|{TRIANGLES}"

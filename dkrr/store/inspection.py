@@ -21,12 +21,13 @@ from dkrr.store.description import (
     describe_model,
     fits,
     is_model,
+    list_of,
     model_arrays,
 )
 from dkrr.store.format import NAME
 from dkrr.store.how_far import HowFar
 from dkrr.store.lock import who_owns
-from dkrr.store.paths import resolved_place
+from dkrr.store.paths import NAMES, resolved_place
 from dkrr.store.places import place_at
 from dkrr.store.run_store import CHECKPOINT, FACTOR, PIVOTS, PLAN, WORK, RunStore
 from dkrr.text import Explained, format_bytes, one_line, plural
@@ -253,7 +254,7 @@ def status(path: str | Path) -> RunStatus:
 
 def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> RunStatus:
     saved, fingerprint, copy = run.checkpoint(), description["fingerprint"], description["rows"]
-    seen = None if saved is None else saved["shown"]
+    seen = None if saved is None or _is_of_finished_batch(saved, description["notes"]) else saved["shown"]
     far = HowFar(fingerprint or {}, description["notes"], seen)
     far.check(run.url)
     contents = tuple(_content(name, pieces) for name, pieces in _arrays_of(run)[0].items())
@@ -277,6 +278,13 @@ def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> Run
     )
 
 
+def _is_of_finished_batch(saved: dict[str, Any], notes: dict[str, Any]) -> bool:
+    """Whether a checkpoint is of a batch of targets that is solved: the next one begins its own iteration."""
+    return bool(saved["plain"].get("part")) and bool(notes.get(f"batch-{saved['plain']['part']}"))
+
+
+KEPT = re.compile("(model|held-out)-[0-9]+")
+"""Notes of what is found and does not change any more: names of arrays."""
 SEARCH_PART = re.compile(r"kernel-[0-9]+(-[a-z]+-[0-9]+)*|optimum|fit")
 """Names of the runs in the folder of a search."""
 
@@ -448,6 +456,8 @@ def _complete_arrays(run: RunStore) -> list[str]:
     names = [array.url.removeprefix(f"{run.url}/") for array in arrays]
     names += [] if saved is None else [f"{CHECKPOINT}-{saved['turn']}/{name}" for name in saved["arrays"]]
     names += [] if pivots is None else [str(pivots)]
+    kept = {name: keys for name, keys in (run.description() or {})["notes"].items() if KEPT.fullmatch(name)}
+    names += [f"{name}/{key}" for name, keys in kept.items() if fits(keys, list_of(NAMES)) for key in keys]
     if not fits(factor, (None, FACTOR_NOTE)):
         raise StoreError(f"the run {run.url} is damaged: its preconditioner is described by {shown(factor)}")
     return names if factor is None else [*names, *_names_of_factor(factor)]
