@@ -133,7 +133,7 @@ def _of_run(path: str) -> dict[str, Any]:
     return {
         "status": found,
         "chunks": f"{n_present:,} of {n_expected:,}",
-        "is_finished": bool(outcome) and n_present >= n_expected and not found.batches_left,
+        "is_finished": found.is_finished,
         "maps": tile_maps(path),
         "plan": notes["plan"],
         "result": outcome.get("text"),

@@ -20,13 +20,12 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.results import Solution
-from dkrr.fitting.storage import UNLIKE_OURS
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.residual import worst
 from dkrr.linalg.result import Status
 from dkrr.planning import Plan
 from dkrr.store import TileGrid
-from dkrr.store.run_store import BATCHES, N_BATCHES
+from dkrr.store.run_store import BATCHES, N_BATCHES, UNLIKE_OURS
 
 DualForm = DirectDual | FactoredDual | IteratedDual
 SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]

@@ -33,15 +33,25 @@ from dkrr.data.stored import StoredCopy
 from dkrr.data.watched import BlockSums, WatchedRows
 from dkrr.errors import InputError, MemoryLimitError, StoreError, UnreachableStoreError
 from dkrr.fitting.data import FitData
-from dkrr.fitting.storage import Checkpoints, EndsWhenLost, MemoryStorage, Storage, StoredArrays, TemporaryFolder
+from dkrr.fitting.storage import (
+    Checkpoints,
+    EndsWhenLost,
+    MemoryStorage,
+    StageNotes,
+    Storage,
+    StoredArrays,
+    TemporaryFolder,
+)
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.products import ResidentRows
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Generated, Plan
+from dkrr.planning.resources import Rates
 from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
 from dkrr.store.places import delete_partial, place_at
-from dkrr.store.run_store import PLAN
+from dkrr.store.run_store import ASKED, PLAN
 from dkrr.text import format_bytes
 
 logger = logging.getLogger("dkrr")
@@ -211,6 +221,10 @@ class Context:
     """Returns the text of the plan, for people who look at the store."""
     layout: dict[str, Any] = field(default_factory=dict)
     """How the run cuts its matrix, for the runs that resume it."""
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What is asked of the run, and the times of its plan, as `ASKED_NOTE` has it."""
+    write_bytes: float = Rates().write_bytes
+    """Bytes per second that the store takes from all workers together."""
     temporary: TemporaryFolder | None = None
     peak_bytes: int = 0
     """Highest resident memory of any process that did the work, once it is done."""
@@ -225,6 +239,8 @@ class Context:
 
     def __post_init__(self) -> None:
         self.progress = self.progress.shown_also(EndsWhenLost(self.storage))
+        if self.storage.keeps:
+            self.progress = self.progress.shown_also(StageNotes(self.stored))
         self.checkpoints = Checkpoints(self.stored.store) if self.storage.keeps else None
         """Checkpoints of an iteration, where the storage is kept."""
 
@@ -369,8 +385,9 @@ class Context:
                 # A plan that the workers have no memory for must not be what the store holds from then on.
                 with self.progress.measured("starting workers"):
                     self.executor.wait_until_ready()  # type: ignore[attr-defined]
-            explained = {PLAN: self.explained()} if self.storage.keeps else {}
+            explained = {PLAN: self.explained(), ASKED: self.asked or None} if self.storage.keeps else {}
             store.claim(fingerprint(checksum), self.layout, {**(notes or {}), **explained})
+            self.stored.begin(self.asked)
         except BaseException:
             if name is not None:
                 store.delete(name)
@@ -435,8 +452,17 @@ class Context:
 
 
 @contextmanager
-def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[Context]:
-    """Open the storage, and start (or find) the workers, of a plan; without a store it is temporary or in memory."""
+def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: int | None = None) -> Iterator[Context]:
+    """Open the storage, and start (or find) the workers, of a plan; without a store it is temporary or in memory.
+
+    Parameters
+    ----------
+    plan : Plan
+    store : str or None
+    progress : Progress
+    max_iter : int, optional
+        Most steps of a method that the plan does not limit.
+    """
     if plan.execution != "dask":
         reset_peak()
     with ExitStack() as stack:
@@ -455,10 +481,19 @@ def open_context(plan: Plan, store: str | None, progress: Progress) -> Iterator[
                 delete_partial(run_store.url)
             run_store.open()
             context = _opened(plan, StoredArrays(run_store, keeps=store is not None), stack, progress)
-            context.temporary = temporary
+            context.temporary, context.asked = temporary, _asked(plan, max_iter)
         stack.callback(context.executor.forget, context.run)
         yield context
         context.peak_bytes = context.record.peak_bytes if plan.execution == "dask" else peak_resident_bytes()
+
+
+def _asked(plan: Plan, max_iter: int | None) -> dict[str, Any]:
+    """What is asked of a run beyond its problem."""
+    solver = plan.problem.solver
+    if max_iter is None and isinstance(solver, ConjugateGradient):
+        max_iter = solver.max_iter
+    planned = [[stage.name, stage.seconds] for stage in plan.chosen.stages]
+    return {"tol": plan.problem.tol, "max_iter": max_iter, "planned": planned}
 
 
 def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) -> Context:
@@ -486,6 +521,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
         cluster_is_running=resources.cluster_is_running,
         explained=plan.__str__,
         layout=chosen.layout() | ({"batch": plan.problem.batch} if plan.problem.batch else {}),
+        write_bytes=resources.rates.write_bytes * max(chosen.n_workers, 1),
     )
 
 

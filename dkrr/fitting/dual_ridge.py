@@ -356,6 +356,7 @@ class FactoredDual(DualRidge):
             preconditioner,
             self._context.progress,
         )
+        self._context.storage.note_stage("conjugate gradient")
         outcome = begun.iteration.run(state=begun.start)
         if outcome.status is not Status.CONVERGED and not is_last:
             return None

@@ -17,6 +17,7 @@ from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
+from dkrr.fitting.kept_factor import KeptFactor
 from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.sampled import by_name
 from dkrr.linalg.memory import KeptTiles
@@ -251,7 +252,7 @@ class MultipliedGram(GramMatrix):
     def partial_factor(
         self, importance: Array | None, settings: RPCholesky, is_enough: Callable[[PivotedCholesky], bool]
     ) -> PivotedCholesky:
-        """Factor K partially, from the pivots that an earlier run saved.
+        """Factor K partially, from the columns or the pivots that an earlier run saved.
 
         Parameters
         ----------
@@ -273,6 +274,9 @@ class MultipliedGram(GramMatrix):
             dtype=np.float32,
             record=context.record,
         )
+        kept = None
+        if checkpoints is not None:
+            kept = checkpoints.factor = KeptFactor(context.stored.store, factor, context.write_bytes)
         saved = None if checkpoints is None else checkpoints.load_pivots()
         shown = 0
 
@@ -280,15 +284,21 @@ class MultipliedGram(GramMatrix):
             nonlocal shown
             context.progress.advance((grown.rank - shown) / (settings.rank or grown.capacity))
             shown = grown.rank
-            return settings.rank is None and is_enough(grown)
+            is_done = settings.rank is None and is_enough(grown)
+            if kept is not None and not is_done:
+                kept.after_round()
+            return is_done
 
         with context.progress.stage("preconditioner", 1.0):
-            if saved is not None and len(saved) <= factor.capacity:
+            is_complete = None if kept is None else kept.load()
+            if is_complete is None and saved is not None and len(saved) <= factor.capacity:
                 factor.restore(saved)
             if settings.rank is not None:
                 factor.grow(settings.rank, after_round)
-            elif factor.rank == 0:
+            elif factor.rank == 0 or is_complete is False:
                 factor.grow(factor.capacity, after_round)
+            if kept is not None:
+                kept.end()
         if checkpoints is not None:
             checkpoints.pivots = lambda: factor.index
             checkpoints.save_pivots(factor.index)

@@ -353,7 +353,7 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     begun = time.perf_counter()
     scaled = data.in_range()
     start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
-    with open_context(plan, request.settings.store, progress) as context:
+    with open_context(plan, request.settings.store, progress, request.settings.max_iter) as context:
         how = plan.chosen.how
         made = OBJECTIVES[plan.form, type(how)](how, scaled, plan, context)
         found = _minimise(scaled, plan, context, made.objective, request.settings.max_iter, start)
@@ -441,6 +441,7 @@ def _minimise(
         start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()
+        context.storage.note_stage("Newton steps")
         with progress.measured("Newton steps"):
             objective = objective_at(alpha, path.point or start, path.references)
             save = partial(_save_step, checkpoints, objective, path.done)

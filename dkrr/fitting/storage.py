@@ -7,7 +7,7 @@ is discarded, and computed again by its tasks.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,12 +20,13 @@ from dkrr.cluster.process import ended_in_order
 from dkrr.config import setting
 from dkrr.data.rows import digest_of
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
+from dkrr.fitting.kept_factor import KeptFactor
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.sources import Vectors
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import check_owned, owned
 from dkrr.store.paths import resolved_place
-from dkrr.store.run_store import CHECKPOINT, PIVOTS
+from dkrr.store.run_store import ASKED, CHECKPOINT, PIVOTS, STAGE, UNLIKE_OURS, WORK
 
 
 class Storage(ABC):
@@ -49,6 +50,10 @@ class Storage(ABC):
     @abstractmethod
     def set_note(self, name: str, value: Any) -> None:
         """Note a value of JSON's types."""
+
+    @abstractmethod
+    def note_stage(self, name: str, done: float = 0.0) -> None:
+        """Note the last stage that has begun and how much of it is done, for `dkrr.status`."""
 
     @abstractmethod
     def check(self) -> None:
@@ -81,6 +86,9 @@ class MemoryStorage(Storage):
     def set_note(self, name: str, value: Any) -> None:
         self._notes[name] = value
 
+    def note_stage(self, name: str, done: float = 0.0) -> None:
+        """See base class; nobody else sees this process's memory."""
+
     def check(self) -> None:
         """See base class; the memory of this process is its own."""
 
@@ -93,6 +101,8 @@ class StoredArrays(Storage):
     keeps: bool
     _groups: set[str] = field(default_factory=set)
     """Groups that exist."""
+    _is_claimed: bool = False
+    """The store belongs to the problem of this run."""
 
     def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> ChunkedArray:
         """See base class; what an earlier run has written is kept unless `data` is given."""
@@ -109,6 +119,30 @@ class StoredArrays(Storage):
 
     def check(self) -> None:
         check_owned()
+
+    def begin(self, asked: dict[str, Any]) -> None:
+        """Note what is asked of the run that has the store now; a result of another question is that no longer."""
+        self._is_claimed = True
+        if not self.keeps or not asked:
+            return
+        before = self.store.note(ASKED)
+        if not isinstance(before, dict) or any(before.get(k) != asked[k] for k in ("tol", "max_iter")):
+            with suppress(StoreError, OSError):  # a finished run may be read where nothing can be written
+                self.store.set_notes({ASKED: asked, WORK: None, STAGE: None})
+
+    def note_stage(self, name: str, done: float = 0.0) -> None:
+        """See base class; nothing else depends on it, so a disk that cannot be written to does not matter."""
+        if not self.keeps:
+            return
+        with suppress(StoreError, OSError):
+            found = self.store.description()
+            # What is refused later leaves no trace in the run of another problem, and reading a result none in its run.
+            if (
+                found is not None
+                and (self._is_claimed or found["fingerprint"] is None)
+                and not found["notes"].get(WORK)
+            ):
+                self.store.set_note(STAGE, {"name": name, "done": done})
 
     def _begin(self, group: str) -> None:
         if group not in self._groups:
@@ -142,6 +176,45 @@ class EndsWhenLost(Progress):
         self._storage.check()
 
 
+STAGE_SECONDS = 10.0
+"""Time after which it is noted again how much of a stage is done."""
+NOTE_SHARE = 0.01
+"""Part of the time that such notes take at most."""
+
+
+class StageNotes(Progress):
+    """Notes in the store of a run which stage has begun, and at times how much of it is done.
+
+    Parameters
+    ----------
+    storage : StoredArrays
+    """
+
+    def __init__(self, storage: StoredArrays) -> None:
+        super().__init__()
+        self._storage, self._name, self._noted, self._next = storage, "", 0.0, 0.0
+
+    def begin(self, name: str, total: float, done: float) -> None:
+        is_noted = name == self._name and not self._noted and not done and time.monotonic() < self._next
+        self._name, self._total, self._done = name, total, done
+        if not is_noted:
+            self._note()
+
+    def advance(self, flops: float) -> None:
+        self._done += flops
+        if time.monotonic() >= self._next:
+            self._note()
+
+    def end(self, *, failed: bool) -> None:
+        pass
+
+    def _note(self) -> None:
+        began, self._noted = time.monotonic(), min(self._done / self._total, 1.0)
+        self._storage.note_stage(self._name, self._noted)
+        now = time.monotonic()
+        self._next = now + max(STAGE_SECONDS, (now - began) / NOTE_SHARE)
+
+
 class TemporaryFolder(PrivateFolder):
     """Folder of a run without a store; a model that reads there keeps it."""
 
@@ -155,9 +228,6 @@ class TemporaryFolder(PrivateFolder):
 Array = NDArray[np.float64]
 
 CHUNK_ROWS = 65536
-
-UNLIKE_OURS = (StoreError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading raises where a store holds something else than dkrr writes."""
 
 Value = TypeVar("Value")
 
@@ -201,6 +271,7 @@ class Snapshots:
             # The error's own advice is about tiles, which are computed again one by one.
             what = str(error).split(": ")[0]
             self.damage = f"the checkpoint of the run in this store is damaged ({what}): the iteration restarts"
+            self.store.set_note(WORK, None)
             return None
 
     def keep(self, name: str, arrays: dict[str, Array]) -> None:
@@ -240,16 +311,24 @@ class Snapshots:
         self._turn, self._last = 1 - self._turn, (digests, plain)
 
 
+WRITE_SHARE = 0.025
+"""Part of the time that writing checkpoints takes at most, but for the first one."""
+
+
 @dataclass
 class Checkpoints(Snapshots):
     """Checkpoints of conjugate gradient, with the pivots of its preconditioner."""
 
     pivots: Callable[[], NDArray[np.intp]] | None = None
     """Pivots of the preconditioner, which may have grown since the last checkpoint."""
+    factor: KeptFactor | None = None
+    """Columns of the preconditioner in the store."""
     part: str = ""
     """Which of several iterations of a run this is, one after the other; a checkpoint of another is not used."""
     _n_pivots: int = 0
     _saved_at: float = field(default_factory=time.monotonic)
+    _write_seconds: float = 0.0
+    """Time that the last checkpoint took."""
 
     def load(self) -> State | None:
         """Last complete checkpoint; None without one, or if it is damaged."""
@@ -260,18 +339,28 @@ class Checkpoints(Snapshots):
         return State.from_arrays(arrays, plain) if plain.get("part", "") == self.part else None
 
     def save_in_time(self, state: State) -> None:
-        """Save if the last checkpoint is older than ``dkrr.checkpoint-seconds``."""
-        if time.monotonic() - self._saved_at >= setting("checkpoint-seconds"):
+        """Save if a kill would lose more than ``dkrr.checkpoint-seconds`` of work, and writing takes little of it.
+
+        A preconditioner that is not kept, which a run that resumes computes again, is part of what is lost.
+        """
+        limit = float(setting("checkpoint-seconds"))
+        again = 0.0 if self.factor is None else self.factor.again_seconds
+        waited = max(limit - again, limit / 3, self._write_seconds / WRITE_SHARE) if limit else 0.0
+        if time.monotonic() - self._saved_at >= waited:
             self.save(state)
 
     def save(self, state: State) -> None:
         """Save now."""
         if self.pivots is not None:
             self.save_pivots(self.pivots())
+        if self.factor is not None:
+            self.factor.follow()
+        began = time.monotonic()
         arrays, plain = state.arrays()
         residual = {"residual": state.history[-1].largest} if state.history else {}
         self.write(arrays, plain | {"part": self.part}, {"iteration": state.iteration} | residual)
         self._saved_at = time.monotonic()
+        self._write_seconds = self._saved_at - began
 
     def load_pivots(self) -> NDArray[np.intp] | None:
         """Pivots of the preconditioner of the run; None if they were not saved, or are damaged: others are as good."""
@@ -362,6 +451,7 @@ def discarded(run: RunStore, found: DamagedChunkError) -> str:
     damaged = {(error.url, error.key) for error in run.damage()} | {(found.url, found.key)}
     for url, key in damaged:
         run.discard(url, key)
+    run.set_note(WORK, None)  # what is discarded is left to compute
     first = ", ".join(sorted(f"{key} of {url.removeprefix(run.url).strip('/')}" for url, key in damaged)[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
     return f"damaged in the store, discarded and computed again: {first}{more}"

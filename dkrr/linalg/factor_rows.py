@@ -1,7 +1,8 @@
 """Rows of the factor F of a partial Cholesky factorisation: kept in memory, strip by strip in work, and their tasks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from dkrr import blas
 from dkrr.cluster import Meter, resident
 from dkrr.linalg.products import Precision
 from dkrr.linalg.sources import ColumnSource
+from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
 
@@ -219,3 +221,41 @@ def square_rows(meter: Meter, rows: FactorRows, _: None) -> Array:
         for where, strip in state.strips():
             np.einsum("ij,ij->i", strip, strip, out=out[where])
     return out
+
+
+@dataclass(frozen=True)
+class KeptColumns:
+    """Columns first ... stop − 1 of F in a store."""
+
+    first: int
+    stop: int
+    parts: tuple[tuple[int, ChunkedArray], ...]
+    """First row of a part of the rows, and its array."""
+
+
+def write_columns(meter: Meter, rows: FactorRows, new: tuple[int, Sequence[ChunkedArray]]) -> None:
+    """Task: write the columns from a number on to the array of these rows, one of those of all parts of the rows."""
+    first, arrays = new
+    state, array = rows.state(), arrays[rows.number]
+    height = array.chunks[0]
+    with meter.time("write"):
+        for k in range(array.grid[0]):
+            block = state.array[k * height : (k + 1) * height, first : first + array.shape[1]]
+            meter.bytes_written += array.write((k, 0), np.ascontiguousarray(block))
+
+
+def read_columns(meter: Meter, rows: FactorRows, kept: Sequence[KeptColumns]) -> None:
+    """Task: read columns that an earlier run wrote, whose rows may have been cut otherwise."""
+    state = rows.new_state()
+    for one in kept:
+        for first_row, array in one.parts:
+            begin, end = max(first_row, rows.start), min(first_row + array.shape[0], rows.stop)
+            height = array.chunks[0]
+            # A chunk at a time: these rows as a whole are in memory once.
+            cuts = [begin, *range(begin + height - (begin - first_row) % height, end, height), end]
+            for start, stop in pairwise(cuts if begin < end else ()):
+                with meter.time("read"):
+                    block = array.read_rows(start - first_row, stop - first_row)
+                state.array[start - rows.start : stop - rows.start, one.first : one.stop] = block
+                meter.bytes_read += block.nbytes
+    state.rank = kept[-1].stop

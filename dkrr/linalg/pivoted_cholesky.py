@@ -40,17 +40,21 @@ from dkrr.linalg.factor_rows import (
     GRAM_ROWS,
     STRIP_ENTRIES,
     FactorRows,
+    KeptColumns,
     LostRowsError,
     NewColumns,
     expand_rows,
     extend_rows,
     gram_rows,
     project_rows,
+    read_columns,
     rebuild_rows,
     square_rows,
+    write_columns,
 )
 from dkrr.linalg.products import Precision, column_sizes
 from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper
+from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
 
@@ -68,6 +72,23 @@ LOW_PRECISION_LEFT = 1e-3
 """Fraction of the trace that is left down to which columns are added by products in float32."""
 FACTOR_DTYPE = np.float32
 """Type of a factor that preconditions: rounding gives another factor, as good a preconditioner, of half the size."""
+FACTOR_BYTES = np.dtype(FACTOR_DTYPE).itemsize
+
+
+@dataclass(frozen=True)
+class FactorState:
+    """All of a partial factor but its rows: with them it grows as it would have."""
+
+    index: NDArray[np.intp]
+    """Pivots."""
+    corner: Array
+    """Rows of F at the pivots, of shape (rank, rank)."""
+    left: Array
+    """What is left of the diagonal, in its units."""
+    traces: list[tuple[int, float]]
+    round: int
+    """Number of the last round, from which random numbers follow."""
+    is_exhausted: bool
 
 
 @dataclass
@@ -185,6 +206,37 @@ class PivotedCholesky:
         self._left[index] = 0.0
         self._round = 10_000 + len(index)  # other random numbers than the run that chose these
         self.traces.append((self.rank, float(self._weighted().sum())))
+
+    @property
+    def segments(self) -> list[tuple[int, int]]:
+        """First row, and the last but one, of the parts of the rows that tasks have."""
+        return [(one.start, one.stop) for one in self._segments]
+
+    def state(self) -> FactorState:
+        """What `take` needs besides the rows."""
+        left, traces = self._left.copy(), list(self.traces)
+        return FactorState(self.index, self.corner.copy(), left, traces, self._round, is_exhausted=self._exhausted)
+
+    def write_columns(self, first: int, arrays: Sequence[ChunkedArray]) -> None:
+        """Write the columns from a number on, to an array for each of `segments`."""
+        self._safely(lambda: self._map(write_columns, (first, arrays)))
+
+    def take(self, kept: Sequence[KeptColumns], state: FactorState) -> None:
+        """Take the columns that an earlier run wrote, and grow on from there with the same bits.
+
+        Raises
+        ------
+        DamagedChunkError
+            If a part of them is damaged; nothing is taken then.
+        """
+        self._map(read_columns, kept)
+        rank = len(state.index)
+        self.index, self._left, self.traces = state.index, state.left, state.traces
+        self._square[:rank, :rank] = state.corner
+        self._round, self._exhausted = state.round, state.is_exhausted
+        # As the rounds took them: entries of other blocks are rounded otherwise.
+        ranks = sorted({r for r, _ in self.traces})
+        self._taken = [self._divided.take(self.index[a:b]) for a, b in pairwise(ranks)]
 
     def gram(self, weights: Array, precision: Precision = "float64") -> Array:
         """Lower triangle of Fᵀ diag(v) F; shape (r, r). Entries above the diagonal are undefined."""

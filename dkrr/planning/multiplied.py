@@ -18,6 +18,7 @@ from dkrr.linalg.conjugate_gradient import (
 )
 from dkrr.linalg.fold_preconditioner import middles_work
 from dkrr.linalg.pivoted_cholesky import (
+    FACTOR_BYTES,
     SPREAD,
     factor_rows_bytes,
     partial_apply_work,
@@ -216,11 +217,14 @@ class Multiplied:
         x_read = Work(row_bytes=p.stored_bytes * (products.n_tiles + 1) / 2 if reads else 0.0)
         loaded = 0 if site.holds_rows or not products.keeps_rows else p.stored_bytes * site.place.n_workers
         checkpoint = 5 * 8 * p.n * s.n_columns if p.keeps_store and p.loss == "squared" else 0
+        # Its columns are kept where computing them takes far longer than writing them.
+        columns = FACTOR_BYTES * p.n * self.rank if p.keeps_store else 0
         return [
             *site.shared(),
             Step("reading X", Work(row_bytes=loaded)),
             Step("preconditioner", self._factor(self.rank), by="caller"),
             Step("preconditioner", self._middles(self.rank), by="blas"),
+            Step("preconditioner", Work(written_bytes=columns, disk_bytes=columns), seconds=0.0),
             Step("preconditioner", small_matrix_work(p.n, self.rank, slots), (s.n_steps - 1) * s.n_columns, "caller"),
             Step("Gram matrix", first, kept),
             Step("conjugate gradient", site.product(s.n_active, precision, kept) + x_read, iterations),

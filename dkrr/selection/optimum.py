@@ -6,6 +6,7 @@ matter; it starts at the best candidate of the grid.
 
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import exp, isfinite, log
 from typing import Any, Literal, get_args
@@ -18,7 +19,7 @@ from dkrr.checks import MIN_TOL, shown, whole
 from dkrr.cluster import Progress, make_progress
 from dkrr.cost import Stage
 from dkrr.data.rows import digest_of
-from dkrr.errors import ConvergenceWarning, DkrrError, InputError
+from dkrr.errors import ConvergenceWarning, DkrrError, InputError, StoreError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
@@ -33,6 +34,7 @@ from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.selection.scores import times_square
 from dkrr.store import RunStore
+from dkrr.store.run_store import ENDED, STAGE
 from dkrr.text import Explained, plural
 
 Array = NDArray[np.float64]
@@ -292,7 +294,15 @@ class _Log:
         """Write an evaluation."""
         if self._store is not None:
             self._entries.append([parameters.tolist(), self._tol, value, gradient.tolist(), excess])
-            self._store.set_note(EVALUATIONS, self._entries)
+            stage = {"name": f"evaluations, {len(self._entries):,} kept", "done": 0.0}
+            self._store.set_notes({EVALUATIONS: self._entries, STAGE: stage})
+
+    def end(self) -> None:
+        """Note that the search has ended, for `dkrr.status`."""
+        stage = {"name": ENDED, "done": 1.0}
+        if self._store is not None and self._store.note(STAGE) != stage:
+            with suppress(StoreError, OSError):  # all is known without it
+                self._store.set_note(STAGE, stage)
 
 
 def optimise(
@@ -348,6 +358,7 @@ def optimise(
         objective = _Objective(search, error, data.kernel, d, progress, log_of_run)
         converged, message = _minimised(objective, start)
         predictions = objective.predictions_of_best()
+    log_of_run.end()
     best, values = objective.best, np.array(objective.values)
     for text in _shortfalls(objective, message, converged=converged):
         warnings.warn(text, ConvergenceWarning, stacklevel=6)

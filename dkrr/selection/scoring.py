@@ -41,6 +41,7 @@ from dkrr.selection.optimum import Search
 from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
 from dkrr.selection.sweep import Refit, sweep
 from dkrr.store.paths import resolved_place
+from dkrr.store.run_store import ENDED
 
 Array = NDArray[np.float64]
 
@@ -133,11 +134,18 @@ def score_by_factors(
     NotPositiveDefiniteError
         If K + λI is not positive definite; the message names λ.
     """
-    matrix = FactoredGram(data, strategy, context, data.dual_scale())
+    matrix, kept = FactoredGram(data, strategy, context, data.dual_scale()), context.checkpoints
     for a, alpha in enumerate(alphas):
-        with in_terms_of_alpha([float(alpha)], "dual", partial(scale_of, data, "dual")):
-            predictions, residual = _predictions(matrix, data, context, folds, float(alpha), f"factor-{a}")
-        matrix.release(f"factor-{a}")
+        found = None if kept is None else kept.kept(f"held-out-{a}")
+        if found is None:
+            with in_terms_of_alpha([float(alpha)], "dual", partial(scale_of, data, "dual")):
+                predictions, residual = _predictions(matrix, data, context, folds, float(alpha), f"factor-{a}")
+            if kept is not None and predictions:  # the factor is deleted: it is as large as K
+                kept.keep(f"held-out-{a}", {"values": np.concatenate(predictions), "residual": np.array([[residual]])})
+            matrix.release(f"factor-{a}")
+        else:
+            cuts = np.cumsum([len(rows) for rows in folds.test])[:-1]
+            predictions, residual = np.split(found["values"], cuts), float(found["residual"][0, 0])
         for fold in range(report.n_folds):
             report.take(a, fold, residual, MAX_RESIDUAL)
         for fold, values in enumerate(predictions):
@@ -446,3 +454,4 @@ def _carry_out(
             assert isinstance(one.chosen.how, Direct)
             data = data.by_folds()
             score_by_factors(one.chosen.how, data, context, data.folds, alphas, sheet, report)
+        context.storage.note_stage(ENDED)

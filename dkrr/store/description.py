@@ -119,6 +119,19 @@ FILES = arrays_below(STORED)
 """Paths of the files of a saved model; it has no others."""
 CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain": dict, "shown": dict}
 """A checkpoint: its turn, its arrays with their checksums, its values, and which of these a user sees."""
+STAGE_NOTE = {"name": TEXT, "done": is_amount}
+"""A stage that has begun, and the fraction of it that was done when this was noted."""
+ASKED_NOTE = {"tol": is_amount, "max_iter": (None, SIZE), "planned": list_of([TEXT, is_amount])}
+"""What a call asked for, and the seconds of the plan's stages."""
+FACTOR_NOTE = {
+    "panels": list_of([SIZE, COUNT], minimum=1),
+    "segments": list_of([SIZE, COUNT], minimum=1),
+    "traces": list_of([SIZE, is_number], minimum=1),
+    "round": SIZE,
+    "exhausted": bool,
+    "complete": bool,
+}
+"""Columns of the preconditioner's factor in a store: ranges of columns and of rows, one array for each of both."""
 
 
 def _is_kernel(value: Any) -> bool:

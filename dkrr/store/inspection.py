@@ -1,5 +1,6 @@
 """What a run or a saved model holds: whether it is whole (`verify`), and how far a run is (`status`)."""
 
+import re
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import prod
@@ -9,14 +10,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.checks import location
+from dkrr.checks import location, shown
 from dkrr.errors import DamagedChunkError, StoreError
 from dkrr.store.chunks import ChunkedArray
-from dkrr.store.description import SAVE_AGAIN, SIZE, arrays_of_rows, describe_model, fits, is_model, model_arrays
+from dkrr.store.description import (
+    FACTOR_NOTE,
+    SAVE_AGAIN,
+    SIZE,
+    arrays_of_rows,
+    describe_model,
+    fits,
+    is_model,
+    list_of,
+    model_arrays,
+)
+from dkrr.store.format import NAME
+from dkrr.store.how_far import HowFar
 from dkrr.store.lock import who_owns
-from dkrr.store.paths import resolved_place
-from dkrr.store.run_store import BATCHES, CHECKPOINT, N_BATCHES, PIVOTS, PLAN, WORK, RunStore
-from dkrr.text import Explained, format_bytes, one_line
+from dkrr.store.paths import NAMES, resolved_place
+from dkrr.store.places import place_at
+from dkrr.store.run_store import CHECKPOINT, FACTOR, PIVOTS, PLAN, WORK, RunStore
+from dkrr.text import Explained, format_bytes, one_line, plural
 
 MAX_TILES = 2**23
 """Chunks of an array of which a map is made."""
@@ -113,10 +127,24 @@ class RunStatus(Explained):
     arrays: tuple[ArrayContents, ...]
     checkpoint: dict[str, Any] | None
     """Last checkpoint of an iteration: its number of iterations, or of Newton steps, and the largest residual."""
+    left: str
+    """What the same call would have to do, in words."""
+    is_finished: bool = False
+    """Whether the same call would only read its result."""
+    stage: str = ""
+    """Stage that has begun last; empty where none has, or the run has ended with a result."""
+    asked: dict[str, Any] | None = None
+    """Tolerance and limit of iterations of the last call, where there are such."""
+    result: dict[str, Any] | None = None
+    """Status, residual and iterations, once the run has ended."""
+    seconds_left: float | None = None
+    """Time of what is left by the plan; None where that is not known."""
     batches_left: int = 0
     """Batches of targets that are not solved yet."""
     owner: str = ""
     """Process that uses the store, or that was killed while it did; empty without."""
+    runs: tuple["RunStatus", ...] = ()
+    """Runs of a search: one for each kernel, that of the optimum, and the fit of all rows."""
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
@@ -124,7 +152,13 @@ class RunStatus(Explained):
 
     def __str__(self) -> str:
         if self.kind == "begun":
-            return one_line(f"{self.path}: a run that has not begun to compute")
+            of = f", {self.owner}" if self.owner else ""
+            return one_line(f"{self.path}: a run that has not begun to compute ({self.left}){of}")
+        if self.runs:
+            lines = [f"{self.path}: search", *([f"  owner       {self.owner}"] if self.owner else [])]
+            lines += [f"  left        {self.left}", "  runs"]
+            lines += [f"    - {one.path.rpartition('/')[2]:<18} {one.left}" for one in self.runs]
+            return "\n".join(map(one_line, lines))
         shape = " × ".join(map(str, self.problem.get("shape", ()))) or "unknown shape"
         cut = ", ".join(f"{name} {value}" for name, value in self.layout.items() if value not in (None, "", 1))
         lines = [f"{self.path}: {self.kind}, X of {shape}, {cut or 'no layout'}"]
@@ -143,20 +177,6 @@ class RunStatus(Explained):
 
     def __repr__(self) -> str:
         return f"<RunStatus of the {self.kind} {self.path}: {self.left}>"
-
-    @property
-    def left(self) -> str:
-        """What the same call would have to do, in words."""
-        unfinished = [one for one in self.arrays if one.present < one.expected]
-        if self.batches_left:
-            return f"{self.batches_left} batches of targets are left to solve"
-        if self.checkpoint is not None:
-            return "the same call goes on from the checkpoint"
-        if unfinished:
-            chunks = sum(one.expected - one.present for one in unfinished)
-            names = ", ".join(one.name for one in unfinished[:3])
-            return f"{chunks} chunks are left to compute ({names}{', ...' if len(unfinished) > 3 else ''})"
-        return "nothing is left to compute"
 
 
 def verify(path: str | Path) -> Verification:
@@ -209,7 +229,7 @@ def verify(path: str | Path) -> Verification:
 def status(path: str | Path) -> RunStatus:
     """What the store of a run holds, how far it is, and what is left; no number in it is read or compared.
 
-    The store may belong to a run that is under way, and may be read-only.
+    The store may belong to a run that is under way, and may be read-only. Of the folder of a search it has all runs.
 
     Parameters
     ----------
@@ -227,18 +247,73 @@ def status(path: str | Path) -> RunStatus:
             f"{path} is a saved model; expected the store of a run (store=): dkrr info describes a model, and dkrr "
             f"verify checks it"
         )
-    description = _begun(run, path)
-    fingerprint, left = description["fingerprint"], description["notes"].get(N_BATCHES, 0)
-    if fingerprint is None:
-        return RunStatus(str(path), "begun", {}, {}, (), None)
-    if not fits(left, SIZE):
-        raise StoreError(f"the run in {run.url} is damaged: it has {left!r} batches of targets")
+    if parts := _runs_of_search(run):
+        return _status_of_search(str(path), run.url, parts)
+    return _status_of_run(str(path), run, _begun(run, path))
+
+
+def _status_of_run(path: str, run: RunStore, description: dict[str, Any]) -> RunStatus:
+    saved, fingerprint, copy = run.checkpoint(), description["fingerprint"], description["rows"]
+    seen = None if saved is None or _is_of_finished_batch(saved, description["notes"]) else saved["shown"]
+    far = HowFar(fingerprint or {}, description["notes"], seen)
+    far.check(run.url)
     contents = tuple(_content(name, pieces) for name, pieces in _arrays_of(run)[0].items())
-    if left:
-        left -= sum(one.name.startswith(f"{BATCHES}/") and one.present == one.expected for one in contents) // 2
-    kind, saved, layout = _kind(description, of_run="fit"), run.checkpoint(), description["layout"]
-    seen = None if saved is None else saved["shown"]
-    return RunStatus(str(path), kind, fingerprint, layout, contents, seen, left, who_owns(run.url))
+    kind = "begun" if fingerprint is None else _kind(description, of_run="fit")
+    is_finished = far.is_finished(kind, contents)
+    return RunStatus(
+        path=path,
+        kind=kind,
+        problem=fingerprint or {},
+        layout=description["layout"],
+        arrays=contents,
+        checkpoint=seen,
+        left=far.words(kind, contents, None if copy is None else copy["name"]),
+        is_finished=is_finished,
+        stage="" if is_finished else far.stage,
+        asked=far.asked,
+        result=far.result,
+        seconds_left=None if is_finished else far.seconds_left(),
+        batches_left=far.batches_left(contents),
+        owner=who_owns(run.url),
+    )
+
+
+def _is_of_finished_batch(saved: dict[str, Any], notes: dict[str, Any]) -> bool:
+    """Whether a checkpoint is of a batch of targets that is solved: the next one begins its own iteration."""
+    return bool(saved["plain"].get("part")) and bool(notes.get(f"batch-{saved['plain']['part']}"))
+
+
+KEPT = re.compile("(model|held-out)-[0-9]+")
+"""Notes of what is found and does not change any more: names of arrays."""
+SEARCH_PART = re.compile(r"kernel-[0-9]+(-[a-z]+-[0-9]+)*|optimum|fit")
+"""Names of the runs in the folder of a search."""
+
+
+def _runs_of_search(run: RunStore) -> list[tuple[str, dict[str, Any]]]:
+    """Names and descriptions of the runs in the folder of a search, in their order; none of anything else."""
+    names = place_at(run.url).names()
+    if NAME in names:
+        return []
+    order = {"optimum": (1,), "fit": (2,)}
+    found = sorted(filter(SEARCH_PART.fullmatch, names), key=lambda name: (*order.get(name, (0,)), _natural(name)))
+    each = [(name, RunStore(run.at(name)).description()) for name in found]
+    return [(name, description) for name, description in each if description is not None]
+
+
+def _natural(name: str) -> list[int]:
+    return [int(number) for number in re.findall("[0-9]+", name)]
+
+
+def _status_of_search(path: str, url: str, parts: list[tuple[str, dict[str, Any]]]) -> RunStatus:
+    runs = tuple(_status_of_run(f"{path}/{name}", RunStore(f"{url}/{name}"), found) for name, found in parts)
+    unfinished = [one for one in runs if not one.is_finished]
+    is_finished = not unfinished and parts[-1][0] == "fit"
+    left = "nothing is left to compute; the same call reads its result"
+    if unfinished:
+        left = f"{unfinished[0].path.rpartition('/')[2]}: {unfinished[0].left}"
+    elif not is_finished:
+        left = f"the fit of all rows has not begun; what has is finished ({plural(len(runs), 'run')})"
+    return RunStatus(path, "search", {}, {}, (), None, left, is_finished=is_finished, owner=who_owns(url), runs=runs)
 
 
 def tile_maps(path: str | Path, cells: int = MAX_CELLS) -> list[TileMap]:
@@ -376,8 +451,20 @@ def _is_working(name: str) -> bool:
 
 def _complete_arrays(run: RunStore) -> list[str]:
     """Names of the arrays that the description of a run says are complete: its copy of X, and its last checkpoint."""
-    copy, saved, pivots = run.staged_rows(), run.checkpoint(), run.note(PIVOTS)
+    copy, saved, pivots, factor = run.staged_rows(), run.checkpoint(), run.note(PIVOTS), run.note(FACTOR)
     arrays = () if copy is None else arrays_of_rows(run.place(copy[0]), copy[1])
     names = [array.url.removeprefix(f"{run.url}/") for array in arrays]
     names += [] if saved is None else [f"{CHECKPOINT}-{saved['turn']}/{name}" for name in saved["arrays"]]
-    return names if pivots is None else [*names, str(pivots)]
+    names += [] if pivots is None else [str(pivots)]
+    kept = {name: keys for name, keys in (run.description() or {})["notes"].items() if KEPT.fullmatch(name)}
+    names += [f"{name}/{key}" for name, keys in kept.items() if fits(keys, list_of(NAMES)) for key in keys]
+    if not fits(factor, (None, FACTOR_NOTE)):
+        raise StoreError(f"the run {run.url} is damaged: its preconditioner is described by {shown(factor)}")
+    return names if factor is None else [*names, *_names_of_factor(factor)]
+
+
+def _names_of_factor(note: dict[str, Any]) -> list[str]:
+    """Arrays of the preconditioner's factor that are complete."""
+    panels = [f"{FACTOR}/{first}-{stop}" for first, stop in note["panels"]]
+    each = ["index", "corner", *(f"rows-{a}-{b}" for a, b in note["segments"])]
+    return [f"{panel}/{name}" for panel in panels for name in each] + [f"{panels[-1]}/left"]

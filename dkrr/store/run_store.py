@@ -23,8 +23,16 @@ from dkrr.store.replacing import STORE
 PLAN, WORK, N_BATCHES, CHECKPOINT, PIVOTS = "plan", "work", "n-batches", "checkpoint", "pivots"
 """Names of notes: text of the plan; result, once the run has ended; number of batches of targets; the last complete
 checkpoint; the group of the preconditioner's pivots."""
+ASKED, STAGE, FACTOR = "asked", "stage", "preconditioner"
+"""Names of notes: what the last call asked for, and the plan's times; the last stage that has begun; which columns of
+the preconditioner's factor are complete in the group of the same name."""
+ENDED = "ended"
+"""Name of the last stage of a run without a result of its own."""
 BATCHES = "batches"
 """Group of the batches of targets that are solved, with two arrays each."""
+
+UNLIKE_OURS = (StoreError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading raises where a store holds something else than dkrr writes."""
 
 _CHUNK = re.compile(r"c(\.[0-9]+)+")
 
@@ -251,7 +259,11 @@ class RunStore:
 
     def set_note(self, name: str, value: Any) -> None:
         """Note a value of JSON's types in the description, in one write."""
-        self._update(notes={**self._described()["notes"], name: value})
+        self.set_notes({name: value})
+
+    def set_notes(self, notes: dict[str, Any]) -> None:
+        """Note several values in one write."""
+        self._update(notes={**self._described()["notes"], **notes})
 
     def checkpoint(self) -> dict[str, Any] | None:
         """Last complete checkpoint, as `CHECKPOINT_NOTE` describes it; None without one.

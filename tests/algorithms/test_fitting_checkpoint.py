@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from dkrr.cluster import SerialExecutor
+from dkrr.data import MemoryRows
+from dkrr.fitting.kept_factor import KeptFactor
 from dkrr.fitting.storage import Checkpoints
+from dkrr.kernels import RBF
 from dkrr.linalg.conjugate_gradient import Iteration
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.result import Status
+from dkrr.linalg.sources import GramColumns
 from dkrr.store import ChunkedArray, RunStore
 from dkrr.store.paths import local_path
 from tests.systems import MatrixOperator, flip_a_bit, positive_definite, random, remove_chunks
@@ -146,3 +152,82 @@ def test_pivots_come_back_as_they_were_when_the_state_was_saved(store, found):
         Checkpoints(store, pivots=lambda pivots=pivots: np.array(pivots)).save(found[2])
         again = Checkpoints(store).load_pivots()
         assert again.dtype == np.intp and again.tolist() == pivots
+
+
+def factor(*, slots=3):
+    """A partial factor, not grown yet."""
+    columns = GramColumns(RBF(0.3), MemoryRows(random(211, 3, seed=2)))
+    run = f"kept-{np.random.default_rng().integers(2**60)}"
+    return PivotedCholesky(columns, SerialExecutor(), run, slots, capacity=120, dtype=np.float32)
+
+
+def kept(store, one, write_bytes=1e9):
+    return KeptFactor(store, one, write_bytes)
+
+
+def grown(store, one, rank, *, until=None):
+    """The factor of a run that keeps its columns after every round, and is killed at the end if `until` is given."""
+    with dask.config.set({"dkrr.checkpoint-seconds": 0}):
+        keeping = kept(store, one)
+        is_complete = keeping.load()
+        one.grow(rank, lambda f: keeping.after_round() or (until is not None and f.rank >= until))
+        if until is None:
+            keeping.end()
+    return is_complete
+
+
+def assert_same_factor(a, b):
+    assert_array_equal(a.index, b.index)
+    assert_array_equal(a.left, b.left)
+    assert_array_equal(a.corner, b.corner)
+    unit = np.eye(a.rank)
+    assert_array_equal(a.expand(unit), b.expand(unit))
+    assert a.traces == b.traces
+
+
+@pytest.mark.parametrize("slots", [3, 2])
+def test_a_factor_goes_on_from_the_columns_that_are_kept_with_the_same_bits(store, slots):
+    """Also where the rows are cut for another number of workers."""
+    whole, first, second, third = factor(slots=slots), factor(), factor(slots=slots), factor(slots=slots)
+    whole.grow(70)
+    assert grown(store, first, 70, until=30) is None and 30 <= first.rank < 70
+    assert grown(store, second, 70) is False and grown(store, third, 70) is True
+    assert_same_factor(second, third)
+    for one in (second, third, whole):
+        one.grow(90)
+    assert_same_factor(second, third)
+    if slots == 3:  # blocks of other heights are rounded otherwise
+        assert_same_factor(third, whole)
+
+
+def test_damaged_columns_are_dropped_and_columns_are_kept_where_they_are_worth_it(store):
+    grown(store, one := factor(), 70)
+    names = [name for name, _ in store.arrays("preconditioner")]
+    assert len(names) >= 12 and all(name.startswith("preconditioner/") for name in names)
+    flip_a_bit(store.open_array(names[-1]), "c.0.0")
+    again = factor()
+    assert grown(store, factor(), 70) is None, "it is computed and kept again"
+    assert grown(store, again, 70) is True
+    assert_same_factor(again, one)
+    for seconds, write_bytes, is_kept in ((29.0, 1e9, False), (31.0, 1e9, True), (31.0, 5e3, False)):
+        store.delete("preconditioner")
+        store.set_note("preconditioner", None)
+        keeping = kept(store, one, write_bytes)
+        with dask.config.set({"dkrr.checkpoint-seconds": 90}):
+            keeping._begun -= seconds
+            keeping.end()
+        assert (store.note("preconditioner") is not None) == is_kept, (seconds, write_bytes)
+        assert is_kept or keeping.again_seconds >= seconds
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_kill_while_columns_are_written_leaves_those_before(store, monkeypatch, at):
+    grown(store, factor(), 70, until=30)
+    with monkeypatch.context() as patch:
+        kill_at(patch, at)
+        with pytest.raises(KeyboardInterrupt):
+            grown(store, factor(), 70)
+    whole, resumed = factor(), factor()
+    whole.grow(70)
+    assert grown(store, resumed, 70) is False
+    assert_same_factor(resumed, whole)

@@ -1,0 +1,173 @@
+"""The preconditioner's factor in the store of a run, by columns as they are computed: a run that resumes reads it.
+
+Columns are kept where they are worth it: computing them took a third of ``dkrr.checkpoint-seconds``, and `WORTH` times
+as long as writing them should take. What is not kept is computed again from the pivots, or from the start.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.config import setting
+from dkrr.errors import StoreError, UnreachableStoreError
+from dkrr.linalg.factor_rows import KeptColumns
+from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
+from dkrr.store import ChunkedArray, RunStore
+from dkrr.store.description import FACTOR_NOTE, fits
+from dkrr.store.run_store import FACTOR, UNLIKE_OURS
+
+Array = NDArray[np.float64]
+
+WORTH = 10.0
+"""Times that computing columns takes as long as writing them, from which on they are kept: the preconditioner is at
+most a third of most fits, so that this is at most 3 % of their time."""
+CHUNK_BYTES = 8 * 2**20
+"""Size of a chunk of columns."""
+
+
+@dataclass
+class KeptFactor:
+    """Columns of one factor in a store.
+
+    Parameters
+    ----------
+    store : RunStore
+    factor : PivotedCholesky
+    write_bytes : float
+        Bytes per second that the store should take from all workers together; measured once some are written.
+    """
+
+    store: RunStore
+    factor: PivotedCholesky
+    write_bytes: float
+    _note: dict[str, Any] | None = None
+    """What is complete in the store."""
+    _begun: float = field(default_factory=time.monotonic)
+    """When computing the columns that are not kept began."""
+    again_seconds: float = 0.0
+    """Time that computing what is not kept took."""
+
+    @property
+    def rank(self) -> int:
+        """Columns that are kept."""
+        return 0 if self._note is None else int(self._note["panels"][-1][1])
+
+    def load(self) -> bool | None:
+        """Take the columns of an earlier run; whether it had all that it wanted, None where there are none.
+
+        What is damaged is dropped: columns that can be computed again are not worth a message.
+        """
+        note = self.store.note(FACTOR)
+        if note is None:
+            return None
+        try:
+            if not fits(note, FACTOR_NOTE):
+                raise StoreError("the note is not as dkrr writes it")
+            if note["panels"][-1][1] > self.factor.capacity:  # it was computed in more memory
+                return None
+            self.factor.take(*self._found(note))
+        except UnreachableStoreError:
+            raise
+        except UNLIKE_OURS:
+            with suppress(StoreError, OSError):  # a finished run may be read where nothing can be written
+                self._drop()
+            return None
+        self._note = note
+        self._begun = time.monotonic()
+        return bool(note["complete"])
+
+    def _found(self, note: dict[str, Any]) -> tuple[list[KeptColumns], FactorState]:
+        """Where the rows are, and what else a factor is known by."""
+        panels, index, corner = list[KeptColumns](), list[Array](), np.zeros((note["panels"][-1][1],) * 2)
+        for first, stop in note["panels"]:
+            index.append(self._array(first, stop, "index").load()[:, 0])
+            corner[first:stop, :stop] = self._array(first, stop, "corner").load()
+            parts = tuple((a, self._array(first, stop, f"rows-{a}-{b}")) for a, b in note["segments"])
+            for _, array in parts:
+                array.check_complete()
+            panels.append(KeptColumns(first, stop, parts))
+        left = self._array(first, stop, "left").load()[:, 0]
+        traces = [(rank, float(trace)) for rank, trace in note["traces"]]
+        state = FactorState(
+            np.concatenate(index).astype(np.intp), corner, left, traces, note["round"], is_exhausted=note["exhausted"]
+        )
+        return panels, state
+
+    def _array(self, first: int, stop: int, name: str) -> ChunkedArray:
+        return self.store.open_array(f"{FACTOR}/{first}-{stop}/{name}")
+
+    def _drop(self) -> None:
+        self.store.set_note(FACTOR, None)
+        self.store.delete(FACTOR)
+        self._note = None
+
+    def after_round(self) -> None:
+        """Keep the columns so far, if that is worth it."""
+        if self._is_worth_it():
+            self._save(is_complete=False)
+
+    def end(self) -> None:
+        """Keep what the growth that has ended has added, if that is worth it."""
+        if self._is_worth_it():
+            self._save(is_complete=True)
+        elif self._note is not None and self.factor.rank == self.rank and not self._note["complete"]:
+            self._note |= {"complete": True}
+            self.store.set_note(FACTOR, self._note)
+
+    def follow(self) -> None:
+        """Keep what has been added since, where the columns before are kept."""
+        if self._note is not None and self.factor.rank > self.rank:
+            self._save(is_complete=True)
+
+    def _is_worth_it(self) -> bool:
+        limit, n_new = float(setting("checkpoint-seconds")), self.factor.rank - self.rank
+        if n_new == 0:
+            self.again_seconds = 0.0
+            return False
+        self.again_seconds = time.monotonic() - self._begun
+        writing = self.factor.columns.n * n_new * np.dtype(self.factor.dtype).itemsize / self.write_bytes
+        return limit == 0 or self.again_seconds >= max(limit / 3, WORTH * writing)
+
+    def _save(self, *, is_complete: bool) -> None:
+        factor, first, stop, began = self.factor, self.rank, self.factor.rank, time.monotonic()
+        state, before = factor.state(), self._note
+        if before is None or before["segments"] != [list(s) for s in factor.segments]:
+            # Rows were cut for another number of workers: the columns before are written anew, too.
+            first, before = 0, None
+            self._drop()
+        group = f"{FACTOR}/{first}-{stop}"
+        for name in (FACTOR, group):
+            self.store.create_group(name)
+        self.store.delete(group)  # of a run that was killed before it noted them
+        self.store.create_group(group)
+        width, itemsize = stop - first, np.dtype(factor.dtype).itemsize
+        height = max(1, CHUNK_BYTES // (itemsize * width))
+        arrays = [self._created(group, f"rows-{a}-{b}", (b - a, width), height) for a, b in factor.segments]
+        factor.write_columns(first, arrays)
+        self.write_bytes = factor.columns.n * width * itemsize / max(time.monotonic() - began, 1e-6)
+        square = state.corner[first:stop]
+        numbers = {"index": state.index[first:, None].astype(np.float64), "corner": square, "left": state.left[:, None]}
+        for name, values in numbers.items():
+            height = max(1, CHUNK_BYTES // (8 * values.shape[1]))
+            self._created(group, name, values.shape, height, "float64").fill(np.ascontiguousarray(values))
+        panels = [] if before is None else before["panels"]
+        self._note = {
+            "panels": [*panels, [first, stop]],
+            "segments": [list(s) for s in factor.segments],
+            "traces": [list(line) for line in state.traces],
+            "round": state.round,
+            "exhausted": state.is_exhausted,
+            "complete": is_complete,
+        }
+        self.store.set_note(FACTOR, self._note)
+        for a, b in panels[-1:]:
+            self.store.delete(f"{FACTOR}/{a}-{b}/left")
+        self._begun, self.again_seconds = time.monotonic(), 0.0
+
+    def _created(self, group: str, name: str, shape: tuple[int, ...], height: int, dtype: Any = None) -> ChunkedArray:
+        dtype = np.dtype(self.factor.dtype if dtype is None else dtype).name
+        return self.store.create_array(f"{group}/{name}", shape, (min(height, shape[0]), shape[1]), dtype)
