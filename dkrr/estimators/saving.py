@@ -28,16 +28,14 @@ from dkrr.estimators.model_description import (
     summary_of,
 )
 from dkrr.fitting.gaussian_process import Kept
-from dkrr.fitting.intervals import Learned
 from dkrr.fitting.processes import Processes
-from dkrr.fitting.requests import FitRequest, Targets, checked_weights
+from dkrr.fitting.requests import FitRequest, Learned, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
-from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict, try_given
 from dkrr.kernels.documents import TOKEN_PATTERN
 from dkrr.kernels.fourier_grid import FourierZones
-from dkrr.kernels.implied import arrays_of, parts_of, required_feature_map
+from dkrr.kernels.implied import arrays_of, is_drawn, parts_of, required_feature_map
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
@@ -163,7 +161,7 @@ def _kept_of(
     parts: dict[str, Rows] = {form.ROWS: request.rows, form.TARGETS: MemoryRows(processes.targets)}
     if request.weights is not None:
         parts[form.WEIGHTS] = MemoryRows(request.weights[:, None])
-    if folds is not None and not folds.is_loo and folds.train_on_the_rest and folds.is_partition:
+    if folds is not None and folds.serve_intervals:
         fold_of = np.empty((folds.n, 1), np.int64)
         for k, rows in enumerate(folds.test):
             fold_of[rows] = k
@@ -189,7 +187,9 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
         raise ValueError(f"targets of shape {targets.shape} for training rows of shape {rows.shape}")
     alphas, kept = checked_alphas(model.alpha, targets.shape[1]), dict[float, Kept]()
     for k, numbers in enumerate(found["factors"]):
-        alpha, arrays = numbers["alpha"], {name: stored[f"{name}-{k}"] for name in form.KEPT_ARRAYS[numbers["form"]]}
+        alpha, names = numbers["alpha"], form.KEPT_ARRAYS[numbers["form"]]
+        names += tuple(name for name in form.MORE_KEPT_ARRAYS if f"{name}-{k}" in stored)
+        arrays = {name: stored[f"{name}-{k}"] for name in names}
         arrays["factor"].check_complete()
         if numbers["form"] == "dual":
             TileGrid(n, numbers["tile"], numbers["panel"])

@@ -15,24 +15,10 @@ import scipy.sparse as sp
 
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
-from dkrr.fitting import fit
 from dkrr.fitting.gaussian_process import Array, FoldModels, Numbers, blocks, refuse_nan
 from dkrr.fitting.prediction import predict_in_memory
-from dkrr.fitting.requests import FitRequest, Targets
+from dkrr.fitting.requests import FitRequest, Learned, Targets
 from dkrr.kernels import Kernel
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a kernel was fitted to before its rows were rows of numbers."""
-
-    kernel: Kernel
-    """The kernel before."""
-    take: Callable[[Numbers], Any] | None
-    """Gives some of the documents or rows of the table; None in copies by pickle, which leave these behind."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"kernel": self.kernel, "take": None}
 
 
 @dataclass(frozen=True)
@@ -54,6 +40,8 @@ def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbe
     DkrrError
         As a fit does.
     """
+    from dkrr.fitting.run import fit  # not at the top: these models may be a stage of a fit
+
     outputs = request.outputs
     assert isinstance(outputs, Targets)
     take = request.rows.take if learned is None else learned.take
