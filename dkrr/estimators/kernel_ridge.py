@@ -23,7 +23,7 @@ from dkrr.fitting import Fit, fit
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import at_once, by_blocks
 from dkrr.fitting.processes import Processes, Variances
-from dkrr.fitting.requests import FitRequest, Learned, Settings, Targets, checked_weights
+from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.result import SolveResult
@@ -32,9 +32,6 @@ from dkrr.rounding import exact_values
 from dkrr.selection import Folds
 
 Array = NDArray[np.float64]
-
-INTERVAL_FOLDS = 10
-"""Folds of `predict_interval` where none are given."""
 
 
 class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
@@ -566,6 +563,6 @@ class KernelRidge(RidgeRegressor):
         values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
         learned, folds = self.__dict__.pop("_learned", None), self._folds_to_keep(values, self._own_folds)
-        request = FitRequest(settings, rows, targets, weights, learned=learned, folds=folds)
+        request = FitRequest(settings, rows, targets, weights, None, learned, folds, Processes)
         self._take_fit(fit(request, self.progress), request, X, is_vector=y.ndim == 1)
         return self

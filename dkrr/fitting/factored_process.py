@@ -21,7 +21,6 @@ from dkrr.fitting.gaussian_process import (
     Estimate,
     FactoredProcess,
     FoldModels,
-    Kept,
     Numbers,
     cross_of,
     diagonal_of,
@@ -40,7 +39,7 @@ from dkrr.fitting.normal_rows import (
     weighted_means,
 )
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
-from dkrr.fitting.results import Left
+from dkrr.fitting.results import Kept, Left
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.held_out import LeftOut

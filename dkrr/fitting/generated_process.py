@@ -25,10 +25,11 @@ from dkrr.data.rows import check_finite, dense
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.factored_process import Opens, array_of
-from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers, warn_of_width
+from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, FoldModels, Numbers, warn_of_width
 from dkrr.fitting.generated_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
 from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others, without_each
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
+from dkrr.fitting.results import Kept
 from dkrr.kernels.fourier_grid import FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex
 from dkrr.linalg.generator import GridSums, inverse_of, length_modes, lengths, totals_of

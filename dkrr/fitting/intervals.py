@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
+from dkrr.fitting import fit
 from dkrr.fitting.gaussian_process import Array, FoldModels, Numbers, blocks, refuse_nan
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Learned, Targets
@@ -40,8 +41,6 @@ def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbe
     DkrrError
         As a fit does.
     """
-    from dkrr.fitting.run import fit  # not at the top: these models may be a stage of a fit
-
     outputs = request.outputs
     assert isinstance(outputs, Targets)
     take = request.rows.take if learned is None else learned.take

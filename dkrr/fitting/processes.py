@@ -22,11 +22,12 @@ from dkrr.errors import InputError
 from dkrr.fitting.context import Context, progress_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
-from dkrr.fitting.gaussian_process import Array, FactoredProcess, FoldModels, Kept, Numbers, Posterior, refuse_nan
+from dkrr.fitting.gaussian_process import Array, FactoredProcess, FoldModels, Numbers, Posterior, refuse_nan
 from dkrr.fitting.generated_process import GeneratedPosterior
 from dkrr.fitting.intervals import CrossValidationIntervals, refitted
 from dkrr.fitting.iterated_process import IteratedPosterior
 from dkrr.fitting.requests import FitRequest, Learned, Targets, plan_of, with_spectrum
+from dkrr.fitting.results import Kept
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.implied import feature_map, is_drawn, parts_of
@@ -67,7 +68,7 @@ class Processes:
         learned: Learned | None = None,
         grid: FourierGrid | None = None,
     ) -> None:
-        request = replace(request.with_settings(uncertainty=False), folds=())  # what is fitted here keeps nothing
+        request = replace(request.with_settings(uncertainty=False), folds=(), processes=None)  # fits here keep nothing
         if grid is not None:
             request = request.with_settings(grid=grid, form="primal")
         elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one

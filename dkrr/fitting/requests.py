@@ -59,6 +59,9 @@ from dkrr.store.places import refuse_missing_folder
 
 Array = NDArray[np.float64]
 
+INTERVAL_FOLDS = 10
+"""Folds of `predict_interval` where none are given."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -251,6 +254,8 @@ class FitRequest:
     """What the kernel was fitted to, if its values depend on that."""
     folds: Sequence[NDArray[np.intp]] = ()
     """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
+    processes: Callable[..., Any] | None = None
+    """Makes the Gaussian processes of the fit (`Processes`) of the factors that it leaves, with `uncertainty`."""
     given: Self | None = None
     """The request as it was made, before a fit drew a feature map or chose another solver."""
 

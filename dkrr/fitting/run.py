@@ -24,7 +24,6 @@ from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.generated import GeneratedPrimal, lost_alpha
 from dkrr.fitting.iteration import resumed
 from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
-from dkrr.fitting.processes import Processes
 from dkrr.fitting.requests import DualStart, FitRequest, plan_of
 from dkrr.fitting.results import Kept, Solution, Solved, quadratics, scale_of, solved
 from dkrr.fitting.sampled import about_the_rows, drawn
@@ -142,15 +141,17 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
     start = request.start if isinstance(request.start, DualStart) and sizes is None else None
     with open_context(plan, request.settings.store, progress) as context:
         solution = _solution(data, plan, context, start)
-        processes = None if request.settings.uncertainty is False else processes_left(request, data, solution)
+        processes = processes_left(request, data, solution)
         if processes is not None and request.folds:
             with progress.stage("held-out models", 1.0):
                 processes.fold_models(request.folds, context)
     return (solved(data, plan, solution, sizes, context, begun, processes),)
 
 
-def processes_left(request: FitRequest, data: TrainingData, solution: Solution) -> Processes:
-    """Gaussian processes of a fit, from the factors that it leaves."""
+def processes_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:
+    """Gaussian processes of a fit, from the factors that it leaves; None unless it is to leave them."""
+    if request.settings.uncertainty is False or request.processes is None:
+        return None
     given, kept = request if request.given is None else request.given, dict[float, Kept]()
     if solution.dual_coef is not None:
         found = quadratics(data, solution.dual_coef)
@@ -159,7 +160,7 @@ def processes_left(request: FitRequest, data: TrainingData, solution: Solution) 
             kept[alpha] = replace(one, numbers=one.numbers | of_alpha)
     grid = data.feature_map if solution.near is not None else None
     assert grid is None or isinstance(grid, FourierGrid)
-    return Processes(given, data.kernel, kept, request.learned, grid)
+    return request.processes(given, data.kernel, kept, request.learned, grid)
 
 
 def shortfall(result: SolveResult, plan: Plan) -> str:

@@ -13,6 +13,7 @@ from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import QUIET_SECONDS
+from dkrr.fitting.processes import Processes
 from dkrr.fitting.requests import DualStart, FitRequest, Targets, plan_of
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.detection import detect
@@ -89,7 +90,7 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
         if not request.refit:
             return found
         settings = replace(within_store(settings, "fit"), uncertainty=request.uncertainty)
-        last = replace(request.fit_request(settings, alphas), folds=request.interval_folds)
+        last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, processes=Processes)
         start = found.candidates[found.kernel].start
         with whole.part():
             fitted = fit(_continuing(last, start), show_progress)
