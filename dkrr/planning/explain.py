@@ -254,13 +254,12 @@ def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[
 
 def why_kept(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> Reason:
     """What the fit keeps for standard deviations, and where; or why it keeps nothing."""
+    if c.form == "primal" and min(p.alphas) > 0 and c.how.keeps_factors:
+        what = "the sums over the rows are" if isinstance(c.how, Generated) else "the factor is"
+        return Reason("factor-kept", f"{what} kept for standard deviations, in memory")
     if c.form == "primal":
-        if isinstance(c.how, Generated) or c.how.keeps_factors:
-            return Reason("factor-kept", "the factor and the sums are kept for standard deviations")
-        return Reason(
-            "factor-by-a-second-pass",
-            "standard deviations take the factor of ΦᵀWΦ + λI, by a second pass over the rows",
-        )
+        text = "no factor is kept: standard deviations take a second pass over the rows when they are first asked for"
+        return Reason("second-pass", text)
     if c.how.keeps_factors:
         where = "in memory" if c.place.is_memory else "in the store" if p.keeps_store else "in the temporary folder"
         return Reason("factor-kept", f"the factor is kept for standard deviations, {where}")

@@ -65,7 +65,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     if not forms:
         raise PlanError("; ".join(impossible))
     _check_layout(problem)
-    _check_intervals(problem, forms)
+    _check_intervals(problem)
     problem = replace(problem, batch=batch_of(problem, resources) if "dual" in forms else 0)
     candidates = [c for form in forms for c in _candidates(problem, resources, form)]
     if not candidates and forms == ["primal"]:
@@ -110,10 +110,10 @@ def _check_layout(problem: Problem) -> None:
         )
 
 
-def _check_intervals(problem: Problem, forms: Sequence[Form]) -> None:
+def _check_intervals(problem: Problem) -> None:
     """Refuse models that leave out folds where no factor is made from which they follow."""
-    is_iterated = isinstance(problem.settings, ConjugateGradient)
-    if problem.interval_folds and not problem.folds_are_fitted and is_iterated and "primal" not in forms:
+    is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
+    if is_needed and isinstance(problem.settings, ConjugateGradient):
         where = "" if problem.layout is None else f", which began the run in the store {problem.layout.store}"
         raise InputError(
             f"uncertainty is 'intervals', and solver is 'cg'{where}: the models that leave out folds follow from a "
@@ -160,15 +160,16 @@ def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strat
 
 
 def _refuse_without_factor(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
-    """Refuse ways in dual form that leave no factor for standard deviations, where one that does is possible.
+    """Refuse ways that leave no factor for standard deviations, where one that does is possible.
 
     The models that leave out folds always take one.
     """
-    keeping = [c for c in candidates if c.form == "primal" or c.how.keeps_factors]
     is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
-    if all(c.refused for c in keeping) and not is_needed:
+    is_possible = problem.solver is None and any(c.how.keeps_factors and not c.refused for c in candidates)
+    if not (is_needed or is_possible):
         return candidates
-    return [c if c in keeping or c.refused else replace(c, refused=NO_FACTOR_LEFT) for c in candidates]
+    is_other = [not c.how.keeps_factors and (is_needed or not c.refused) for c in candidates]
+    return [replace(c, refused=NO_FACTOR_LEFT) if other else c for c, other in zip(candidates, is_other, strict=True)]
 
 
 def prediction_form(problem: Problem) -> Form:
@@ -274,7 +275,9 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
 
 
 def _conjugate_gradient_with_room(problem: Problem, resources: Resources, form: Form) -> str:
-    """Words for conjugate gradient as a remedy; empty where it has no room either."""
+    """Words for conjugate gradient as a remedy; empty where it has no room either, or leaves no factor for folds."""
+    if problem.interval_folds and not problem.folds_are_fitted:
+        return ""
     found = _candidates(replace(problem, solver=ConjugateGradient()), resources, form)
     return "" if all(c.refused for c in found) else "give solver='cg' (conjugate gradient), which has room"
 

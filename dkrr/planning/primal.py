@@ -121,7 +121,7 @@ def _in_memory(site: Site) -> Strategy:
         row_parts=parts,
         row_block=block,
         keeps_matrix=True,
-        keeps_factors=p.uncertainty and min(p.alphas) > 0,
+        keeps_factors=p.uncertainty,
     )
     return _strategy(site, how, recipe, peak)
 
@@ -190,7 +190,7 @@ def _in_tiles(cut: Cut) -> Strategy:
         tiling=cut.tiling,
         row_parts=rows.n_segments,
         row_block=rows.block,
-        keeps_factors=p.uncertainty and min(p.alphas) > 0,
+        keeps_factors=p.uncertainty,
     )
     return _strategy(site, how, recipe, cut.peak)
 
