@@ -101,6 +101,35 @@ def test_a_fit_leaves_the_factor_that_uncertainties_take(data, tmp_path, monkeyp
     same_bits(model, saved(model, tmp_path), data.X_new + far)
 
 
+def test_workers_leave_the_factor_in_the_store(data, tmp_path, ambient_workers):
+    settings = {"kernel": RBF(0.1), "solver": "cholesky", "tile": 48}
+    model = KernelRidge(**settings, uncertainty="intervals", store=tmp_path / "run.zarr").fit(data.X, data.y)
+    assert model.plan_.execution == "dask" and model.solve_result_.stages[-1].name == "held-out models"
+    same_bits(saved(model, tmp_path), model, data.X_new)
+    later = KernelRidge(**settings).fit(data.X, data.y)
+    assert_close(model.predict(data.X_new, return_std=True)[1], later.predict(data.X_new, return_std=True)[1], 1e-12)
+    assert_close(model.predict_interval(data.X_new), later.predict_interval(data.X_new), 1e-12)
+
+
+def test_a_search_keeps_the_factor_of_its_last_fit(data, monkeypatch):
+    search = KernelRidgeCV([0.1, 1.0], gamma=0.1, cv=4, uncertainty="intervals").fit(data.X, data.y)
+    later = KernelRidgeCV([0.1, 1.0], gamma=0.1, cv=4).fit(data.X, data.y)
+    assert search.plan_.chosen.how.keeps_factors and not later.plan_.chosen.how.keeps_factors
+    expected = [*later.predict(data.X_new, return_std=True), *later.predict_interval(data.X_new)]
+    monkeypatch.setattr("dkrr.fitting.factored_process.plan_of", None)
+    monkeypatch.setattr("dkrr.fitting.factored_process.DualPosterior.fold_models", None)
+    assert_close([*search.predict(data.X_new, return_std=True), *search.predict_interval(data.X_new)], expected, 1e-9)
+
+
+def test_a_factor_that_the_fit_has_not_left_says_its_plan(data, caplog):
+    model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
+    model.progress = True
+    with caplog.at_level("INFO", logger="dkrr.progress"):
+        model.loo_residuals_  # noqa: B018 - computed when it is asked for
+    assert "a fit with uncertainty=True does not repeat: dual, Cholesky, in memory" in caplog.text
+    assert "factorisation: done in" in caplog.text
+
+
 def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, monkeypatch):
     model = KernelRidge(kernel=RBF(0.1), fit_intercept=True).fit(data.X, data.y)
     std, residuals = model.predict(data.X_new, return_std=True)[1], model.loo_residuals_
