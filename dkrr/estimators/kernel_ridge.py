@@ -66,9 +66,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             training rows, of shape (n, n_samples).
         return_std : bool, default=False
             Whether to return standard deviations as well: of f(x), for the Gaussian process with covariance s² k and
-            noise of variance s² λ / wᵢ whose mean the model is. The first call factors the matrix of all rows, and
-            keeps the factor. Where that is not affordable, or with solver="cg", conjugate gradient finds each to 2.5e-4
-            of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
+            noise of variance s² λ / wᵢ whose mean the model is. Without ``uncertainty=True`` the first call factors the
+            matrix of all rows, and keeps the factor. Where that is not affordable, or with solver="cg", conjugate
+            gradient finds each to 2.5e-4 of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
         scale : float, optional
             s² > 0; None: for every target the value at which its likelihood is largest.
 
@@ -292,7 +292,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def uncertainty_plan_(self) -> UncertaintyPlan:
         """Plan of the last standard deviations, bounds or likelihood: from a factor or by conjugate gradient, and why.
 
-        Unavailable before the first of these, and in primal form, which always has a factor.
+        Unavailable before the first of these, where the fit or the saved model holds a factor, and in primal form,
+        which always has one.
         """
         plan = self._processes().plan
         if plan is None:
