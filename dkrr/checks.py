@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from math import inf, isfinite
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import numpy as np
@@ -348,6 +348,13 @@ def parse_bytes(value: Any, name: str = "memory_limit") -> int:
         likely = "GB" if number < 256 else "MB"
         raise InputError(f"{name} is {shown(value)}, so few bytes; expected a unit with it: {number:g} {likely}?")
     return int(number)
+
+
+def checked_uncertainty(uncertainty: Any) -> bool | Literal["intervals"]:
+    """What a fit keeps for standard deviations: nothing, its factor, or also the models that leave out folds."""
+    if isinstance(uncertainty, str) and uncertainty == "intervals":
+        return "intervals"
+    return flag(uncertainty, "uncertainty", ', or "intervals"')
 
 
 def checked_form(form: Any) -> Any:

@@ -29,7 +29,7 @@ SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores"
 @command(
     "config x y sample_weight",
     ROWS,
-    "model overwrite uncertainty accept_unconverged class_weight max_iter",
+    "model overwrite uncertainty intervals accept_unconverged class_weight max_iter",
     MODEL,
     "json quiet",
     required="x y model",
@@ -46,11 +46,9 @@ def fit(**given: Any) -> None:
     _check_places(given)
     _check_store(given["store"])
     _refuse_other_loss(given)
-    if given["uncertainty"] and (given["logistic"] or given["kernel"] == "precomputed"):
-        what = "--logistic" if given["logistic"] else "--kernel precomputed"
-        raise InputError(f"--uncertainty is given with {what}, which has none; expected a regression of rows")
+    _refuse_uncertainty(given)
     X, transformer = _training_rows(given)
-    settings = _settings(given) | {"transformer": transformer, "progress": not given["quiet"]}
+    settings = _settings(given) | {"transformer": transformer, "progress": not given["quiet"]} | _uncertainty(given)
     if given["logistic"] and isinstance(settings["alpha"], list):
         raise InputError("--alpha has several values; expected one value with --logistic")
     model: Any = (library.KernelLogisticRegression if given["logistic"] else library.KernelRidge)(**settings)
@@ -72,7 +70,7 @@ def fit(**given: Any) -> None:
 @command(
     "config x y sample_weight",
     ROWS,
-    "model overwrite uncertainty alphas cv shuffle scoring kernel gamma degree kernel_param alpha_per_target "
+    "model overwrite uncertainty intervals alphas cv shuffle scoring kernel gamma degree kernel_param alpha_per_target "
     "train_sizes fit_intercept logistic multi_class class_weight max_iter solver tol memory_limit store scheduler out "
     "json quiet",
     required="x y",
@@ -89,8 +87,9 @@ def select(**given: Any) -> None:
 
     _refuse_other_loss(given, RIDGE)
     _check_places(given)
-    if given["uncertainty"] and given["model"] is None:
-        raise InputError("--uncertainty is given without --model; give --model with it")
+    _refuse_uncertainty(given)
+    if (option := _uncertainty_option(given)) and given["model"] is None:
+        raise InputError(f"{option} is given without --model; give --model with it")
     if given["out"] is not None:
         pictures.check_path(given["out"], overwrite=given["overwrite"])
     _check_store(given["store"], is_folder=True)
@@ -107,7 +106,7 @@ def select(**given: Any) -> None:
         **{name: candidates(given[name], f"--{name}") for name in ("alphas", "gamma", "degree")},
         **{name: given[name] for name in (*SEARCH, *(LOGISTIC if given["logistic"] else RIDGE))},
     }
-    settings = {name: value for name, value in settings.items() if value not in (None, [])}
+    settings = {name: value for name, value in settings.items() if value not in (None, [])} | _uncertainty(given)
     search: Any = (library.KernelLogisticRegressionCV if given["logistic"] else library.KernelRidgeCV)(**settings)
     search.fit(X, given["y"], sample_weight=given["sample_weight"])
     if given["model"] is not None:
@@ -141,7 +140,7 @@ def predict(**given: Any) -> None:
     answer(given, {"out": out, "shape": shape}, f"{shape} predictions in {out}")
 
 
-@command("config x y", ROWS, *SIZES, "extent alphas cv train_sizes", MODEL, "json")
+@command("config x y", ROWS, *SIZES, "extent alphas cv train_sizes uncertainty intervals", MODEL, "json")
 def plan(**given: Any) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
@@ -151,6 +150,7 @@ def plan(**given: Any) -> None:
         raise InputError("expected either --x (with --y), or --n and --d")
     _check_store(given["store"], is_planned=True)
     _refuse_other_loss(given)
+    _refuse_uncertainty(given)
     X, transformer = _training_rows(given)
     alphas: Any = given["alphas"]
     if alphas is not None:  # how many, or which
@@ -162,6 +162,7 @@ def plan(**given: Any) -> None:
         X,
         given["y"],
         **_settings(given),
+        **_uncertainty(given),
         **{name: given[name] for name in SIZES},
         extent=None if given["extent"] is None else candidates([given["extent"]], "--extent"),
         loss="logistic" if given["logistic"] else "squared",
@@ -187,6 +188,25 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     found["kernel_params"] = kernel_params(given["kernel_param"])
     found["fit_intercept"] = given["logistic"] if given["fit_intercept"] is None else given["fit_intercept"]
     return found
+
+
+def _uncertainty_option(given: Mapping[str, Any]) -> str:
+    """Option that asks for standard deviations or intervals; empty without one."""
+    return "--intervals" if given["intervals"] else "--uncertainty" if given["uncertainty"] else ""
+
+
+def _uncertainty(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Argument of an estimator or of `dkrr.plan` that these options make; none without one of them."""
+    option = _uncertainty_option(given)
+    return {"uncertainty": "intervals" if option == "--intervals" else True} if option else {}
+
+
+def _refuse_uncertainty(given: Mapping[str, Any]) -> None:
+    """Refuse standard deviations and intervals of models that have none."""
+    option, is_precomputed = _uncertainty_option(given), "precomputed" in given["kernel"]
+    if option and (given["logistic"] or is_precomputed):
+        what = "--logistic" if given["logistic"] else "--kernel precomputed"
+        raise InputError(f"{option} is given with {what}, which has none; expected a regression of rows")
 
 
 def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -> None:
@@ -259,7 +279,7 @@ def _save(model: Any, given: Mapping[str, Any]) -> None:
     """
     import dkrr as library
 
-    uncertainty = given["uncertainty"]
+    uncertainty = bool(_uncertainty_option(given))
     try:
         library.save(model, given["model"], overwrite=given["overwrite"], uncertainty=uncertainty)
     except (DkrrError, OSError) as error:

@@ -141,7 +141,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "model": _value("PATH", "Where to save the model."),
     "predict.model": _value("PATH", "Saved model."),
     "overwrite": _flag("Replace what exists there when the new one is complete."),
-    "uncertainty": _flag("Save what standard deviations and intervals of predictions are computed from as well."),
+    "uncertainty": _flag("Keep and save what standard deviations and intervals are computed from: the factor."),
+    "intervals": _flag("The same, and the models that leave out folds, which intervals take."),
     "accept_unconverged": _flag(
         "Save the model, with exit status 0, even if the fit did not reach the required accuracy."
     ),

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dkrr.checks import may_keep
+from dkrr.cluster import Progress
 from dkrr.data.arrays import SCRATCH_BYTES, FilledRows
 from dkrr.data.dask_rows import DaskRows, row_major
 from dkrr.data.rows import ALL, Block, Rows, cuts_by_entries, dense
@@ -152,8 +153,16 @@ class SparseRows(StoredCopy):
         return {"kind": "sparse", "shape": list(self.shape), "dtype": dtype, "n_entries": self.n_entries}
 
 
-def write_rows(rows: Rows, place: Place, rows_per_chunk: int | None = None, client: Any = None) -> StoredCopy:
-    """Write a copy of rows into a store, in their own dtype (whole numbers and booleans too).
+def write_rows(
+    rows: Rows,
+    place: Place,
+    rows_per_chunk: int | None = None,
+    client: Any = None,
+    progress: Progress | None = None,
+) -> StoredCopy:
+    """Write a copy of rows into a store, in their own dtype (whole numbers and booleans too), a block at a time.
+
+    `progress` has an open stage, which bytes of dense rows advance as they are written.
 
     Raises
     ------
@@ -173,6 +182,8 @@ def write_rows(rows: Rows, place: Place, rows_per_chunk: int | None = None, clie
         copied = _Appended(array)
         for _, block in rows.blocks(0, rows.shape[0], array.chunks[0]):
             copied.append(dense(block))
+            if progress is not None:
+                progress.advance(block.nbytes)
         copied.finish()
     return CheckedRows(array)
 

@@ -28,8 +28,8 @@ from dkrr.estimators.search import (
     score_name,
     search_results,
 )
+from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.requests import checked_weights
-from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.result import Status
 from dkrr.selection import Folds, no_choice, without_score

@@ -1,7 +1,7 @@
 """Kernel ridge regression with scikit-learn's interface, and the base of all regressions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self, overload
 
@@ -11,7 +11,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 
-from dkrr.checks import checked_alphas, flag, is_real, positive_or_none, shown
+from dkrr.checks import checked_alphas, checked_uncertainty, flag, is_real, positive_or_none, shown
 from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, opened, with_columns
 from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
@@ -20,10 +20,10 @@ from dkrr.estimators.kernel_estimator import DTYPES, KernelEstimator, is_local, 
 from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
-from dkrr.fitting.intervals import CrossValidationIntervals, Learned
+from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import at_once, by_blocks
 from dkrr.fitting.processes import Processes, Variances
-from dkrr.fitting.requests import FitRequest, Targets, checked_weights
+from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.result import SolveResult
@@ -33,18 +33,19 @@ from dkrr.selection import Folds
 
 Array = NDArray[np.float64]
 
-INTERVAL_FOLDS = 10
-"""Folds of `predict_interval` where none are given."""
-
 
 class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """A regression whose predictions are those of kernel ridge regression."""
+
+    uncertainty: Any
 
     _known_processes: Processes | None = None
     """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
     without what these are made of."""
     _folds: Folds | None = None
     """Folds of the search that chose the model."""
+    _own_folds: Folds | None = None
+    """Folds of the search whose last fit this is."""
 
     @overload
     def predict(self, X: InMemory, return_std: Literal[False] = False, scale: float | None = None) -> Array: ...
@@ -65,9 +66,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             training rows, of shape (n, n_samples).
         return_std : bool, default=False
             Whether to return standard deviations as well: of f(x), for the Gaussian process with covariance s² k and
-            noise of variance s² λ / wᵢ whose mean the model is. The first call factors the matrix of all rows, and
-            keeps the factor. Where that is not affordable, or with solver="cg", conjugate gradient finds each to 2.5e-4
-            of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
+            noise of variance s² λ / wᵢ whose mean the model is. Without ``uncertainty=True`` the first call factors the
+            matrix of all rows, and keeps the factor. Where that is not affordable, or with solver="cg", conjugate
+            gradient finds each to 2.5e-4 of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
         scale : float, optional
             s² > 0; None: for every target the value at which its likelihood is largest.
 
@@ -234,7 +235,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             raise InputError(f"{name} is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
         processes = self._processes()
         folds = self._interval_folds(cv, processes.targets, groups)
-        if folds.is_loo or not folds.train_on_the_rest or not folds.is_partition:
+        if not folds.serve_intervals:
             raise InputError(
                 f"cv={shown(cv)} does not hold out every row once, or trains on other rows than the rest; expected a "
                 f"partition of the rows: give cv=10"
@@ -243,11 +244,18 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
         """Folds of `predict_interval`."""
-        own = self._folds
-        if cv is None and own is not None and not own.is_loo and own.train_on_the_rest and own.is_partition:
+        if cv is None and self._folds is not None and self._folds.serve_intervals:
             check_groups(groups, len(targets))
-            return own
+            return self._folds
         return checked_folds(min(INTERVAL_FOLDS, len(targets)) if cv is None else cv, targets, groups)
+
+    def _folds_to_keep(self, targets: NDArray[np.float64], own: Folds | None = None) -> tuple[NDArray[np.intp], ...]:
+        """Folds without which the fit computes models as well: those of a search if they serve; none unless asked."""
+        if self.uncertainty != "intervals":
+            return ()
+        if own is not None and own.serve_intervals:
+            return tuple(own.test)
+        return tuple(checked_folds(min(INTERVAL_FOLDS, len(targets)), targets, None).test)
 
     @property
     def log_marginal_likelihood_(self) -> Any:
@@ -284,7 +292,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def uncertainty_plan_(self) -> UncertaintyPlan:
         """Plan of the last standard deviations, bounds or likelihood: from a factor or by conjugate gradient, and why.
 
-        Unavailable before the first of these, and in primal form, which always has a factor.
+        Unavailable before the first of these, where the fit or the saved model holds a factor, and in primal form,
+        which always has one.
         """
         plan = self._processes().plan
         if plan is None:
@@ -307,7 +316,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 "the model was saved without its targets, and errors cannot be computed; expected one saved by "
                 "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
+        self._known_processes.show_progress = self.progress
         return self._known_processes
+
+    def _settings(self, kernel: Kernel) -> Settings:
+        return replace(super()._settings(kernel), uncertainty=checked_uncertainty(self.uncertainty))
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
         if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):
@@ -370,8 +383,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
         (solved,) = fitted.solved
-        learned = self.__dict__.pop("_learned", None)
-        self._known_processes = Processes(request, solved.model.kernel, learned=learned, grid=solved.model.grid)
+        self._known_processes = solved.processes or Processes(
+            request, solved.model.kernel, learned=request.learned, grid=solved.model.grid
+        )
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
@@ -436,6 +450,14 @@ class KernelRidge(RidgeRegressor):
     progress : bool, optional
         None shows progress on a terminal or in a notebook if the fit takes more than about two seconds; True always
         shows it, also in a log file; False never.
+    uncertainty : bool or "intervals", default=False
+        True: the fit keeps the Cholesky factor in float64 that standard deviations, the likelihood and leave-one-out
+        residuals take, in memory or in the store of the run: they follow without another factorisation, and
+        `dkrr.save(model, path, uncertainty=True)` only writes. "intervals": the last stage of the fit also computes the
+        models that leave out folds, which `predict_interval` takes. The plan has the time, the memory and the disk of
+        it. In dual form solver="auto" then factors in float64 where memory and disk allow; where they do not, and with
+        solver="cg", standard deviations come by conjugate gradient, and `plan_` says so. False: a factor is computed
+        when it is first asked for.
     transformer : "standardize" or transformer of scikit-learn, optional
         What X passes through before the kernel, part of the model and of what `dkrr.save` writes: StandardScaler on all
         columns, or any transformer of X alone (ColumnTransformer, Pipeline of transformers, OneHotEncoder, ...). A copy
@@ -501,6 +523,8 @@ class KernelRidge(RidgeRegressor):
     """
 
     alpha: Any = 1.0
+    _: KW_ONLY
+    uncertainty: Any = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model.
@@ -539,6 +563,7 @@ class KernelRidge(RidgeRegressor):
         X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
         values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
-        request = FitRequest(settings, rows, targets, weights)
+        learned, folds = self.__dict__.pop("_learned", None), self._folds_to_keep(values, self._own_folds)
+        request = FitRequest(settings, rows, targets, weights, None, learned, folds, Processes)
         self._take_fit(fit(request, self.progress), request, X, is_vector=y.ndim == 1)
         return self

@@ -31,10 +31,10 @@ from dkrr.estimators.search import (
     search_results,
     without_constant,
 )
+from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.results import gram_diagonal
-from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.implied import parts_of
@@ -149,6 +149,9 @@ class KernelRidgeCV(RidgeRegressor):
         As in KernelRidge. It is fitted once, to all training rows, since all folds share one matrix: it has seen the
         rows that are left out (their part in means, their categories). For one that is fitted to the training rows of
         every fold put it before KernelRidge in a Pipeline, and that into GridSearchCV.
+    uncertainty : bool or "intervals", default=False
+        As in KernelRidge, of the fit to all rows; "intervals" takes the folds of the search where these hold out every
+        row once and train on all others, else ten consecutive ones.
     fit_intercept, form, solver, tol, memory_limit, tile, progress
         As in KernelRidge. "cholesky" and "cg" as `solver` hold for the folds, too.
     store : str, optional
@@ -238,6 +241,7 @@ class KernelRidgeCV(RidgeRegressor):
     random_state: int = 0
     optimize: Any = None
     max_evaluations: Any = 50
+    uncertainty: Any = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
@@ -286,7 +290,7 @@ class KernelRidgeCV(RidgeRegressor):
                 )
             return self._search_by_fits(objects, y, weights, folds, alphas, score, grid, curve)
         request = SelectionRequest(
-            settings=[replace(settings, kernel=kernel) for kernel in kernels],
+            settings=[replace(settings, kernel=kernel, uncertainty=False) for kernel in kernels],
             rows=rows,
             values=as_columns(y),
             weights=weights,
@@ -301,6 +305,8 @@ class KernelRidgeCV(RidgeRegressor):
             curve=curve,
             refit=bool(self.refit),
             search=search,
+            uncertainty=settings.uncertainty,
+            interval_folds=self._folds_to_keep(y, folds),
         )
         selected = select(request, self.progress)
         self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
@@ -391,8 +397,10 @@ class KernelRidgeCV(RidgeRegressor):
             self._set_results(best_of(candidates, t), grid, alphas, curve, is_vector=y.ndim == 1)
             self.n_splits_, self._folds = len(folds), folds
             if self.refit:
+                last = self._ridge_with(self.best_params_)
+                last._own_folds = folds
                 with whole.part():
-                    last = self._ridge_with(self.best_params_).fit(X, y, sample_weight=weights)
+                    last.fit(X, y, sample_weight=weights)
                 self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
         return self._advised(as_columns(y), weights)
 
@@ -424,7 +432,7 @@ class KernelRidgeCV(RidgeRegressor):
         report = Report(len(alphas), len(folds))
         for f, test in enumerate(folds.test):
             rows = folds.training(f)
-            every = {"alpha": np.repeat(alphas, t), "store": None, "tol": self.cv_tol}
+            every = {"alpha": np.repeat(alphas, t), "store": None, "tol": self.cv_tol, "uncertainty": False}
             model = self._ridge_with(kernel_settings(self, parameters) | every)
             w = None if weights is None else weights[rows]
             model.fit(_safe_indexing(X, rows), np.tile(values[rows], len(alphas)), sample_weight=w)

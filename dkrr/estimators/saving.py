@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.base import clone
 
 from dkrr.checks import checked_alphas, flag, location, shown
+from dkrr.cluster import make_progress
 from dkrr.cluster.process import ended_in_order
 from dkrr.data import MemoryRows, Rows, described_rows, refuse_changed, whole, write_rows
 from dkrr.data.stored import StoredCopy
@@ -27,17 +28,14 @@ from dkrr.estimators.model_description import (
     solver_of,
     summary_of,
 )
-from dkrr.fitting.gaussian_process import Kept
-from dkrr.fitting.intervals import Learned
 from dkrr.fitting.processes import Processes
-from dkrr.fitting.requests import FitRequest, Targets, checked_weights
-from dkrr.fitting.results import FittedFunction
-from dkrr.fitting.sampled import is_drawn
+from dkrr.fitting.requests import FitRequest, Learned, Targets, checked_weights
+from dkrr.fitting.results import FittedFunction, Kept
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict, try_given
 from dkrr.kernels.documents import TOKEN_PATTERN
 from dkrr.kernels.fourier_grid import FourierZones
-from dkrr.kernels.implied import arrays_of, parts_of, required_feature_map
+from dkrr.kernels.implied import arrays_of, is_drawn, parts_of, required_feature_map
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
@@ -49,6 +47,9 @@ from dkrr.store.places import check_free, place_at, written_aside
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
+
+QUIET_BYTES = 2**30
+"""Models up to this size are written without a display of the progress unless asked to."""
 
 Estimator = KernelRidge | KernelLogisticRegression
 _ESTIMATORS: dict[str, type[Estimator]] = {form.REGRESSION: KernelRidge, form.CLASSIFICATION: KernelLogisticRegression}
@@ -78,10 +79,10 @@ def save(
     uncertainty : bool or "data", default=False
         Whether the model also holds what `predict` with `return_std`, `predict_variance_bounds`, `predict_interval`,
         `loo_residuals_` and `log_marginal_likelihood_` need. True: training rows, targets, weights, the folds of a
-        search, and the Cholesky factor for every λ, which is computed now if it has not been: a loaded model returns
-        the same bits. "data": no factor, which is computed when it is first needed, as it is where conjugate gradient
-        takes its place (solver="cg", or no memory for a factor): the same bits on the same machine. The plan of the
-        fit says how large the model is.
+        search, and the Cholesky factor for every λ, which is computed now if neither the fit (``uncertainty=True`` of
+        the estimator) nor a question has left it: a loaded model returns the same bits. "data": no factor, which is
+        computed when it is first needed, as it is where conjugate gradient takes its place (solver="cg", or no memory
+        for a factor): the same bits on the same machine. The plan of the fit says how large the model is.
 
     Raises
     ------
@@ -151,8 +152,11 @@ def save(
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=form.FILES) as url:
         root = place_at(url, description["id"])
         root.make()
-        stored = {name: write_rows(rows, root.at(name)).describe() for name, rows in parts.items()}
-        write_group(url, {**description, "stored": stored})
+        total = sum(rows.n_bytes for rows in parts.values())
+        progress = make_progress(False if model.progress is None and total < QUIET_BYTES else model.progress)
+        with progress.stage("writing the model", total):
+            written = {name: write_rows(rows, root.at(name), progress=progress) for name, rows in parts.items()}
+        write_group(url, {**description, "stored": {name: rows.describe() for name, rows in written.items()}})
 
 
 def _kept_of(
@@ -163,7 +167,7 @@ def _kept_of(
     parts: dict[str, Rows] = {form.ROWS: request.rows, form.TARGETS: MemoryRows(processes.targets)}
     if request.weights is not None:
         parts[form.WEIGHTS] = MemoryRows(request.weights[:, None])
-    if folds is not None and not folds.is_loo and folds.train_on_the_rest and folds.is_partition:
+    if folds is not None and folds.serve_intervals:
         fold_of = np.empty((folds.n, 1), np.int64)
         for k, rows in enumerate(folds.test):
             fold_of[rows] = k
@@ -189,7 +193,9 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
         raise ValueError(f"targets of shape {targets.shape} for training rows of shape {rows.shape}")
     alphas, kept = checked_alphas(model.alpha, targets.shape[1]), dict[float, Kept]()
     for k, numbers in enumerate(found["factors"]):
-        alpha, arrays = numbers["alpha"], {name: stored[f"{name}-{k}"] for name in form.KEPT_ARRAYS[numbers["form"]]}
+        alpha = numbers["alpha"]
+        more = [name for name in form.MORE_KEPT_ARRAYS if f"{name}-{k}" in stored]
+        arrays = {name: stored[f"{name}-{k}"] for name in (*form.KEPT_ARRAYS[numbers["form"]], *more)}
         arrays["factor"].check_complete()
         if numbers["form"] == "dual":
             TileGrid(n, numbers["tile"], numbers["panel"])

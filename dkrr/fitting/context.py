@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
-from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor
+from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor, make_progress
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.cluster.process import ambient_client, ended_in_order
@@ -449,6 +449,15 @@ class Context:
             copy = write_rows(rows, self.stored.store.place(name), rows_per_chunk, self.client)
         self.meter.bytes_written += copy.n_bytes
         return copy
+
+
+QUIET_SECONDS = 2.0
+"""Fits projected to be shorter show no progress unless asked to."""
+
+
+def progress_of(plan: Plan, show: bool | None) -> Progress:
+    """Display of the work of a plan, as `make_progress` has it; None shows nothing of work that is soon done."""
+    return make_progress(False if show is None and plan.seconds < QUIET_SECONDS else show)
 
 
 @contextmanager

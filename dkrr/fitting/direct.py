@@ -52,6 +52,12 @@ class DirectSystems(ABC):
     """Tiles of A."""
     diagonal: Array
     """Diagonal of A, of shape (n,)."""
+    keeps_factors: bool
+    """Factors of `solve` and `solve_again` stay, for `kept_factor`."""
+
+    @abstractmethod
+    def kept_factor(self, group: str, shift: Array) -> Matrix:
+        """Factor of a system that was solved, where factors are kept."""
 
     @abstractmethod
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
@@ -73,12 +79,12 @@ class DirectSystems(ABC):
         """
 
     @abstractmethod
-    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> SystemSolution:
+    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
         """`solve` with a factor that stays until `release`: for one batch of right-hand sides after another."""
 
     @abstractmethod
     def release(self, group: str) -> None:
-        """Give up the factor of `solve_again`, unless the storage keeps it for a run that resumes."""
+        """Give up the factor of a system, unless factors are kept, or the storage keeps it for a run that resumes."""
 
     @abstractmethod
     def factored(self, group: str, shift: Array, detail: str = "") -> Matrix:
@@ -117,27 +123,35 @@ class MemorySystems(DirectSystems):
     With KeptTiles as the source of its tiles, a factor shares the squares on the diagonal with them.
     """
 
-    def __init__(self, source: TileSource, grid: TileGrid, diagonal: Array, context: Context) -> None:
+    def __init__(
+        self, source: TileSource, grid: TileGrid, diagonal: Array, context: Context, *, keeps_factors: bool = False
+    ) -> None:
         check_diagonal(diagonal)
         self.source, self.grid, self.diagonal, self._context = source, grid, diagonal, context
+        self.keeps_factors = keeps_factors
         self._threads, self._progress = context.threads, context.progress
         self._factors, self._applied = dict[str, MemoryMatrix](), dict[str, MemoryMatrix]()
         self._free = defaultdict[np.dtype[Any], list[MemoryMatrix]](list)
         """Factors that were discarded, by type: their memory is for the next ones, as new pages take long to get."""
 
     @classmethod
-    def kept(cls, kept: KeptTiles, context: Context) -> "MemorySystems":
+    def kept(cls, kept: KeptTiles, context: Context, *, keeps_factors: bool = False) -> "MemorySystems":
         """A that stays in memory."""
-        return cls(kept, kept.grid, kept.diagonal, context)
+        return cls(kept, kept.grid, kept.diagonal, context, keeps_factors=keeps_factors)
 
-    def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:  # noqa: ARG002
+    def kept_factor(self, group: str, shift: Array) -> MemoryMatrix:  # noqa: ARG002
+        return self._factors[group]
+
+    def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
+        if self.keeps_factors:
+            return self.solve_again(group, shift, right_sides, settle)
         scaling = scaling_of(self.diagonal + shift)
         both = with_probe(right_sides, scaling)
         with tile_threads(self.grid, self._threads) as executor, self._progress.stage("factorisation", 1.0):
             x = substituted(self._factor(shift, executor), both)  # the check needs the memory of the factor
         return self._settled(shift, both, x, scaling, settle)
 
-    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> SystemSolution:
+    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
         scaling = scaling_of(self.diagonal + shift)
         both = with_probe(right_sides, scaling)
         with tile_threads(self.grid, self._threads) as executor, self._progress.stage("factorisation", 1.0):
@@ -147,12 +161,16 @@ class MemorySystems(DirectSystems):
         return self._settled(shift, both, x, scaling, settle)
 
     def release(self, group: str) -> None:
-        self._factors.pop(group, None)
+        if not self.keeps_factors:
+            self._factors.pop(group, None)
 
     def _factor(self, shift: Array, executor: Executor) -> MemoryMatrix:
         source = self.source
-        factor = source.beside() if isinstance(source, KeptTiles) else MemoryMatrix(self.grid)
+        # One factor shares squares with the matrix; the next has its own while that one is kept.
+        shares = isinstance(source, KeptTiles) and not self._factors
+        factor = source.beside() if shares else MemoryMatrix(self.grid)  # type: ignore[attr-defined]
         factor_in_memory(memory_system(source, shift, factor), executor, self._progress)
+        factor.triangles.clear()  # which only a factorisation uses
         return factor
 
     def _settled(self, shift: Array, both: Array, x: Array, scaling: Array, settle: Settle | None) -> SystemSolution:
@@ -223,6 +241,11 @@ class TiledSystems(DirectSystems):
     """Tile columns that one task of a factorisation subtracts; 0 means all."""
     diagonal: Array
     context: Context
+    keeps_factors: bool = False
+
+    def kept_factor(self, group: str, shift: Array) -> TiledMatrix:
+        factor = self.context.stored.matrix(group, "factor", self.grid)
+        return factor if factor.is_complete else self.factor(group, shift, "float64", "")
 
     def _n_sums(self) -> int:
         """Partial sums of a factorisation."""
@@ -234,7 +257,7 @@ class TiledSystems(DirectSystems):
         self.release(group)
         return found
 
-    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle) -> SystemSolution:
+    def solve_again(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
         factor, inner = self.factor(group, shift, "float64", ""), f"{group}/batch"
         self.context.storage.delete(inner)  # of the batch before, or of one that a killed run has not finished
         found = self._solved(inner, factor, shift, right_sides, settle)
@@ -270,7 +293,7 @@ class TiledSystems(DirectSystems):
         return SystemSolution(found, probe, check)
 
     def release(self, group: str) -> None:
-        if not self.context.storage.keeps:
+        if not self.context.storage.keeps and not self.keeps_factors:
             self.context.storage.delete(group)
 
     def discard(self, group: str) -> None:

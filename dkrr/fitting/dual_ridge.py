@@ -1,6 +1,6 @@
 """Ridge regression in dual form, (C K C + diag(s)) β = C y with C² = W, and the solutions that its systems make up."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.gram import (
@@ -19,7 +20,7 @@ from dkrr.fitting.gram import (
     MultipliedGram,
 )
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
-from dkrr.fitting.results import Solution
+from dkrr.fitting.results import Kept, Left, Solution
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Deferred, Identity, LowRank, Preconditioner
@@ -27,6 +28,7 @@ from dkrr.linalg.products import LastProduct, column_norms, column_sizes
 from dkrr.linalg.refinement import Refinement
 from dkrr.linalg.residual import Check, energies, freed, take_constants, worst
 from dkrr.linalg.result import Status, direct_status, is_doubtful
+from dkrr.linalg.triangle import TriangleRows
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
 
 Array = NDArray[np.float64]
@@ -90,6 +92,10 @@ class DualRidge:
 
     def release(self, alpha: float) -> None:
         """Give up what only the targets of one λ need, once all of its batches are solved."""
+
+    def kept(self) -> Mapping[float, Kept]:
+        """By λ, the factors that stay after the fit."""
+        return {}
 
     def _begin(self, data: TrainingData) -> None:
         """Make room for the solution of these targets."""
@@ -212,6 +218,7 @@ class DualRidge:
             outcome=outcome,
             residuals=self._residuals,
             squares=self._squares,
+            kept={} if self._in_batches else self.kept(),
         )
 
 
@@ -221,6 +228,7 @@ class DirectDual(DualRidge):
     def __init__(self, strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan)
         self.matrix: FactoredGram = FactoredGram(data, strategy, context, self.scale)
+        self._owner, self._shift_of = context.temporary, data.dual_shift
 
     def solve(self, system: RidgeSystem) -> None:
         """Solve a system."""
@@ -235,6 +243,16 @@ class DirectDual(DualRidge):
 
     def release(self, alpha: float) -> None:
         self.matrix.systems.release(f"system-{self._numbers[alpha]}")
+
+    def kept(self) -> Mapping[float, Kept]:
+        systems, found = self.matrix.systems, dict[float, Kept]()
+        for alpha, number in self._numbers.items() if systems.keeps_factors else ():
+            shift = self._shift_of(alpha)
+            factor, diagonal = systems.kept_factor(f"system-{number}", shift), systems.diagonal + shift
+            numbers = {"form": "dual", "tile": factor.grid.tile, "panel": factor.grid.panel}
+            arrays: dict[str, Rows] = {"factor": TriangleRows(factor), "diagonal": MemoryRows(diagonal[:, None])}
+            found[alpha] = Kept(numbers, arrays, Left(self.matrix.rows, self._owner))
+        return found
 
 
 class IteratedDual(DualRidge):

@@ -21,7 +21,6 @@ from dkrr.fitting.gaussian_process import (
     Estimate,
     FactoredProcess,
     FoldModels,
-    Kept,
     Numbers,
     cross_of,
     diagonal_of,
@@ -40,6 +39,7 @@ from dkrr.fitting.normal_rows import (
     weighted_means,
 )
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
+from dkrr.fitting.results import Kept, Left
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.held_out import LeftOut
@@ -47,15 +47,20 @@ from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
-from dkrr.planning import Direct
+from dkrr.planning import Direct, Plan
 from dkrr.planning.detection import usable_threads
 from dkrr.store import TileGrid
+
+Opens = Callable[[Plan], Progress]
+"""Gives the display of a factorisation that the fit has not left, from its plan."""
 
 
 class DualPosterior(FactoredProcess):
     """From a factor of diag(c) K diag(c) + diag(s)."""
 
-    def __init__(self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None) -> None:
+    def __init__(
+        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+    ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
@@ -69,11 +74,14 @@ class DualPosterior(FactoredProcess):
         shift = self.data.dual_shift(alpha)
         if kept is not None:
             factor, diagonal = _loaded(kept, data.n)
-            self._owner, self._rows, self._threads = None, request.rows, usable_threads()
+            left = kept.left or Left()
+            self._owner, self._threads = left.owner, usable_threads()
+            self._rows = request.rows if left.rows is None else left.rows
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
         else:
             assert plan is not None and isinstance(plan.chosen.how, Direct)
-            with open_context(plan, None, Progress()) as context, in_terms_of_alpha([alpha], "dual"):
+            progress = Progress() if opens is None else opens(plan)
+            with open_context(plan, None, progress) as context, in_terms_of_alpha([alpha], "dual"):
                 matrix = FactoredGram(self.data, plan.chosen.how, context, scale)
                 factor = matrix.systems.factored("posterior", shift)
                 self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
@@ -149,6 +157,8 @@ class DualPosterior(FactoredProcess):
 def _loaded(kept: Kept, n: int) -> tuple[Matrix, Array]:
     """Factor of a saved model, in memory where it was and if it takes at most half of what is free; diagonal of A."""
     rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
+    if isinstance(rows, TriangleRows):  # of this process
+        return rows.factor, np.asarray(diagonal.read(0, n))[:, 0]
     assert isinstance(rows, CheckedRows) and isinstance(diagonal, CheckedRows)
     if diagonal.shape != (n, 1):
         raise StoreError(f"a diagonal of the model has shape {diagonal.shape}; expected {(n, 1)}: the model is damaged")
@@ -159,7 +169,9 @@ def _loaded(kept: Kept, n: int) -> tuple[Matrix, Array]:
 class PrimalPosterior(FactoredProcess):
     """From a factor of ΦᵀWΦ + λI; λ > 0."""
 
-    def __init__(self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None) -> None:
+    def __init__(
+        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+    ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
@@ -171,11 +183,17 @@ class PrimalPosterior(FactoredProcess):
         self._n_features = self.data.feature_map.dimension(self.data.rows.shape[1])
         width = self._n_features + (1 if data.fit_intercept else 0)
         self._means, self._origin = self.data.target_means(), None
+        self._progress, self._kept_centre = Progress(), dict[str, Rows]()
         if kept is None:
-            with in_terms_of_alpha([alpha], "primal"):
+            if opens is not None:
+                self._progress = opens(plan_of(request))
+            with self._progress.stage("normal matrix", self.data.n), in_terms_of_alpha([alpha], "primal"):
                 self._factor, self._coef = self._solved()
             return
-        if kept.numbers["centred"]:
+        if "centre" in kept.arrays:
+            self._kept_centre = {"centre": kept.arrays["centre"]}
+            self._origin = np.append(array_of(kept.arrays["centre"], self._n_features), 0.0)
+        elif kept.numbers["centred"]:
             self._centre(weighted_means(self.data, np.arange(self.data.n), self._whole))
         self._factor, self._coef = array_of(kept.arrays["factor"], width), array_of(kept.arrays["coef"], width)
         self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
@@ -188,6 +206,7 @@ class PrimalPosterior(FactoredProcess):
         sums = NormalSums.zeros(self._n_features + (1 if self.data.fit_intercept else 0), self.data.targets.shape[1])
         for where, features in feature_blocks(self.data):
             self._add(sums, where, features, slice(None))
+            self._progress.advance(len(features))
         found = self._solved_uncentred(sums)
         if found is None:
             sums, means = centred_sums(self.data, np.arange(self.data.n), self._whole)
@@ -263,7 +282,7 @@ class PrimalPosterior(FactoredProcess):
     def kept(self) -> Kept:
         arrays: dict[str, Rows] = {"factor": MemoryRows(self._factor), "coef": MemoryRows(self._coef)}
         numbers = {"form": "primal", "quadratic": self._quadratic.tolist(), "centred": self._origin is not None}
-        return Kept(numbers, arrays)
+        return Kept(numbers, arrays | self._kept_centre)
 
     def quadratic(self) -> Array:
         return self._quadratic
@@ -337,7 +356,9 @@ class PrimalPosterior(FactoredProcess):
 
 
 def array_of(rows: Rows, width: int) -> Array:
-    """Stored array of so many rows, in memory."""
+    """Array of so many rows that a fit has left, or a saved model holds, in memory."""
+    if isinstance(rows, MemoryRows):
+        return np.asarray(rows.array)
     assert isinstance(rows, CheckedRows)
     if rows.shape[0] != width:
         raise StoreError(f"a factor of the model has {rows.shape[0]} rows; expected {width}: the model is damaged")

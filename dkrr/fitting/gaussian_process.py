@@ -23,6 +23,7 @@ from dkrr.data.rows import check_finite, dense
 from dkrr.errors import ConvergenceWarning, InputError, NotFiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.prediction import BLOCK_ROWS
+from dkrr.fitting.results import Kept
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
 
@@ -97,15 +98,6 @@ class Posterior(ABC):
         """Log |W| over the rows of positive weight."""
         weights = self.data.weights
         return 0.0 if weights is None else float(np.log(weights[weights > 0]).sum())
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a process is made of again without another factorisation."""
-
-    numbers: dict[str, Any]
-    """Values of JSON."""
-    arrays: dict[str, Rows]
 
 
 class FactoredProcess(Posterior):

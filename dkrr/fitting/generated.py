@@ -9,18 +9,20 @@ rounding of y − Φβ.
 
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress, Task, ThreadExecutor
+from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.grids import LEAST_ALPHA
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
-from dkrr.fitting.results import Solution
+from dkrr.fitting.results import Kept, Left, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
 from dkrr.linalg.conjugate_gradient import Iteration
@@ -252,6 +254,7 @@ class GeneratedPrimal:
         intercept = self._means - means @ u
         near = FourierZones(self._phi).near.grid(data.rows.shape[1]).of_modes(modes)
         condition = self._condition(generator, solver)
+        kept = self._kept(sums, solver) if self._strategy.keeps_factors else {}
         solver.close()
         messages = [f"α refined {plural(rounds, 'time')}"] if rounds else []
         dual_coef = self._rows.loaded_errors(duals, data.room_for_errors)
@@ -267,7 +270,19 @@ class GeneratedPrimal:
             residuals=residuals + rounding,
             condition=condition,
             messages=(*messages, *getattr(solver, "messages", ())),
+            kept=kept,
         )
+
+    def _kept(self, sums: GridSums, solver: Solver) -> Mapping[float, Kept]:
+        """By λ, the sums that stay after the fit, and a complete factor where it has one."""
+        found = dict[float, Kept]()
+        for alpha, columns in self._data.alpha_groups():
+            own = GridSums(sums.modes[[0, *(1 + columns)]], sums.squares[columns])
+            arrays: dict[str, Rows] = {"sums": MemoryRows(own.packed()[:, None])}
+            if isinstance(solver, ByFactor):
+                arrays["factor"] = MemoryRows(solver.factor(alpha))
+            found[alpha] = Kept({"form": "primal", "centred": False}, arrays, Left())
+        return found
 
     def _solver(self, generator: Generator) -> Solver:
         if self._strategy.rank_limit:

@@ -24,11 +24,12 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.factored_process import array_of
-from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, FoldModels, Kept, Numbers, warn_of_width
+from dkrr.fitting.factored_process import Opens, array_of
+from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, FoldModels, Numbers, warn_of_width
 from dkrr.fitting.generated_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
 from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others, without_each
-from dkrr.fitting.requests import FitRequest, Targets
+from dkrr.fitting.requests import FitRequest, Targets, plan_of
+from dkrr.fitting.results import Kept
 from dkrr.kernels.fourier_grid import FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex
 from dkrr.linalg.generator import GridSums, inverse_of, length_modes, lengths, totals_of
@@ -56,7 +57,9 @@ def in_threads(n: int) -> Callable[[str, Callable[[int, int], Any]], list[Any]]:
 class GeneratedPosterior(FactoredProcess):
     """From a factor of A + λI, A being gathered from sums over the rows."""
 
-    def __init__(self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None) -> None:
+    def __init__(
+        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+    ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
@@ -67,6 +70,13 @@ class GeneratedPosterior(FactoredProcess):
         self._kept = kept
         if kept is not None:
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
+            if "sums" in kept.arrays:
+                length = len(GridSums.zeros(self._grid, len(columns)).packed())
+                self._sums = GridSums.unpacked(self._grid, array_of(kept.arrays["sums"], length)[:, 0])
+        elif opens is not None:
+            progress = opens(plan_of(request))
+            with progress.stage("normal matrix", 1.0):
+                self._model  # noqa: B018 - its sums are a pass over the rows
 
     def __getstate__(self) -> dict[str, Any]:
         self._lengths  # noqa: B018 - a worker needs no rows for variances inside the box
@@ -82,7 +92,8 @@ class GeneratedPosterior(FactoredProcess):
     @cached_property
     def _model(self) -> GridModel:
         with in_terms_of_alpha([self.alpha], "primal"):
-            factor = None if self._kept is None else array_of(self._kept.arrays["factor"], self._grid.dimension)
+            known = {} if self._kept is None else self._kept.arrays
+            factor = array_of(known["factor"], self._grid.dimension) if "factor" in known else None
             centred = self.data.fit_intercept
             return GridModel.of(self._grid, self._sums, self.alpha, factor=factor, centred=centred)
 
@@ -169,6 +180,8 @@ class GeneratedPosterior(FactoredProcess):
 
     def kept(self) -> Kept:
         arrays: dict[str, Rows] = {"factor": MemoryRows(self._model.factor), "coef": MemoryRows(self._model.coef)}
+        if self._kept is not None and "sums" in self._kept.arrays:
+            arrays["sums"] = self._kept.arrays["sums"]
         return Kept({"form": "primal", "quadratic": self._quadratic.tolist(), "centred": False}, arrays)
 
     def quadratic(self) -> Array:

@@ -188,12 +188,14 @@ class FactoredGram(GramMatrix):
     def systems(self) -> DirectSystems:
         """The matrix as a direct solver takes it."""
         context, grid, source = self._context, self._grid, self._scaled_tiles()
+        keeps, at_once = self._strategy.keeps_factors, self._strategy.tiling.columns_per_task
         if not context.in_memory:
-            return TiledSystems(source, grid, self._strategy.tiling.columns_per_task, self.scaled_diagonal, context)
+            return TiledSystems(source, grid, at_once, self.scaled_diagonal, context, keeps)
         if not self._strategy.keeps_matrix:
-            return MemorySystems(source, grid, self.scaled_diagonal, context)
+            return MemorySystems(source, grid, self.scaled_diagonal, context, keeps_factors=keeps)
         with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
-            return MemorySystems.kept(KeptTiles.of_source(source, grid, executor, context.progress), context)
+            kept = KeptTiles.of_source(source, grid, executor, context.progress)
+            return MemorySystems.kept(kept, context, keeps_factors=keeps)
 
     def operator(self) -> Operator:
         if isinstance(self.systems.source, KeptTiles):

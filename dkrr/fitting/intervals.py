@@ -18,21 +18,8 @@ from dkrr.errors import InputError
 from dkrr.fitting import fit
 from dkrr.fitting.gaussian_process import Array, FoldModels, Numbers, blocks, refuse_nan
 from dkrr.fitting.prediction import predict_in_memory
-from dkrr.fitting.requests import FitRequest, Targets
+from dkrr.fitting.requests import FitRequest, Learned, Targets
 from dkrr.kernels import Kernel
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a kernel was fitted to before its rows were rows of numbers."""
-
-    kernel: Kernel
-    """The kernel before."""
-    take: Callable[[Numbers], Any] | None
-    """Gives some of the documents or rows of the table; None in copies by pickle, which leave these behind."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"kernel": self.kernel, "take": None}
 
 
 @dataclass(frozen=True)

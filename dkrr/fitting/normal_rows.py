@@ -443,7 +443,7 @@ class FormedRows(NormalRows):
 
     def __init__(self, strategy: Direct, data: TrainingData, context: Context, means: Array | None) -> None:
         super().__init__(data, context, strategy.row_block, RIDGE, data.targets, means)
-        self._tiling, parts = strategy.tiling, strategy.row_parts
+        self._tiling, parts, self._keeps_factors = strategy.tiling, strategy.row_parts, strategy.keeps_factors
         self._grid = TileGrid(self.dimension, self._tiling.tile, self._tiling.panel)
         if self._context.in_memory:
             self._cut = self._spread = self.segments(parts, by_blocks=False)
@@ -475,7 +475,7 @@ class FormedRows(NormalRows):
                 moments += other
             for i in range(grid.n_tiles):
                 mirror_lower(matrix.tile_buffer(i, i))
-            return MemorySystems.kept(KeptTiles(matrix), context), moments
+            return MemorySystems.kept(KeptTiles(matrix), context, keeps_factors=self._keeps_factors), moments
         storage, width = context.stored, self._targets.shape[1]
         parts = NormalParts(
             segments=self._cut,
@@ -491,7 +491,8 @@ class FormedRows(NormalRows):
         ]
         values = context.run_tasks("diagonal", tasks)
         diagonal = np.concatenate([values[t.key] for t in tasks])
-        return TiledSystems(source, grid, self._tiling.columns_per_task, diagonal, context), moments
+        at_once = self._tiling.columns_per_task
+        return TiledSystems(source, grid, at_once, diagonal, context, self._keeps_factors), moments
 
     def residuals(self, coef: Array, errors: Vectors) -> tuple[Array, Array]:
         """Write the training errors y − Φw to `errors`.

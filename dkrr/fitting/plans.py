@@ -15,6 +15,7 @@ from dkrr.checks import (
     checked_path,
     checked_tol,
     checked_train_sizes,
+    checked_uncertainty,
     checked_whole,
     is_real,
     n_dimensions,
@@ -25,6 +26,7 @@ from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError
 from dkrr.fitting.grids import Box
 from dkrr.fitting.requests import (
+    INTERVAL_FOLDS,
     Settings,
     checked_kernel,
     checked_likelihood,
@@ -37,9 +39,9 @@ from dkrr.fitting.requests import (
 )
 from dkrr.fitting.sampled import boxed
 from dkrr.kernels import Kernel
-from dkrr.kernels.columns import encodes
+from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.fourier_grid import grid_columns
-from dkrr.kernels.implied import feature_map, refuse_more_components_than_rows
+from dkrr.kernels.implied import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.planning import Plan, Problem
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
@@ -92,6 +94,7 @@ def plan(  # type: ignore[misc]
     train_sizes: Any = None,
     transformer: Any = None,
     extent: Any = None,
+    uncertainty: Any = False,
 ) -> Plan | SelectionPlan:
     """Plan of a fit or of a selection of λ, without carrying it out; it needs only sizes, not data.
 
@@ -164,6 +167,9 @@ def plan(  # type: ignore[misc]
     extent : float or sequence of float, optional
         Largest difference of two rows in each column, where an RBF kernel takes at most three: a Fourier grid depends
         on it. None: it is found in X, all of which is read once; without X no grid is considered.
+    uncertainty : bool or "intervals", default=False
+        What a KernelRidge is to keep for standard deviations, with its price; of a selection that is the last fit, of
+        which the plan of the selection says nothing.
 
     Returns
     -------
@@ -201,6 +207,7 @@ def plan(  # type: ignore[misc]
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    is_learning = is_drawn(value) or learns(value)
     X, y, _ = with_columns(X, y)
     if transformer is not None:
         X = _transformed(transformer, X, value, memory_limit)
@@ -218,6 +225,12 @@ def plan(  # type: ignore[misc]
         memory_limit=memory_limit,
         store=store,
     )
+    uncertainty = checked_uncertainty(uncertainty)
+    if uncertainty is not False and not is_regression:
+        raise InputError(
+            f"uncertainty is {uncertainty!r} with loss='logistic'; expected False: only regressions have standard "
+            f"deviations and intervals"
+        )
     candidates, sizes = _candidates(alphas, cv, alpha, is_regression=is_regression)
     likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class)
     rows = None if X is None else as_rows(X)
@@ -236,6 +249,10 @@ def plan(  # type: ignore[misc]
         if rows is not None and y is not None:
             fields |= place_of_targets(y)
     fields |= settings.problem_fields()
+    if sizes is None:
+        n_folds = min(INTERVAL_FOLDS, n) if uncertainty == "intervals" else 0
+        fields |= {"uncertainty": uncertainty is not False, "interval_folds": n_folds}
+        fields |= {"folds_are_fitted": n_folds > 0 and is_learning}
     # Before the sample, some of whose memory stays in use.
     resources = detect(
         memory_limit,

@@ -4,19 +4,20 @@ A result answers for predictions, not for its normal equations: by the residual 
 coefficients are iterated to it, else by what the residual of the normal equations may change.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TargetSizes, TrainingData
 from dkrr.fitting.dual_ridge import Group, RidgeSystem
 from dkrr.fitting.iteration import iteration_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
-from dkrr.fitting.results import Solution
+from dkrr.fitting.results import Kept, Left, Solution
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
@@ -204,7 +205,30 @@ class DirectPrimal(PrimalRidge):
             residual_of=NORMAL_EQUATIONS,
             condition=worst(conditions.tolist()),
         )
-        return self._judged(solution, left, conditions)
+        return replace(self._judged(solution, left, conditions), kept=self._kept(solution))
+
+    def _kept(self, solution: Solution) -> Mapping[float, Kept]:
+        """By λ, the factors that stay after the fit, with the free constant as the last feature.
+
+        That of features about their means is a factor with one more row, of which only the last entry is not 0.
+        """
+        systems, centre, found = self._systems, self._rows.centre, dict[float, Kept]()
+        side, means = self._rows.dimension, self._means
+        for g, (alpha, columns) in enumerate(self._data.alpha_groups() if systems.keeps_factors else ()):
+            lower, coef = np.zeros((side + (centre is not None),) * 2), self._coef[:, columns]
+            factor = systems.kept_factor(f"system-{g}", np.full(side, alpha))
+            for i, j in factor.grid.lower():
+                here = lower[factor.grid.rows(i), factor.grid.rows(j)]
+                factor.read_tile(i, j, here)
+                here[...] = np.tril(here) if i == j else here
+            arrays: dict[str, Rows] = {"factor": MemoryRows(lower)}
+            if centre is not None:
+                lower[-1, -1] = np.sqrt(self._rows.total_weight)
+                constants = solution.intercept[columns] + centre @ coef - means[columns]
+                coef, arrays["centre"] = np.vstack([coef, constants]), MemoryRows(centre[:, None])
+            arrays["coef"] = MemoryRows(np.ascontiguousarray(coef))
+            found[alpha] = Kept({"form": "primal", "centred": centre is not None}, arrays, Left())
+        return found
 
     def _judged(self, solution: Solution, left: Array, conditions: Array) -> Solution:
         """Solution with what the residuals of its normal equations say of predictions and of dual coefficients.

@@ -9,31 +9,35 @@ certified bounds and the likelihood with a standard error.
 import math
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError
+from dkrr.fitting.context import Context, progress_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
-from dkrr.fitting.gaussian_process import Array, FactoredProcess, Kept, Numbers, Posterior, refuse_nan
+from dkrr.fitting.gaussian_process import Array, FactoredProcess, FoldModels, Numbers, Posterior, refuse_nan
 from dkrr.fitting.generated_process import GeneratedPosterior
-from dkrr.fitting.intervals import CrossValidationIntervals, Learned, refitted
+from dkrr.fitting.intervals import CrossValidationIntervals, refitted
 from dkrr.fitting.iterated_process import IteratedPosterior
-from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
-from dkrr.fitting.sampled import is_drawn
+from dkrr.fitting.requests import FitRequest, Learned, Targets, plan_of, with_spectrum
+from dkrr.fitting.results import Kept
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
-from dkrr.kernels.implied import feature_map, parts_of
+from dkrr.kernels.implied import feature_map, is_drawn, parts_of
 from dkrr.linalg.variance_bounds import VarianceBounds
+from dkrr.planning import Plan
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
+from dkrr.text import format_seconds
 
 
 class Processes:
@@ -53,6 +57,9 @@ class Processes:
         Of the fit.
     """
 
+    show_progress: bool | None = None
+    """Whether factorisations that the fit has not left are shown, as in `make_progress`."""
+
     def __init__(
         self,
         request: FitRequest,
@@ -61,6 +68,7 @@ class Processes:
         learned: Learned | None = None,
         grid: FourierGrid | None = None,
     ) -> None:
+        request = replace(request.with_settings(uncertainty=False), folds=(), processes=None)  # fits here keep nothing
         if grid is not None:
             request = request.with_settings(grid=grid, form="primal")
         elif feature_map(kernel, request.rows.shape[1]) is None:  # the fit has declined a grid, if there is one
@@ -75,6 +83,7 @@ class Processes:
         ]
         self._factored = dict[float, FactoredProcess]()
         self._iterated = dict[float, IteratedPosterior]()
+        self._held_out: HeldOut | None = None
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
         self._units: Array | None = None
@@ -101,7 +110,8 @@ class Processes:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "_resources"}  # those of this machine
-        return kept | {"_factored": {}, "_iterated": {}}  # factors are large
+        saved = {alpha: one for alpha, one in self._kept.items() if one.left is None}
+        return kept | {"_factored": {}, "_iterated": {}, "_kept": saved, "_held_out": None}  # factors are large
 
     def _prepare(self) -> None:
         """Take what the fit drew, and see that the data are those of the fit."""
@@ -146,8 +156,15 @@ class Processes:
             is_primal = self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
             is_on_grid = is_primal and self._request.settings.grid is not None
             kind = GeneratedPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
-            self._factored[alpha] = kind(self._scaled, alpha, columns, kept)
+            self._factored[alpha] = kind(self._scaled, alpha, columns, kept, self._opened)
         return self._factored[alpha]
+
+    def _opened(self, plan: Plan) -> Progress:
+        """Display of a factorisation that the fit has not left, which says what it will do."""
+        progress = progress_of(plan, self.show_progress)
+        how = f"{plan.chosen.summary()}; about {format_seconds(plan.seconds)}"
+        progress.note(f"factoring for standard deviations, which a fit with uncertainty=True does not repeat: {how}")
+        return progress
 
     def _chosen(self, alpha: float, columns: Numbers, n_rows: int) -> Posterior:
         """Process by the way that a plan chooses, whatever earlier questions have left.
@@ -188,14 +205,23 @@ class Processes:
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
         """Intervals by the models that leave out folds."""
-        weights = self._given.weights
+        weights, found = self._given.weights, self.fold_models(folds)
+        units = None if self._learns else self._units
+        return CrossValidationIntervals.of(found.models, weights, folds, coverage, units, found.encode)
+
+    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> "HeldOut":  # noqa: ARG002
+        """Models that leave out folds, computed once for these folds; in the context of a fit, if one is running."""
+        known = self._held_out
+        if known is None or len(known.folds) != len(folds) or not all(map(np.array_equal, known.folds, folds)):
+            self._held_out = known = self._leaving_out(folds)
+        return known
+
+    def _leaving_out(self, folds: Sequence[Numbers]) -> "HeldOut":
         if not self._learns:
-            models = [(columns, one.fold_models(folds)) for columns, one in self.factored()]
-            return CrossValidationIntervals.of(models, weights, folds, coverage, self._units)
+            return HeldOut(folds, [(columns, one.fold_models(folds)) for columns, one in self.factored()])
         self._refuse_changed_data()
         found = refitted(self._given, self._learned, folds)
-        everything = np.arange(self._outputs.values.shape[1])
-        return CrossValidationIntervals.of([(everything, found.models)], weights, folds, coverage, None, found.encode)
+        return HeldOut(folds, [(np.arange(self._outputs.values.shape[1]), found.models)], found.encode)
 
     @property
     def _learns(self) -> bool:
@@ -244,6 +270,17 @@ class Processes:
 def _may_be_indefinite(part: Any) -> bool:
     is_polynomial = isinstance(part, Polynomial)
     return isinstance(part, Sigmoid) or (is_polynomial and (part.coef0 < 0 or part.degree != int(part.degree)))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Models that leave out folds."""
+
+    folds: Sequence[Numbers]
+    models: Sequence[tuple[Numbers, FoldModels]]
+    """Targets, and their models."""
+    encode: Callable[[Any], Any] | None = None
+    """What new rows pass through first; None: nothing."""
 
 
 class Variances:

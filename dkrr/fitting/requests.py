@@ -1,8 +1,8 @@
 """Checked arguments of a fit (settings, rows, targets or labels), and the plan for them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from dkrr.fitting.grids import (
 )
 from dkrr.kernels import AdditiveChi2, Kernel, as_kernel
 from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
-from dkrr.kernels.implied import refuse_more_components_than_rows
+from dkrr.kernels.implied import is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.nonuniform import is_available
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
@@ -59,6 +59,9 @@ from dkrr.store.places import refuse_missing_folder
 
 Array = NDArray[np.float64]
 
+INTERVAL_FOLDS = 10
+"""Folds of `predict_interval` where none are given."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -80,6 +83,8 @@ class Settings:
     """Newton steps of kernel logistic regression."""
     grid: FourierGrid | None = None
     """Features of the kernel in the box of the rows, once a plan has chosen them."""
+    uncertainty: bool | Literal["intervals"] = False
+    """What a regression keeps for standard deviations: nothing, its factors, or also the models without a fold."""
 
     @classmethod
     def checked(
@@ -125,6 +130,7 @@ class Settings:
             "tol": self.tol,
             "keeps_store": self.store is not None,
             "layout": None if self.store is None else stored_layout(self.store),
+            "uncertainty": self.uncertainty is not False,
         }
 
 
@@ -220,6 +226,19 @@ def _model_of(plan: Plan) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What a kernel was fitted to before its rows were rows of numbers."""
+
+    kernel: Kernel
+    """The kernel before."""
+    take: Callable[[NDArray[np.intp]], Any] | None
+    """Gives some of the documents or rows of the table; None in copies by pickle, which leave these behind."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kernel": self.kernel, "take": None}
+
+
+@dataclass(frozen=True)
 class FitRequest:
     """Checked arguments of one fit."""
 
@@ -231,10 +250,24 @@ class FitRequest:
     """Sample weights (times class weights), of shape (n,); None: ones."""
     start: WarmStart | DualStart | None = None
     """What a fit of this loss begins from, if it iterates; in the dual form for a DualStart."""
+    learned: Learned | None = None
+    """What the kernel was fitted to, if its values depend on that."""
+    folds: Sequence[NDArray[np.intp]] = ()
+    """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
+    processes: Callable[..., Any] | None = None
+    """Makes the Gaussian processes of the fit (`Processes`) of the factors that it leaves, with `uncertainty`."""
+    given: Self | None = None
+    """The request as it was made, before a fit drew a feature map or chose another solver."""
 
     def with_settings(self, **changes: Any) -> Self:
         """The same request with other settings."""
         return replace(self, settings=replace(self.settings, **changes))
+
+    @property
+    def learns(self) -> bool:
+        """Whether the kernel depends on its training rows, so that every fold has another."""
+        given = self if self.given is None else self.given
+        return self.learned is not None or is_drawn(given.settings.kernel)
 
     def problem(self) -> Problem:
         """Sizes and settings that its cost depends on."""
@@ -243,6 +276,8 @@ class FitRequest:
             self.settings.kernel,
             n_counting=None if self.weights is None else int(np.count_nonzero(self.weights)),
             total_weight=None if self.weights is None else float(self.weights.sum()),
+            interval_folds=len(self.folds),
+            folds_are_fitted=len(self.folds) > 0 and self.learns,
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
         )

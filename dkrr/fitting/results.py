@@ -8,8 +8,9 @@ be; another message says how far off the others may be, from one part in ten tho
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -206,6 +207,27 @@ SHIFT_ROWS = 1024
 
 
 @dataclass(frozen=True)
+class Left:
+    """What a fit leaves besides the factor of one λ."""
+
+    rows: Rows | None = None
+    """The training rows as the fit has read them; None: those of the request."""
+    owner: Any = None
+    """Owner of a temporary folder in which they or the factor are."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a Gaussian process is made of again without another factorisation: left by a fit, or in a saved model."""
+
+    numbers: dict[str, Any]
+    """Values of JSON."""
+    arrays: dict[str, Rows]
+    left: Left | None = None
+    """None: it is from a saved model."""
+
+
+@dataclass(frozen=True)
 class Solution:
     """Answer of one model, before it becomes a fitted value."""
 
@@ -233,6 +255,8 @@ class Solution:
     """Differences from the plan."""
     near: Array | None = None
     """Coefficients of a Fourier grid for rows that are not in its box, (D', t)."""
+    kept: Mapping[float, Kept] = field(default_factory=dict)
+    """By λ, the factors that standard deviations take, where the plan keeps them."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +271,8 @@ class Solved:
     """‖f‖ in the kernel's space, of shape (t,); None for a classification."""
     start: Point | None = None
     """Where a later classification may begin."""
+    processes: Any = None
+    """Gaussian processes (`Processes`) of a fit with uncertainty; None: they are made when they are asked for."""
 
 
 def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) -> SolveResult:
@@ -286,8 +312,23 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
     return result
 
 
+def quadratics(data: TrainingData, dual_coef: Array) -> Array:
+    """yᵀ(K + λW⁻¹)⁻¹y of every target less its free constant, Σ (yᵢ − ȳ) αᵢ, of shape (t,)."""
+    means, total = data.target_means(), np.zeros(dual_coef.shape[1])
+    for start in range(0, data.n, _BLOCK):  # with many targets no second array of their size
+        here = slice(start, start + _BLOCK)
+        total += np.einsum("ij,ij->j", data.targets[here] - means, dual_coef[here])
+    return total
+
+
 def solved(
-    data: TrainingData, plan: Plan, solution: Solution, sizes: Array | None, context: Context, begun: float
+    data: TrainingData,
+    plan: Plan,
+    solution: Solution,
+    sizes: Array | None,
+    context: Context,
+    begun: float,
+    processes: Any = None,
 ) -> Solved:
     """Fitted value and result of a solution.
 
@@ -297,6 +338,8 @@ def solved(
         Powers of two that the targets of `data` have been divided by.
     begun : float
         Start of the fit, by `time.perf_counter`.
+    processes : Processes, optional
+        Gaussian processes that the fit leaves.
 
     Raises
     ------
@@ -311,10 +354,11 @@ def solved(
     norms, doubts = _norms(model, solution, data, sizes)
     if doubts:
         solution = replace(solution, messages=doubts + solution.messages)
-    if owner is not None and model.keep_alive is None:
+    is_used = model.keep_alive is not None or any(one.left and one.left.owner for one in solution.kept.values())
+    if owner is not None and not is_used:
         owner.delete()
     result = result_of(solution, plan, context, seconds=time.perf_counter() - begun)
-    return Solved(model, result, dual_coef, norms)
+    return Solved(model, result, dual_coef, norms, processes=processes)
 
 
 def _norms(

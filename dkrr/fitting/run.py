@@ -14,20 +14,21 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster import Progress, make_progress
+from dkrr.cluster import Progress
 from dkrr.errors import ConvergenceWarning, Float32BreakdownError, InputError, MemoryLimitError, PlanError
 from dkrr.fitting import logistic
 from dkrr.fitting.batches import DualForm, solve_in_batches
-from dkrr.fitting.context import Context, open_context
+from dkrr.fitting.context import Context, open_context, progress_of
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
 from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.generated import GeneratedPrimal, lost_alpha
 from dkrr.fitting.iteration import resumed
 from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
 from dkrr.fitting.requests import DualStart, FitRequest, plan_of
-from dkrr.fitting.results import Solution, Solved, scale_of, solved
+from dkrr.fitting.results import Kept, Solution, Solved, quadratics, scale_of, solved
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.fitting.storage import with_repairs
+from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.residual import worst
@@ -140,7 +141,26 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
     start = request.start if isinstance(request.start, DualStart) and sizes is None else None
     with open_context(plan, request.settings.store, progress) as context:
         solution = _solution(data, plan, context, start)
-    return (solved(data, plan, solution, sizes, context, begun),)
+        processes = processes_left(request, data, solution)
+        if processes is not None and request.folds:
+            with context.progress.measured("held-out models"):
+                processes.fold_models(request.folds, context)
+    return (solved(data, plan, solution, sizes, context, begun, processes),)
+
+
+def processes_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:
+    """Gaussian processes of a fit, from the factors that it leaves; None unless it is to leave them."""
+    if request.settings.uncertainty is False or request.processes is None:
+        return None
+    given, kept = request if request.given is None else request.given, dict[float, Kept]()
+    if solution.dual_coef is not None:
+        found = quadratics(data, solution.dual_coef)
+        for alpha, one in solution.kept.items():
+            of_alpha = {"quadratic": found[data.alphas == alpha].tolist()}
+            kept[alpha] = replace(one, numbers=one.numbers | of_alpha)
+    grid = data.feature_map if solution.near is not None else None
+    assert grid is None or isinstance(grid, FourierGrid)
+    return request.processes(given, data.kernel, kept, request.learned, grid)
 
 
 def shortfall(result: SolveResult, plan: Plan) -> str:
@@ -164,10 +184,6 @@ def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
         messages=tuple(m for o in outcomes for m in o.messages),
         condition=worst([o.condition for o in outcomes]),
     )
-
-
-QUIET_SECONDS = 2.0
-"""Fits projected to be shorter show no progress unless asked to."""
 
 
 class LossFit(NamedTuple):
@@ -221,6 +237,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     ConvergenceWarning
         If a result is less accurate than requested.
     """
+    request = replace(request, given=request)
     plan = plan_of(request)  # what has no plan is refused before anything is sampled
     sampled = drawn(plan.problem.kernel, request.rows)
     if sampled is not plan.problem.kernel:
@@ -234,7 +251,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         data = about_the_rows(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()
     try:
-        solved = _fit_regression(request, data, plan, _progress(show_progress, plan))
+        solved = _fit_regression(request, data, plan, progress_of(plan, show_progress))
     except Float32BreakdownError as error:
         broken = str(error)
     if broken:  # outside of the handler, which keeps the factor in memory that has failed
@@ -271,7 +288,7 @@ def _with_solver(
     """Plan and fit once more with another solver; the message says why."""
     request = replace(request.with_settings(solver=solver), start=None)
     plan = plan_of(request)
-    progress = _progress(show_progress, plan)
+    progress = progress_of(plan, show_progress)
     progress.note(message)
     return plan, _noted(_fit_regression(request, data, plan, progress), (message,))
 
@@ -290,10 +307,6 @@ def _fit_regression(request: FitRequest, data: FitData, plan: Plan, progress: Pr
 def _noted(solved: tuple[Solved, ...], messages: tuple[str, ...]) -> tuple[Solved, ...]:
     results = [replace(one.result, messages=(*messages, *one.result.messages)) for one in solved]
     return tuple(replace(one, result=result) for one, result in zip(solved, results, strict=True))
-
-
-def _progress(show: bool | None, plan: Plan) -> Progress:
-    return make_progress(False if show is None and plan.seconds < QUIET_SECONDS else show)
 
 
 def _warn(result: SolveResult, plan: Plan) -> None:

@@ -64,11 +64,6 @@ def _boxed(phi: FourierGrid, rows: Rows) -> FourierGrid:
     return phi.in_box(box_of(rows, phi.columns(d)).pairs())
 
 
-def is_drawn(kernel: Kernel) -> bool:
-    """Whether a map inside a kernel is drawn from the training rows."""
-    return any(isinstance(part, Nystroem) for part in parts_of(kernel))
-
-
 def about_the_rows(data: Data, store: str | None = None) -> Data:
     """The same problem with an origin near the rows, for fits with a free intercept.
 

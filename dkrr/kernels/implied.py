@@ -145,6 +145,11 @@ _MAPS: dict[type, Callable[[Any, int], FeatureMap | None]] = {
 """What makes the feature map of a kernel, and None where its settings allow none, by the class of the kernel."""
 
 
+def is_drawn(kernel: Kernel) -> bool:
+    """Whether a map inside a kernel is drawn from the training rows."""
+    return any(isinstance(part, Nystroem) for part in parts_of(kernel))
+
+
 def parts_of(value: Kernel | FeatureMap) -> list[Kernel | FeatureMap]:
     """A kernel or feature map and all that it consists of, itself first."""
     if not isinstance(value, Kernel | FeatureMap):

@@ -1,6 +1,7 @@
 """A Cholesky factor as the rows of one array, panel after panel: as a saved model holds it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,14 @@ class TriangleRows(Rows):
     """The panels of a factor, one below the other; narrower ones are filled up with zeros."""
 
     def __init__(self, factor: Matrix) -> None:
-        self._factor, self._grid = factor, kept_grid(factor.grid)
+        self.factor, self._grid = factor, kept_grid(factor.grid)
         grid = self._grid
         self._panels = [(i, p) for i in range(grid.n_tiles) for p in range(grid.panels(i).stop)]
         self._first = np.array([_first_row(grid, *panel) for panel in self._panels])
 
     @property
     def shape(self) -> tuple[int, int]:
-        return kept_shape(self._factor.grid)
+        return kept_shape(self.factor.grid)
 
     @property
     def dtype(self) -> Any:
@@ -62,13 +63,20 @@ class TriangleRows(Rows):
             out[top - start : bottom - start, : panel.shape[1]] = panel[top - first : bottom - first]
         return out[:, columns]
 
+    @cached_property
+    def _tile(self) -> NDArray[Any]:
+        """The only tile: where it lies in memory, or a copy of a stored one."""
+        tile = self.factor.tile_buffer(0, 0)
+        self.factor.read_tile(0, 0, tile)
+        return tile
+
     def _panel(self, i: int, p: int) -> NDArray[Any]:
-        factor, grid = self._factor, self._grid
+        factor, grid = self.factor, self._grid
         rows, columns = grid.rows(i), grid.columns(p)
         if grid is factor.grid:
             panel, _ = factor.read_panel(i, p, factor.panel_buffer())
         else:
-            panel = factor.tile_buffer(0, 0)[rows, columns]
+            panel = self._tile[rows, columns]
         # What is above the diagonal is not part of a factor in memory.
         return panel if grid.tile_of(p) < i else np.tril(panel, rows.start - columns.start)
 

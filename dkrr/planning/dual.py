@@ -165,7 +165,9 @@ def _strategy(
     keeps_rows: bool = False, keeps_matrix: bool = False,
 ) -> Strategy:  # fmt: skip
     p, n = site.problem, _iterations(site.problem, itemsize)
-    how: Direct | Float32Factor = Direct(tiling=tiling, row_block=products_tile, keeps_matrix=keeps_matrix)
+    how: Direct | Float32Factor = Direct(
+        tiling=tiling, row_block=products_tile, keeps_matrix=keeps_matrix, keeps_factors=p.uncertainty
+    )
     if itemsize == 4:
         how = Float32Factor(
             tiling=tiling,
@@ -175,7 +177,7 @@ def _strategy(
             keeps_rows=keeps_rows,
             keeps_matrix=keeps_matrix,
         )
-    stages = site.price(recipe, peak)
+    stages = site.price(recipe, peak) + (site.held_out(peak) if how.keeps_factors else ())
     return Strategy(form="dual", place=site.place, how=how, stages=stages, n_steps=newton_steps(p))
 
 
@@ -244,7 +246,7 @@ def _whole_bytes(site: Site, grid: TileGrid, itemsize: Itemsize, tile: int, *, k
     p, threads, m = site.problem, site.resources.local_threads, site.problem.n_right_sides + 1
     is_one, one = grid.n_tiles == 1, memory_bytes(grid, keeps=False)
     if itemsize == 8 and not p.is_coupled:  # a factor shares the squares on the diagonal with the matrix
-        matrices = memory_bytes(grid, keeps=keeps)
+        matrices = memory_bytes(grid, keeps=keeps) + (len(p.alphas) - 1 if p.uncertainty else 0) * one
     else:
         matrices = (one if keeps else 0) + one * itemsize // 8 * (p.n_targets if p.is_coupled else 1)
     n_vectors = VECTORS[itemsize] + (int(p.fit_intercept) + int(not p.y_in_memory) if itemsize == 8 else 0)
@@ -279,7 +281,7 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
         if not use.is_product:
             once = is_ridge and itemsize == 8
             if once:
-                return cut.substituted(use.m, use.times, s.n_stored)
+                return cut.substituted(use.m, use.times, n_stored)
             return cut.applied(use.stage, use.m, itemsize, use.times)
         if itemsize == 4 or not is_ridge:
             return Step(use.stage, replace(site.product(use.m), row_bytes=read_again), use.times)
@@ -290,8 +292,9 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
         work = replace(work, row_bytes=read_again * (1.0 if is_mirrored else 2.0 - 1.0 / grid.n_tiles))
         return Step(use.stage, work, use.times, seconds=seconds)
 
+    n_stored = len(p.alphas) if p.uncertainty and itemsize == 8 else s.n_stored
     form_seconds = site.rates.seconds(site.forming(float(grid.tile**2), "float32" if itemsize == 4 else "float64"))
-    n_stored = p.n_targets if p.is_coupled else s.n_stored
+    n_stored = p.n_targets if p.is_coupled else n_stored
     once = p.stored_bytes * site.place.n_workers if keeps_rows else 0
     recipe = [
         *site.shared(),

@@ -43,6 +43,7 @@ DOUBT_OF_ESTIMATE = (0.3, 1.3)
 DOUBT_OF_TYPICAL = (0.1, 2.0)
 """The same where a typical spectrum was assumed."""
 NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
+NO_FACTOR_LEFT = Reason("no-factor-left", "leaves no factor in float64, which standard deviations take")
 CG_REQUESTED = Reason("cg-requested", "conjugate gradient was requested")
 SPECTRUM_UNKNOWN = Reason(
     "spectrum-unknown", "its iterations cannot be estimated before the fit; give solver='cg' to use it"
@@ -249,6 +250,31 @@ def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[
             text = "its products are convolutions of sums over the rows; a complete factor would take longer"
         return [Reason("grid-iterates" if c.how.rank_limit else "grid-factored", text)]
     return _why_float32(c.how, candidates) if isinstance(c.how, Float32Factor) else _why_iterations(p, c, candidates)
+
+
+def why_kept(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> Reason:
+    """What the fit keeps for standard deviations, and where; or why it keeps nothing."""
+    if c.form == "primal" and min(p.alphas) > 0 and c.how.keeps_factors:
+        what = "the sums over the rows are" if isinstance(c.how, Generated) else "the factor is"
+        return Reason("factor-kept", f"{what} kept for standard deviations, in memory")
+    if c.form == "primal":
+        text = "no factor is kept: standard deviations take a second pass over the rows when they are first asked for"
+        return Reason("second-pass", text)
+    if c.how.keeps_factors:
+        where = "in memory" if c.place.is_memory else "in the store" if p.keeps_store else "in the temporary folder"
+        return Reason("factor-kept", f"the factor is kept for standard deviations, {where}")
+    if isinstance(c.how, Float32Factor):
+        return Reason(
+            "no-factor-kept",
+            "no factor is kept: that of the fit is in float32, and standard deviations take another one in float64, or "
+            "conjugate gradient, when they are first asked for",
+        )
+    if isinstance(p.settings, ConjugateGradient):
+        why = CG_REQUESTED
+    else:
+        refused = next((o.refused for o in candidates if o.form == "dual" and o.how.keeps_factors), NO_REASON)
+        why = Reason("", f"a factorisation {refused or 'is too large'}")
+    return Reason("no-factor-kept", f"no factor is kept, since {why}: standard deviations come by conjugate gradient")
 
 
 def _why_factor(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[Reason]:

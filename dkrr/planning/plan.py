@@ -13,7 +13,8 @@ from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Execution, RatesFrom, Resources
-from dkrr.planning.strategy import Reason, Strategy, codes_of
+from dkrr.planning.strategy import Generated, Reason, Strategy, codes_of
+from dkrr.planning.transforms import sums_bytes
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds
 
@@ -112,6 +113,9 @@ class Plan(Explained):
             if self.has_primal_factor and alpha > 0:
                 side = (p.dimension or 0) + (1 if p.fit_intercept else 0)
                 total += _bytes_of((side, side)) + _bytes_of((side, p.n_targets // len(p.alphas)))
+                if self.chosen.how.keeps_factors:  # means of features, or sums over the rows
+                    is_grid = isinstance(self.chosen.how, Generated)
+                    total += sums_bytes(p) // len(p.alphas) if is_grid else _bytes_of((side, 1)) * p.fit_intercept
             elif self.chosen.is_direct:
                 tiling = self.chosen.how.tiling
                 total += _bytes_of(kept_shape(TileGrid(p.n, tiling.tile, tiling.panel))) + _bytes_of((p.n, 1))

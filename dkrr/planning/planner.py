@@ -4,9 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NoReturn
 
+from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning.explain import NOT_ENOUGH_MEMORY, SMALL_SECONDS, doubt, is_soon_done, why_form, why_solver
+from dkrr.planning.explain import (
+    NO_FACTOR_LEFT,
+    NOT_ENOUGH_MEMORY,
+    SMALL_SECONDS,
+    doubt,
+    is_soon_done,
+    why_form,
+    why_kept,
+    why_solver,
+)
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
@@ -55,17 +65,21 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
     if not forms:
         raise PlanError("; ".join(impossible))
     _check_layout(problem)
+    _check_intervals(problem)
     problem = replace(problem, batch=batch_of(problem, resources) if "dual" in forms else 0)
     candidates = [c for form in forms for c in _candidates(problem, resources, form)]
     if not candidates and forms == ["primal"]:
         _refuse_columns_of_gram(problem, impossible)
     if problem.solver is None:
         candidates = _refuse_doubtful(candidates, problem)
+    if problem.uncertainty:
+        candidates = _refuse_without_factor(candidates, problem)
     fitting = [c for c in candidates if not c.refused]
     if not fitting:
         _refuse(candidates, problem, resources)
-    chosen = _cheapest(fitting)
-    others = _best_of_each_kind([c for c in candidates if c is not chosen], chosen)
+    cheapest = _cheapest(fitting)
+    chosen = _with_fits_of_folds(cheapest, problem)
+    others = _best_of_each_kind([c for c in candidates if c is not cheapest], chosen)
     return Plan(
         problem=problem,
         resources=resources,
@@ -96,6 +110,25 @@ def _check_layout(problem: Problem) -> None:
         )
 
 
+def _check_intervals(problem: Problem) -> None:
+    """Refuse models that leave out folds where no factor is made from which they follow."""
+    is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
+    if is_needed and isinstance(problem.settings, ConjugateGradient):
+        where = "" if problem.layout is None else f", which began the run in the store {problem.layout.store}"
+        raise InputError(
+            f"uncertainty is 'intervals', and solver is 'cg'{where}: the models that leave out folds follow from a "
+            f"Cholesky factor in float64; expected solver='auto' or 'cholesky', or uncertainty=True"
+        )
+
+
+def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:
+    """The same with the models that leave out folds, where each is a fit of its own."""
+    if not problem.folds_are_fitted:
+        return c
+    seconds = problem.interval_folds * c.seconds
+    return replace(c, stages=(*c.stages, Stage("held-out models", seconds, peak_bytes=c.peak_bytes)))
+
+
 def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Strategy]:
     """Every way to solve in one form, with the reasons against those that are impossible."""
     found: list[Strategy] = []
@@ -124,6 +157,19 @@ def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strat
         return candidates
     doubts = [c.refused or doubt(problem, c, direct) for c in candidates]
     return [replace(c, refused=why) if why else c for c, why in zip(candidates, doubts, strict=True)]
+
+
+def _refuse_without_factor(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
+    """Refuse ways that leave no factor for standard deviations, where one that does is possible.
+
+    The models that leave out folds always take one.
+    """
+    is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
+    is_possible = problem.solver is None and any(c.how.keeps_factors and not c.refused for c in candidates)
+    if not (is_needed or is_possible):
+        return candidates
+    is_other = [not c.how.keeps_factors and (is_needed or not c.refused) for c in candidates]
+    return [replace(c, refused=NO_FACTOR_LEFT) if other else c for c, other in zip(candidates, is_other, strict=True)]
 
 
 def prediction_form(problem: Problem) -> Form:
@@ -199,7 +245,7 @@ def _checked(c: Strategy, resources: Resources) -> Strategy:
 
 def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) -> NoReturn:
     """Report what is too small: the tiles, the disk if the memory is enough, or the memory."""
-    possible = [c for c in candidates if c.refused not in (NOT_SMALL, NOT_SMALL_FOR_CLUSTER)]
+    possible = [c for c in candidates if c.refused not in (NOT_SMALL, NOT_SMALL_FOR_CLUSTER, NO_FACTOR_LEFT)]
     if not possible or (all(c.execution == "memory" for c in possible) and problem.tile is None):
         dimension = "infinite" if problem.dimension is None else format_count(problem.dimension)
         iterative = _conjugate_gradient_with_room(problem, resources, candidates[0].form) if candidates else ""
@@ -229,7 +275,9 @@ def _refuse(candidates: list[Strategy], problem: Problem, resources: Resources) 
 
 
 def _conjugate_gradient_with_room(problem: Problem, resources: Resources, form: Form) -> str:
-    """Words for conjugate gradient as a remedy; empty where it has no room either."""
+    """Words for conjugate gradient as a remedy; empty where it has no room either, or leaves no factor for folds."""
+    if problem.interval_folds and not problem.folds_are_fitted:
+        return ""
     found = _candidates(replace(problem, solver=ConjugateGradient()), resources, form)
     return "" if all(c.refused for c in found) else "give solver='cg' (conjugate gradient), which has room"
 
@@ -322,7 +370,8 @@ def _reasons(problem: Problem, resources: Resources, chosen: Strategy, candidate
     reasons += [Reason("storage-rates", text) for text in resources.storage_reasons]
     if chosen.form == "dual":
         reasons += [*([batch_reason(problem)] if problem.batch else []), *_function_reasons(problem)]
-    return reasons + why_solver(problem, chosen, candidates)
+    kept = [why_kept(problem, chosen, candidates)] if problem.uncertainty else []
+    return reasons + why_solver(problem, chosen, candidates) + kept
 
 
 def _function_reasons(problem: Problem) -> list[Reason]:

@@ -114,9 +114,30 @@ def _in_memory(site: Site) -> Strategy:
         Step("factorisation", copy_work(grid.n) + solved + solved, n_alphas, "blas"),  # the solution, and its check
         Step("factorisation", Work(fresh_bytes=float(memory_bytes(grid, keeps=True))), 1, "caller"),
         *_passes(p),
+        *_held_out(p, grid),
     ]
-    how = Direct(tiling=Tiling(grid.tile, grid.panel), row_parts=parts, row_block=block, keeps_matrix=True)
+    how = Direct(
+        tiling=Tiling(grid.tile, grid.panel),
+        row_parts=parts,
+        row_block=block,
+        keeps_matrix=True,
+        keeps_factors=p.uncertainty,
+    )
     return _strategy(site, how, recipe, peak)
+
+
+def _held_out(p: Problem, grid: TileGrid) -> list[Step]:
+    """Models that leave out the folds of intervals: sums of every fold by one pass over the rows, errors by another."""
+    k = 0 if p.folds_are_fitted else p.interval_folds
+    passes = formed_in_caller(p) + Work(row_bytes=0 if p.x_in_memory else p.stored_bytes)
+    return (
+        [
+            Step("held-out models", passes, min(k, 1), "blas"),
+            Step("held-out models", factor_work(grid), k * len(p.alphas), "blas"),
+        ]
+        if k
+        else []
+    )
 
 
 def _whole_bytes(site: Site, grid: TileGrid, cut: RowCut) -> int:
@@ -126,6 +147,7 @@ def _whole_bytes(site: Site, grid: TileGrid, cut: RowCut) -> int:
     one = memory_bytes(grid, keeps=False) + 8 * dimension * p.n_targets
     held = (
         memory_bytes(grid, keeps=True)
+        + _kept_bytes(p, dimension)
         + 5 * 8 * dimension * (p.n_targets + 1)
         + cut.n_segments * (rows + p.read_overhead_bytes + _map_bytes(p))
         + (cut.n_segments - 1) * one
@@ -135,13 +157,22 @@ def _whole_bytes(site: Site, grid: TileGrid, cut: RowCut) -> int:
     return site.peak(held, 0)
 
 
+def _kept_bytes(p: Problem, dimension: int) -> int:
+    """Memory of factors that stay for standard deviations, and of sums for every fold of intervals."""
+    if not p.uncertainty:
+        return 0
+    n_sums = 0 if p.folds_are_fitted else p.interval_folds
+    return 8 * (dimension + 1) ** 2 * (2 * len(p.alphas) + n_sums)
+
+
 def _in_tiles(cut: Cut) -> Strategy:
     """Normal matrix in tiles on disk, formed by segments of rows, and its tiled Cholesky."""
     site, grid, p = cut.site, cut.grid, cut.site.problem
     rows, s, rates = _row_cut(site, grid), site.problem.systems, cut.site.rates
     m, summed = p.n_targets + 1, rows.n_segments * factor_bytes(grid)  # with the probe of the condition number
+    n_stored = len(p.alphas) if p.uncertainty else s.n_stored
     sum_seconds = 8.0 * grid.tile**2 * rows.n_segments / rates.read_bytes
-    factor = cut.factored(sum_seconds, s.n_stored)
+    factor = cut.factored(sum_seconds, n_stored)
     copied = written(2 * p.y_bytes, p.y_bytes * (grid.n_tiles + 2))  # read by every diagonal tile and at the check
     recipe = [
         *site.shared(),
@@ -150,11 +181,17 @@ def _in_tiles(cut: Cut) -> Strategy:
         Step("normal matrix", replace(_normal(p, m, grid.n_tiles), written_bytes=summed, disk_bytes=summed + 8 * p.n)),
         factor._replace(times=s.n_factors),
         Step("factorisation", Work(read_bytes=summed), s.n_factors, seconds=0.0),
-        cut.substituted(m, s.n_factors, s.n_stored),
+        cut.substituted(m, s.n_factors, n_stored),
         Step("diagonal"),
         *_passes(p),
+        *_held_out(p, grid),
     ]
-    how = Direct(tiling=cut.tiling, row_parts=rows.n_segments, row_block=rows.block)
+    how = Direct(
+        tiling=cut.tiling,
+        row_parts=rows.n_segments,
+        row_block=rows.block,
+        keeps_factors=p.uncertainty,
+    )
     return _strategy(site, how, recipe, cut.peak)
 
 
@@ -321,5 +358,6 @@ def _map_bytes(p: Problem) -> int:
 
 
 def _targets_held(site: Site) -> int:
-    """Memory of the calling process for targets and errors, where it does the work."""
-    return 0 if site.place.execution == "dask" else site.problem.y_bytes_to_come
+    """Memory of the calling process for targets and errors, where it does the work, and for factors that stay."""
+    p = site.problem
+    return 0 if site.place.execution == "dask" else p.y_bytes_to_come + _kept_bytes(p, p.side("primal"))

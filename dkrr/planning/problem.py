@@ -143,6 +143,12 @@ class Problem:
     """Training sets that conjugate gradient solves for at once, each with all targets and all λ."""
     is_coupled: bool = False
     """All columns of a classification are one softmax."""
+    uncertainty: bool = False
+    """The fit keeps its factors, from which standard deviations, the likelihood and errors of held-out rows follow."""
+    interval_folds: int = 0
+    """Folds without which models are computed as well, for intervals; 0: none."""
+    folds_are_fitted: bool = False
+    """Each of these models is a fit of its own, as the kernel learns from its training rows."""
 
     @classmethod
     def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:

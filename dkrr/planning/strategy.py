@@ -99,6 +99,8 @@ class Direct:
     """Rows of X that are in memory at once (primal)."""
     keeps_matrix: bool = False
     """The matrix stays in memory beside its factor; otherwise its tiles are formed again for the residual."""
+    keeps_factors: bool = False
+    """Factors stay after the fit, in memory or in its store: standard deviations and held-out errors take them."""
 
     solver: ClassVar[Solver] = "cholesky"
     keeps_rows: ClassVar = False
@@ -126,6 +128,7 @@ class Float32Factor:
 
     solver: ClassVar[Solver] = "float32"
     row_parts: ClassVar = 1
+    keeps_factors: ClassVar = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,7 @@ class Iterative:
     """Columns that fit in memory."""
 
     solver: ClassVar[Solver] = "cg"
+    keeps_factors: ClassVar = False
 
     @property
     def tiling(self) -> Tiling:
@@ -179,6 +183,9 @@ class Generated:
     """Segments of the rows, a task each."""
     rank_limit: int = 0
     """Columns that fit in memory of a partial factor, with which conjugate gradient solves; 0: a complete factor."""
+
+    keeps_factors: bool = False
+    """The sums over the rows, and a complete factor, stay after the fit for standard deviations."""
 
     keeps_rows: ClassVar = False
     iterations: ClassVar = 0

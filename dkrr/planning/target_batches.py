@@ -28,6 +28,7 @@ ONCE = {
     "Gram matrix",
     "factorisation",
     "preconditioner",
+    "held-out models",
 }
 """Stages that all batches share."""
 

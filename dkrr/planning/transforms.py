@@ -111,6 +111,7 @@ def generated(p: Problem, r: Resources) -> Iterator[Strategy]:
         Step("factorisation", factor_work(TileGrid(side, side, side)) + solving_work(side, p.n_targets), 1, "blas"),
     ]
     n_matrices = (1 if len(p.alphas) == 1 else 2) if p.loss == "squared" else 3 * (1 if p.is_coupled else p.n_targets)
+    n_matrices += len(p.alphas) if p.uncertainty else 0
     yield from _in_places(p, r, grid, recipe, n_matrices * 8 * side**2, 0)
 
 
@@ -196,7 +197,17 @@ def _in_place(site: Site, grid: Grid, solving: list[Step], solving_bytes: int, r
             *transformed("training errors", passes.duals, 1),
             *transformed("true residual", passes.refined, 1 if passes.refined else 0),
         ]
-    how = Generated(side=grid.dimension, bound=grid.bound, row_block=block, row_parts=n_segments, rank_limit=rank_limit)
+        if p.interval_folds and not p.folds_are_fitted:  # sums of every fold, and predictions by every model
+            recipe += transformed("held-out models", passes.sums + p.interval_folds * t, 2)
+            recipe += [step._replace(stage="held-out models", times=p.interval_folds * n_solves) for step in solving]
+    how = Generated(
+        side=grid.dimension,
+        bound=grid.bound,
+        row_block=block,
+        row_parts=n_segments,
+        rank_limit=rank_limit,
+        keeps_factors=p.uncertainty,
+    )
     return Strategy(form="primal", place=place, how=how, stages=site.price(recipe, peak), n_steps=n_steps)
 
 

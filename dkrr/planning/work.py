@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from dkrr.cost import Stage, Work
+from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.normal import TARGET_PASSES
 from dkrr.linalg.products import Precision, multiply_bytes, pass_work
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_workspace_bytes
@@ -102,6 +103,16 @@ class Site:
         return tuple(
             Stage(name, seconds, read, written, disk, peak) for name, (seconds, read, written, disk) in sums.items()
         )
+
+    def held_out(self, peak: int) -> tuple[Stage, ...]:
+        """Models that leave out the folds of intervals, from a factor of every λ; nothing without folds."""
+        p = self.problem
+        if not p.interval_folds or p.folds_are_fitted:
+            return ()
+        flops = folds_flops(p.n, p.interval_folds) + 4.0 * p.interval_folds * p.n_targets * float(p.n) ** 2
+        held = 8 * p.n * (columns_at_once(p.n, p.interval_folds) + (2 + p.interval_folds) * p.n_right_sides)
+        (stage,) = self.price([Step("held-out models", Work(gemm_flops=flops), len(p.alphas), "blas")], peak + held)
+        return (stage,)
 
     def seconds(self, recipe: Recipe, peak: int) -> float:
         """Time of all steps."""

@@ -12,8 +12,9 @@ from dkrr.cluster import Whole
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
-from dkrr.fitting.requests import DualStart, FitRequest, Targets
-from dkrr.fitting.run import QUIET_SECONDS
+from dkrr.fitting.context import QUIET_SECONDS
+from dkrr.fitting.processes import Processes
+from dkrr.fitting.requests import DualStart, FitRequest, Targets, plan_of
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.detection import detect
 from dkrr.planning.selection import refuse_gradient
@@ -88,7 +89,8 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
             settings, alphas = replace(settings, kernel=found.optimum.kernel), np.full(len(alphas), found.optimum.alpha)
         if not request.refit:
             return found
-        last = request.fit_request(within_store(settings, "fit"), alphas)
+        settings = replace(within_store(settings, "fit"), uncertainty=request.uncertainty)
+        last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, processes=Processes)
         start = found.candidates[found.kernel].start
         with whole.part():
             fitted = fit(_continuing(last, start), show_progress)
@@ -105,6 +107,8 @@ def _continuing(last: FitRequest, start: DualStart | None) -> FitRequest:
     assert isinstance(last.outputs, Targets)
     # Of λ with the same score the run solves for the largest, and the first candidate is chosen.
     if start is None or (start.alphas != last.outputs.alphas).any():
+        return last
+    if last.settings.uncertainty is not False and plan_of(last).chosen.how.keeps_factors:
         return last
     solver = last.settings.solver or ConjugateGradient()
     return replace(last.with_settings(solver=solver, form="dual"), start=start)

@@ -77,6 +77,11 @@ class Folds:
         """Whether every row is held out once."""
         return bool((np.bincount(np.concatenate(self.test), minlength=self.n) == 1).all())
 
+    @property
+    def serve_intervals(self) -> bool:
+        """Whether they hold out every row once, a few rows at a time, and train on all others."""
+        return not self.is_loo and self.train_on_the_rest and self.is_partition
+
     def scales(self, roots: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """√w of the training rows of every fold, and 0 of the others; shape (n, n_folds)."""
         scales = np.zeros((self.n, len(self)))

@@ -20,10 +20,9 @@ from dkrr.cluster import Progress, make_progress
 from dkrr.cost import Stage
 from dkrr.data.rows import digest_of
 from dkrr.errors import ConvergenceWarning, DkrrError, InputError, StoreError
-from dkrr.fitting.context import open_context
+from dkrr.fitting.context import QUIET_SECONDS, open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
-from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths

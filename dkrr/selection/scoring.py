@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,9 @@ from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets, selection_plan
 from dkrr.fitting.results import scale_of
-from dkrr.fitting.sampled import about_the_rows, is_drawn
+from dkrr.fitting.sampled import about_the_rows
 from dkrr.fitting.storage import with_repairs
+from dkrr.kernels.implied import is_drawn
 from dkrr.linalg.held_out import LeftOut
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.planning import Direct, Generated, Iterative
@@ -78,6 +79,10 @@ class SelectionRequest:
     """What is optimised further from the best candidate; None: nothing."""
     units: Array | None = None
     """Powers of two that the targets have been divided by, of shape (t,); None: by nothing."""
+    uncertainty: bool | Literal["intervals"] = False
+    """What the last fit keeps for standard deviations."""
+    interval_folds: Sequence[NDArray[np.intp]] = ()
+    """Folds without which the last fit computes models as well."""
 
     def in_range(self) -> Self:
         """The same with targets whose squares neither overflow nor underflow, for everything but the last fit."""

@@ -30,6 +30,8 @@ TARGETS, WEIGHTS, FOLDS = "targets", "weights", "folds"
 """Names of what uncertainties are computed from: y, sample weights, and the fold of each row in a search."""
 KEPT_ARRAYS = {"primal": ("factor", "coef"), "dual": ("factor", "diagonal")}
 """Beginnings of the names of the arrays of a Gaussian process, before the number of its λ, by its form."""
+MORE_KEPT_ARRAYS = ("centre", "sums")
+"""Those of arrays that it may have: means of features that the fit subtracts, and sums over the rows of a grid."""
 
 REGRESSION, CLASSIFICATION = "KernelRidge", "KernelLogisticRegression"
 FOUND = ("best_score", "best_index", "alpha", "n_splits")
@@ -109,7 +111,8 @@ RUN: dict[str, Any] = {
 complete, and, of each matrix that has grown, its arrays with their first tile row and their number of rows."""
 _DENSE = DENSE_ROWS | {"rows_per_chunk": None}
 STORED: dict[str, Any] = {
-    "|".join((*COEFFICIENTS, TARGETS, WEIGHTS, "(factor|coef|diagonal)-[0-9]{1,9}")): _DENSE | {"dtype": "float64"},
+    "|".join((*COEFFICIENTS, TARGETS, WEIGHTS, "(factor|coef|diagonal|centre|sums)-[0-9]{1,9}")): _DENSE
+    | {"dtype": "float64"},
     f"{ROWS}|{FEATURES}[0-9a-f]{{64}}": (_DENSE, SPARSE_ROWS),
     TRANSFORMER: _DENSE | {"dtype": "uint8"},
     FOLDS: _DENSE | {"dtype": "int64"},

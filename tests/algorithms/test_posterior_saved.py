@@ -39,6 +39,7 @@ CG = ConjugateGradient(RPCholesky(rank=20, random_state=5), max_iter=500)
 WAYS = {
     "dual": {"kernel": RBF(0.1)},
     "several tiles": {"kernel": RBF(0.1), "tile": 48},
+    "one tile in a store": {"kernel": RBF(0.1), "tile": 512},
     "conjugate gradient": {"kernel": RBF(0.1), "solver": CG, "alpha": 0.5},
     "conjugate gradient, free constant": {"kernel": RBF(0.1), "solver": CG, "alpha": 0.5, "fit_intercept": True},
     "free constant": {"kernel": RBF(0.1), "fit_intercept": True},
@@ -66,6 +67,67 @@ def test_a_loaded_model_has_the_same_bits(data, tmp_path, monkeypatch, way, unce
     assert again.solver == model.solver and dkrr.verify(tmp_path / "m.zarr").is_whole
     if by_cg:
         assert again.uncertainty_plan_.method == "iterations" and not list((tmp_path / "m.zarr").glob("factor*"))
+
+
+KEPT = (
+    "dual",
+    "several tiles",
+    "free constant",
+    "λ of each target",
+    "primal",
+    "Fourier",
+    "Nyström",
+    "λ = 0",
+    "columns",
+)
+
+
+@every_pair(way=KEPT, weighted=[False, True], unit=[1.0, 1e-300], stored=[False, True])
+def test_a_fit_leaves_the_factor_that_uncertainties_take(data, tmp_path, monkeypatch, way, weighted, unit, stored):
+    weights, far = data.weights if weighted else None, 100.0 if WAYS[way].get("fit_intercept") else 0.0
+    X, y, store = data.X + far, data.y * unit, tmp_path / "run.zarr" if stored else None
+    model = KernelRidge(**WAYS[way], uncertainty=True, store=store).fit(X, y, sample_weight=weights)
+    later = KernelRidge(**WAYS[way]).fit(X, y, sample_weight=weights)
+    assert "factor-kept" in [reason.code for reason in model.plan_.reasons]
+    monkeypatch.setattr("dkrr.fitting.factored_process.plan_of", None)  # nothing is factored again
+    monkeypatch.setattr("dkrr.fitting.processes.plan_of", None)
+    std = model.predict(data.X_new + far, return_std=True)[1]
+    likelihoods = model.log_marginal_likelihood_
+    monkeypatch.undo()
+    assert_close(std, later.predict(data.X_new + far, return_std=True)[1], 1e-9)
+    assert_close(likelihoods, later.log_marginal_likelihood_, 1e-9)
+    if way != "Nyström":
+        assert_close(model.loo_residuals_, later.loo_residuals_, 1e-9)
+    same_bits(model, saved(model, tmp_path), data.X_new + far)
+
+
+def test_workers_leave_the_factor_in_the_store(data, tmp_path, ambient_workers):
+    settings = {"kernel": RBF(0.1), "solver": "cholesky", "tile": 48}
+    model = KernelRidge(**settings, uncertainty="intervals", store=tmp_path / "run.zarr").fit(data.X, data.y)
+    assert model.plan_.execution == "dask" and model.solve_result_.stages[-1].name == "held-out models"
+    same_bits(saved(model, tmp_path), model, data.X_new)
+    later = KernelRidge(**settings).fit(data.X, data.y)
+    assert_close(model.predict(data.X_new, return_std=True)[1], later.predict(data.X_new, return_std=True)[1], 1e-12)
+    assert_close(model.predict_interval(data.X_new), later.predict_interval(data.X_new), 1e-12)
+
+
+def test_a_search_keeps_the_factor_of_its_last_fit(data, monkeypatch):
+    search = KernelRidgeCV([0.1, 1.0], gamma=0.1, cv=4, uncertainty="intervals").fit(data.X, data.y)
+    later = KernelRidgeCV([0.1, 1.0], gamma=0.1, cv=4).fit(data.X, data.y)
+    assert search.plan_.chosen.how.keeps_factors and not later.plan_.chosen.how.keeps_factors
+    expected = [*later.predict(data.X_new, return_std=True), *later.predict_interval(data.X_new)]
+    monkeypatch.setattr("dkrr.fitting.factored_process.plan_of", None)
+    monkeypatch.setattr("dkrr.fitting.factored_process.DualPosterior.fold_models", None)
+    assert_close([*search.predict(data.X_new, return_std=True), *search.predict_interval(data.X_new)], expected, 1e-9)
+
+
+def test_a_factor_that_the_fit_has_not_left_says_its_plan(data, caplog):
+    model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
+    model.progress = True
+    with caplog.at_level("INFO", logger="dkrr.progress"):
+        model.loo_residuals_  # noqa: B018 - computed when it is asked for
+    assert "a fit with uncertainty=True does not repeat: dual, Cholesky, in memory" in caplog.text
+    assert "factorisation: done in" in caplog.text
 
 
 def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, monkeypatch):

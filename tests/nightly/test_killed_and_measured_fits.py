@@ -1,12 +1,15 @@
 """Fits whose processes or workers are killed or asked to end at some moment, and fits whose memory is measured."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+import dkrr
 from dkrr.cluster.folders import private_folder
 from tests import programs
 from tests.processes import gone
@@ -47,6 +50,43 @@ def test_a_killed_iteration_goes_on_and_keeps_its_history(tmp_path, name):
     assert facts["tasks"].count("multiply-0") <= facts["iterations"] - reached + 10 or "classes" in settings
     again, facts = fit_here(n, 5, store, **settings)
     assert np.array_equal(again, resumed) and facts["tasks"].count("multiply-0") <= 2
+
+
+STAGES = {
+    "factorisation": lambda folder: len(programs.tiles(folder / "run.zarr")) >= 25,
+    "substitution": lambda folder: len(programs.tiles(folder / "run.zarr")) == 55,
+    "writing the model": lambda folder: list(folder.glob(".dkrr-new-*")),
+}
+
+
+@pytest.mark.guard
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_command_that_keeps_its_factor_is_killed_in_any_stage_and_resumed(tmp_path, stage):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", X=rng.normal(size=(2000, 6)), y=rng.normal(size=2000))
+    command = (
+        "fit --x {0}/data.npz::X --y {0}/data.npz::y --kernel rbf --intervals --tile 200 --quiet "
+        "--store {0}/{1} --model {0}/{2}"
+    )
+    starts = [sys.executable, "-c", "from dkrr.cli.main import main; main()"]
+
+    def started(*places):
+        words = [*starts, *command.format(tmp_path, *places).split()]
+        return subprocess.Popen(words, cwd=programs.ROOT, start_new_session=True)
+
+    assert started("whole.zarr", "whole").wait() == 0
+    process = started("run.zarr", "model")
+    while not STAGES[stage](tmp_path):
+        assert process.poll() is None, "the run ended before it could be killed"
+    programs.kill_everything(process)
+    before = programs.tiles(tmp_path / "run.zarr")
+    assert started("run.zarr", "model").wait() == 0
+    after = programs.tiles(tmp_path / "run.zarr")
+    assert all(after[name] == when for name, when in before.items()), "tiles are kept"
+    X, (found, expected) = rng.normal(size=(9, 6)), (dkrr.load(tmp_path / name) for name in ("model", "whole"))
+    for one, other in zip(found.predict(X, return_std=True), expected.predict(X, return_std=True), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(found.predict_interval(X), expected.predict_interval(X))
 
 
 # Asked to end, or killed: no process, no temporary folder and no shared memory stays
