@@ -14,13 +14,13 @@ from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.cluster.process import available_bytes
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
-from dkrr.fitting.context import open_context
+from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.fold_models import FoldModels, function_of
 from dkrr.fitting.gaussian_process import (
     Array,
     Estimate,
     FactoredProcess,
-    FoldModels,
     Kept,
     Numbers,
     cross_of,
@@ -127,7 +127,7 @@ class DualPosterior(FactoredProcess):
                     found[i] = self.data.targets[i] - values
         return found
 
-    def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
+    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:  # noqa: ARG002
         coefs, constants, errors = list[Array](), list[Array](), list[Array]()
         with ThreadExecutor(self._threads) as executor:
             left_out = self._left_out(executor)
@@ -137,13 +137,10 @@ class DualPosterior(FactoredProcess):
                 constants.append(free + self._means)
                 with np.errstate(divide="ignore", invalid="ignore"):
                     errors.append(scaled / self._scale[rows, None])
-        together, t = np.hstack(coefs), self.data.targets.shape[1]
-
-        def predict(x: Any) -> Array:
-            found = product_of(self.kernel, self._rows, x, together)
-            return np.asarray(found.reshape(len(found), len(folds), t).swapaxes(0, 1) + np.stack(constants)[:, None])
-
-        return FoldModels(errors, predict)
+        function = function_of(
+            self.data, np.hstack(coefs), np.concatenate(constants), rows=self._rows, owner=self._owner
+        )
+        return FoldModels.of(function, errors, folds, self.data.weights)
 
 
 def _loaded(kept: Kept, n: int) -> tuple[Matrix, Array]:
@@ -304,7 +301,7 @@ class PrimalPosterior(FactoredProcess):
             found[numbers] = errors_by_others(self.data, self._means, numbers, [self.alpha], self._n_features)[0]
         return found
 
-    def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
+    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:  # noqa: ARG002
         rest, *held = [NormalSums.zeros(len(self._factor), self.data.targets.shape[1]) for _ in range(len(folds) + 1)]
         for where, features in self._blocks():
             for one, rows in zip(held, folds, strict=True):
@@ -318,11 +315,18 @@ class PrimalPosterior(FactoredProcess):
                 numbers, here = part_of(rows, where)
                 values = features[here] @ coefs[f] + self._means
                 errors[f][numbers] = self.data.targets[where][here] - values
+        coef, constants = self._of_plain_features(np.hstack(list(coefs)), len(folds))
+        function = function_of(self.data, coef, constants, feature_map=self.data.feature_map)
+        return FoldModels.of(function, errors, folds, self.data.weights)
 
-        def predict(x: Any) -> Array:
-            return np.asarray(self._features(x) @ coefs + self._means)
-
-        return FoldModels(errors, predict)
+    def _of_plain_features(self, coef: Array, n_folds: int) -> tuple[Array, Array]:
+        """Coefficients of features that are not centred, and constants, of the columns of all folds."""
+        last, constants = self._n_features, np.tile(self._means, n_folds)
+        if self._origin is not None:
+            constants = constants - self._origin[:last] @ coef[:last]
+        if self.data.fit_intercept:
+            constants = constants + coef[last]
+        return np.ascontiguousarray(coef[:last]), constants
 
     def _coef_of(self, sums: NormalSums, fold: Numbers) -> Array:
         """Coefficients of the model without a fold, from the sums of all other rows if these determine them."""

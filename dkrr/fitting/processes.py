@@ -6,9 +6,11 @@ asked for, and kept. Where a factor is not affordable, or conjugate gradient was
 certified bounds and the likelihood with a standard error.
 """
 
+import hashlib
 import math
 import threading
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,13 +19,16 @@ from typing import Any
 import numpy as np
 
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
-from dkrr.errors import InputError
+from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.fitting.context import Context
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
-from dkrr.fitting.gaussian_process import Array, FactoredProcess, Kept, Numbers, Posterior, refuse_nan
+from dkrr.fitting.fold_models import FoldModels
+from dkrr.fitting.gaussian_process import Array, FactoredProcess, Kept, Numbers, Posterior
 from dkrr.fitting.generated_process import GeneratedPosterior
-from dkrr.fitting.intervals import CrossValidationIntervals, Learned, refitted
+from dkrr.fitting.intervals import CrossValidationIntervals, Learned, RefittedFolds, refitted
 from dkrr.fitting.iterated_process import IteratedPosterior
+from dkrr.fitting.prediction import refuse_nan
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
@@ -75,6 +80,8 @@ class Processes:
         ]
         self._factored = dict[float, FactoredProcess]()
         self._iterated = dict[float, IteratedPosterior]()
+        self._fold_models = dict[str, list[tuple[Numbers, FoldModels]] | RefittedFolds]()
+        """By the name of the folds."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
         self._units: Array | None = None
@@ -101,7 +108,7 @@ class Processes:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "_resources"}  # those of this machine
-        return kept | {"_factored": {}, "_iterated": {}}  # factors are large
+        return kept | {"_factored": {}, "_iterated": {}, "_fold_models": {}}  # which are large
 
     def _prepare(self) -> None:
         """Take what the fit drew, and see that the data are those of the fit."""
@@ -187,15 +194,43 @@ class Processes:
         return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, FactoredProcess)}
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
-        """Intervals by the models that leave out folds."""
-        weights = self._given.weights
-        if not self._learns:
-            models = [(columns, one.fold_models(folds)) for columns, one in self.factored()]
-            return CrossValidationIntervals.of(models, weights, folds, coverage, self._units)
-        self._refuse_changed_data()
-        found = refitted(self._given, self._learned, folds)
-        everything = np.arange(self._outputs.values.shape[1])
-        return CrossValidationIntervals.of([(everything, found.models)], weights, folds, coverage, None, found.encode)
+        """Intervals by the models that leave out folds.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If these may have few correct digits.
+        """
+        models, n_targets = self.fold_models(folds), self._outputs.values.shape[1]
+        if isinstance(models, RefittedFolds):
+            return CrossValidationIntervals(models, coverage, n_targets, None)
+        for _, one in models:
+            if one.doubt:
+                warnings.warn(one.doubt, ConvergenceWarning, stacklevel=4)
+        return CrossValidationIntervals(models, coverage, n_targets, self._units)
+
+    def fold_models(
+        self, folds: Sequence[Numbers], context: Context | None = None
+    ) -> "list[tuple[Numbers, FoldModels]] | RefittedFolds":
+        """Models that leave out folds, computed once for these and kept: of the targets of every λ, or all by refits.
+
+        Parameters
+        ----------
+        folds : sequence of ndarray of intp
+            Numbers of rows in ascending order; every row is in one fold.
+        context : Context, optional
+            Of the fit that they are a stage of; None: they are shown as a run of their own.
+        """
+        self._prepare()
+        key = _name_of(folds)
+        if key not in self._fold_models:
+            if self._learns:
+                self._fold_models[key] = refitted(self._given, self._learned, folds)
+            else:
+                self._fold_models[key] = [
+                    (columns, one.fold_models(folds, context)) for columns, one in self.factored()
+                ]
+        return self._fold_models[key]
 
     @property
     def _learns(self) -> bool:
@@ -239,6 +274,14 @@ class Processes:
             if self._units is not None:
                 found[columns] -= one.degrees * np.log(self._units[columns])
         return found, errors
+
+
+def _name_of(folds: Sequence[Numbers]) -> str:
+    """Checksum of folds."""
+    digest = hashlib.sha256(repr([len(rows) for rows in folds]).encode())
+    for rows in folds:
+        digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
+    return digest.hexdigest()
 
 
 def _may_be_indefinite(part: Any) -> bool:
