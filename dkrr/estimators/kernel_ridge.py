@@ -241,8 +241,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             )
         return processes.intervals(folds.test, float(coverage))
 
+    def _default_folds(self) -> tuple[NDArray[np.intp], ...]:
+        """Rows of each fold that `predict_interval` takes where none are given."""
+        return self._interval_folds(None, self._processes().targets, None).test
+
     def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
-        """Folds of `predict_interval`."""
+        """Folds that are asked for."""
         own = self._folds
         if cv is None and own is not None and not own.is_loo and own.train_on_the_rest and own.is_partition:
             check_groups(groups, len(targets))

@@ -4,15 +4,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.data import Rows
-from dkrr.fitting.data import TrainingData
+from dkrr.errors import StoreError
+from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.prediction import check_predictions, predict_together, refuse_nan, shared_values
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import FittedFunction
+from dkrr.fitting.sampled import about_the_rows
+from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.shifted_lists import ShiftedLists
 
@@ -73,9 +77,78 @@ class FoldModels:
         """Errors of each target."""
         return lists_of(self.errors)
 
+    def kept(self) -> "KeptFolds":
+        """What a saved model holds of them."""
+        function = self.function
+        coef = function.dual_coef if function.coef is None else function.coef
+        assert coef is not None
+        return KeptFolds(
+            "dual" if function.coef is None else "primal",
+            self.doubt,
+            coef,
+            function.intercept,
+            np.concatenate(self.errors),
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         # The owner of a temporary folder does not leave the process.
         return {"function": replace(self.function, keep_alive=None), "errors": self.errors, "doubt": self.doubt}
+
+
+@dataclass(frozen=True)
+class KeptFolds:
+    """Models that each leave out the rows of a fold, as a saved model holds them."""
+
+    form: Literal["primal", "dual"]
+    doubt: str
+    coef: Array
+    constants: Array
+    errors: Array
+    """Of all folds, one after another."""
+
+    def check(self, n_targets: int, folds: Sequence[Numbers], weights: Array | None) -> None:
+        """Refuse arrays of other folds, and errors that are not finite or not in order.
+
+        Raises
+        ------
+        ValueError
+            With what is wrong.
+        """
+        ends = np.cumsum([int(counting(rows, weights).sum()) for rows in folds])
+        width = n_targets * len(folds)
+        if self.coef.shape[1] != width or len(self.constants) != width or self.errors.shape != (ends[-1], n_targets):
+            raise ValueError(f"models without a fold of shapes {self.coef.shape} and {self.errors.shape}")
+        if not all(np.isfinite(one).all() for one in (self.coef, self.constants, self.errors)):
+            raise ValueError("models without a fold that are not finite")
+        parts = np.split(self.errors, ends[:-1])
+        if (self.errors < 0).any() or any((np.diff(part, axis=0) < 0).any() for part in parts):
+            raise ValueError("errors of folds that are not in order")
+
+    def restored(self, request: FitRequest, alpha: float, columns: Numbers, folds: Sequence[Numbers]) -> "FoldModels":
+        """Models of the targets of a λ in a request, from no factor.
+
+        Raises
+        ------
+        StoreError
+            If the coefficients are of other rows or features.
+        """
+        outputs = request.outputs
+        assert isinstance(outputs, Targets)
+        targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
+        request = replace(request.with_settings(form=self.form, store=None), outputs=targets)
+        data = TrainingData.of(targets, shared_fields(request, request.problem()))
+        data = about_the_rows(data) if data.fit_intercept else data
+        phi = None if self.form == "dual" else data.feature_map
+        if isinstance(phi, FourierGrid) and request.settings.grid is not None:
+            phi = FourierZones(phi)
+        expected = data.n if phi is None else phi.dimension(data.rows.shape[1])
+        if len(self.coef) != expected:
+            raise StoreError(
+                f"models without a fold have {len(self.coef)} coefficients, not {expected}: the model is damaged"
+            )
+        ends = np.cumsum([int(counting(rows, data.weights).sum()) for rows in folds])
+        function = function_of(data, self.coef, self.constants, rows=request.rows, feature_map=phi)
+        return FoldModels(function, np.split(self.errors, ends[:-1]), self.doubt)
 
 
 def function_of(

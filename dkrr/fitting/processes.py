@@ -23,7 +23,7 @@ from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
-from dkrr.fitting.fold_models import FoldModels
+from dkrr.fitting.fold_models import FoldModels, KeptFolds
 from dkrr.fitting.gaussian_process import Array, FactoredProcess, Kept, Numbers, Posterior
 from dkrr.fitting.generated_process import GeneratedPosterior
 from dkrr.fitting.intervals import CrossValidationIntervals, Learned, RefittedFolds, refitted
@@ -82,6 +82,8 @@ class Processes:
         self._iterated = dict[float, IteratedPosterior]()
         self._fold_models = dict[str, list[tuple[Numbers, FoldModels]] | RefittedFolds]()
         """By the name of the folds."""
+        self._kept_folds = dict[str, list[KeptFolds]]()
+        """The same of a saved model."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
         self._units: Array | None = None
@@ -224,13 +226,38 @@ class Processes:
         self._prepare()
         key = _name_of(folds)
         if key not in self._fold_models:
-            if self._learns:
-                self._fold_models[key] = refitted(self._given, self._learned, folds)
-            else:
-                self._fold_models[key] = [
-                    (columns, one.fold_models(folds, context)) for columns, one in self.factored()
-                ]
+            self._fold_models[key] = self._computed_folds(folds, key, context)
         return self._fold_models[key]
+
+    def _computed_folds(
+        self, folds: Sequence[Numbers], key: str, context: Context | None
+    ) -> "list[tuple[Numbers, FoldModels]] | RefittedFolds":
+        if self._learns:
+            return refitted(self._given, self._learned, folds)
+        if key in self._kept_folds:
+            each = zip(self._groups, self._kept_folds[key], strict=True)
+            return [(columns, one.restored(self._scaled, alpha, columns, folds)) for (alpha, columns), one in each]
+        return [(columns, one.fold_models(folds, context)) for columns, one in self.factored()]
+
+    def keep_folds(self, folds: Sequence[Numbers], kept: Sequence[KeptFolds]) -> None:
+        """Take models that leave out folds from a saved model, of one λ after another.
+
+        Raises
+        ------
+        ValueError
+            If they are of other folds or targets, or not finite.
+        """
+        for (_, columns), one in zip(self._groups, kept, strict=True):
+            one.check(len(columns), folds, self._given.weights)
+        self._kept_folds[_name_of(folds)] = list(kept)
+
+    def kept_folds(self, folds: Sequence[Numbers]) -> dict[float, KeptFolds]:
+        """By λ, what a saved model holds of the models that leave out these folds; empty where they are not known."""
+        if self._learns or not {_name_of(folds)} & (self._fold_models.keys() | self._kept_folds.keys()):
+            return {}
+        models = self.fold_models(folds)
+        assert not isinstance(models, RefittedFolds)
+        return {alpha: one.kept() for (alpha, _), (_, one) in zip(self._groups, models, strict=True)}
 
     @property
     def _learns(self) -> bool:
