@@ -23,6 +23,7 @@ STAGE_NAMES = (
     "true residual",
     "training errors",
     "held-out errors",
+    "held-out models",
 )
 """Every stage of a fit, about in the order in which they run."""
 

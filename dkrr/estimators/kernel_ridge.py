@@ -376,6 +376,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         (solved,) = fitted.solved
         learned = self.__dict__.pop("_learned", None)
         self._known_processes = Processes(request, solved.model.kernel, learned=learned, grid=solved.model.grid)
+        self._known_processes.show_progress = self.progress
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms

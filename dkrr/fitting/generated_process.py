@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dkrr import blas
+from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import ConvergenceWarning, InputError
@@ -245,7 +246,12 @@ class GeneratedPosterior(FactoredProcess):
             found[numbers] = errors_without(self._rows, numbers, self.alpha)
         return found
 
-    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:  # noqa: ARG002
+    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
+        progress = Progress() if context is None else context.progress
+        with progress.measured("held-out models"):
+            return self._fold_models(folds)
+
+    def _fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
         rows, t, free = self._rows, self.data.targets.shape[1], self.data.fit_intercept
         with in_terms_of_alpha([self.alpha], "primal"):
             others = sums_of_others(rows.sums(folds), GridSums.zeros(self._grid, t))

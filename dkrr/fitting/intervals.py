@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
@@ -69,8 +70,10 @@ class RefittedFolds:
         return np.hstack([predict_in_memory(m, MemoryRows(p), first) for m, p in zip(self.models, parts, strict=True)])
 
 
-def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbers]) -> RefittedFolds:
-    """Fit a model to the rest of the rows of every fold.
+def refitted(
+    request: FitRequest, learned: Learned | None, folds: Sequence[Numbers], progress: Progress
+) -> RefittedFolds:
+    """Fit a model to the rest of the rows of every fold, each a part of the open stage of a display.
 
     Raises
     ------
@@ -105,6 +108,7 @@ def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbe
         models.append(solved.model)
         kernels.append(kernel)
         errors.append(outputs.values[held] - predict_in_memory(solved.model, rows_of(held)))
+        progress.advance(1)
 
     def encode(X: Any) -> Any:
         parts = [kernel.encode(X) for kernel in kernels]

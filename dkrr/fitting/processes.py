@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from dkrr.cluster import Progress, SerialExecutor, make_progress
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.context import Context
@@ -31,14 +32,19 @@ from dkrr.fitting.iterated_process import IteratedPosterior
 from dkrr.fitting.prediction import refuse_nan
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.sampled import is_drawn
+from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.implied import feature_map, parts_of
+from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
+
+QUIET_SECONDS, ROW_SECONDS = 2.0, 2e-7
+"""Seconds from which the models of folds are shown by themselves; of a row in the passes over all rows for one."""
 
 
 class Processes:
@@ -57,6 +63,9 @@ class Processes:
     grid : FourierGrid, optional
         Of the fit.
     """
+
+    show_progress: bool | None = None
+    """Whether work that the fit has not done is shown, as in `make_progress`."""
 
     def __init__(
         self,
@@ -226,18 +235,35 @@ class Processes:
         self._prepare()
         key = _name_of(folds)
         if key not in self._fold_models:
-            self._fold_models[key] = self._computed_folds(folds, key, context)
+            self._fold_models[key] = self._found_folds(folds, key, context)
         return self._fold_models[key]
 
-    def _computed_folds(
+    def _found_folds(
         self, folds: Sequence[Numbers], key: str, context: Context | None
     ) -> "list[tuple[Numbers, FoldModels]] | RefittedFolds":
-        if self._learns:
-            return refitted(self._given, self._learned, folds)
         if key in self._kept_folds:
             each = zip(self._groups, self._kept_folds[key], strict=True)
             return [(columns, one.restored(self._scaled, alpha, columns, folds)) for (alpha, columns), one in each]
+        if context is None:
+            context = Context(MemoryStorage(), SerialExecutor(), self._display(len(folds)))
+            context.progress.note(
+                f"computing the models that leave out one of {len(folds)} folds each, which intervals take; they are "
+                f"kept, and dkrr.save(model, path, uncertainty=True) saves them"
+            )
+        if self._learns:
+            with context.progress.stage("held-out models", len(folds)):
+                return refitted(self._given, self._learned, folds, context.progress)
         return [(columns, one.fold_models(folds, context)) for columns, one in self.factored()]
+
+    def _display(self, n_folds: int) -> Progress:
+        """Display of the models that leave out folds; None of the setting shows nothing of work that is soon done."""
+        n, d = self._given.rows.shape
+        grid, phi = self._request.settings.grid, feature_map(self._kernel, d)
+        seconds = n * (n_folds + 2) * ROW_SECONDS
+        if grid is None:
+            flops = folds_flops(n, n_folds) if phi is None else n * float(phi.dimension(d)) ** 2
+            seconds += len(self._groups) * flops / (self._resources.rates.gemm_flops * self._resources.local_threads)
+        return make_progress(False if self.show_progress is None and seconds < QUIET_SECONDS else self.show_progress)
 
     def keep_folds(self, folds: Sequence[Numbers], kept: Sequence[KeptFolds]) -> None:
         """Take models that leave out folds from a saved model, of one λ after another.
