@@ -242,8 +242,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             )
         return processes.intervals(folds.test, float(coverage))
 
+    def _default_folds(self) -> tuple[NDArray[np.intp], ...]:
+        """Rows of each fold that `predict_interval` takes where none are given."""
+        return self._interval_folds(None, self._processes().targets, None).test
+
     def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
-        """Folds of `predict_interval`."""
+        """Folds that are asked for."""
         if cv is None and self._folds is not None and self._folds.serve_intervals:
             check_groups(groups, len(targets))
             return self._folds

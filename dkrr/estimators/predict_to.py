@@ -20,6 +20,7 @@ from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_logistic import KernelClassifier
 from dkrr.estimators.kernel_ridge import RidgeRegressor
 from dkrr.fitting.gaussian_process import power_of_two
+from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import check_rows, predict_in_memory
 from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
@@ -142,8 +143,10 @@ def predict_to(
             f"path is {shown(path)} with keep={shown(keep)}, and .npy holds one array; expected one that ends in "
             f"{', '.join((*TABLES, '.zarr'))}: or give keep=()"
         )
-    further = _uncertainties(model, rows.shape[0], return_std=return_std, interval=interval)
-    blocks = _predicted(model, rows, X, further, probabilities=probabilities)
+    asked: Any = model
+    deviations = asked._variances(rows.shape[0], None).deviations if return_std else None
+    intervals = None if interval is None else _intervals(model, interval)
+    blocks = _predicted(model, rows, X, deviations, intervals, probabilities=probabilities)
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
     listed = _listed(path)
     try:
@@ -166,18 +169,15 @@ def predict_to(
     return shape
 
 
-def _uncertainties(model: Any, n_rows: int, *, return_std: bool, interval: float | None) -> list[Compute]:
-    """What computes standard deviations and the ends of intervals of new rows."""
-    found: list[Compute] = [] if not return_std else [model._variances(n_rows, None).deviations]
-    if interval is not None:
-        intervals = model._intervals(interval, name="interval")
-        if intervals.encode is not None:
-            raise InputError(
-                f"interval is {interval!r}, and the kernel of model learns from its training rows, so that every fold "
-                f"has another; expected model.predict_interval, or a kernel with a vocabulary"
-            )
-        found.append(intervals.bounds)
-    return found
+def _intervals(model: Any, coverage: float) -> CrossValidationIntervals:
+    """Intervals of new rows that are encoded once, as the model encodes them."""
+    intervals: CrossValidationIntervals = model._intervals(coverage, name="interval")
+    if intervals.encode is not None:
+        raise InputError(
+            f"interval is {coverage!r}, and the kernel of model learns from its training rows, so that every fold "
+            f"has another; expected model.predict_interval, or a kernel with a vocabulary"
+        )
+    return intervals
 
 
 def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") -> None:
@@ -291,10 +291,17 @@ def _index_of(frame: Any) -> Table | None:
 
 
 def _predicted(
-    model: Any, rows: Rows, X: Any, further: Sequence[Compute], *, probabilities: bool
+    model: Any,
+    rows: Rows,
+    X: Any,
+    deviations: Compute | None,
+    intervals: CrossValidationIntervals | None,
+    *,
+    probabilities: bool,
 ) -> Iterator[NDArray[Any]]:
     """Predictions of consecutive blocks of rows, with further columns that are computed in this process."""
-    if ambient_client() is not None and not further:
+    has_further = deviations is not None or intervals is not None
+    if ambient_client() is not None and not has_further:
         lazy = (model.predict_proba if probabilities else model.predict)(X)
         if hasattr(lazy, "chunks"):
             yield from _computed(lazy)
@@ -304,13 +311,17 @@ def _predicted(
     # Those behind a transformer have blocks of their own, and their entries are not counted for this.
     height = min(height, rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes)
     height = max(1, height)
-    if further and not isinstance(rows, TransformedRows):
+    if has_further and not isinstance(rows, TransformedRows):
         height = power_of_two(height)  # a whole number of the blocks in which they are computed
     for where, block in rows.blocks(0, rows.shape[0], height):
         held = MemoryRows(block)
-        predictions = convert(predict_in_memory(model._model, held, where.start))
-        each = [compute(held, where.start) for compute in further]
-        yield np.column_stack([predictions, *each]) if each else predictions
+        if intervals is None:
+            predictions, ends = predict_in_memory(model._model, held, where.start), []
+        else:
+            predictions, bounds = intervals.beside(model._model, held, where.start)
+            ends = [bounds]
+        each = [*([] if deviations is None else [deviations(held, where.start)]), *ends]
+        yield np.column_stack([convert(predictions), *each]) if each else convert(predictions)
 
 
 def _computed(lazy: Any) -> Iterator[NDArray[Any]]:

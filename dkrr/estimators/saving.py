@@ -1,12 +1,13 @@
 """Models on disk: a Zarr store with a JSON description. Loading reads numbers and names, and runs no code."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import clone
 
 from dkrr.checks import checked_alphas, flag, location, shown
@@ -17,6 +18,7 @@ from dkrr.data.stored import StoredCopy
 from dkrr.errors import DamagedChunkError, InputError, InputTypeError, StoreError
 from dkrr.estimators import KernelLogisticRegression, KernelRidge
 from dkrr.estimators.kernel_estimator import KernelEstimator
+from dkrr.estimators.kernel_ridge import RidgeRegressor
 from dkrr.estimators.model_description import (
     VERSIONS,
     custom_parts,
@@ -28,6 +30,7 @@ from dkrr.estimators.model_description import (
     solver_of,
     summary_of,
 )
+from dkrr.fitting.fold_models import KeptFolds
 from dkrr.fitting.processes import Processes
 from dkrr.fitting.requests import FitRequest, Learned, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction, Kept
@@ -82,7 +85,10 @@ def save(
         search, and the Cholesky factor for every λ, which is computed now if neither the fit (``uncertainty=True`` of
         the estimator) nor a question has left it: a loaded model returns the same bits. "data": no factor, which is
         computed when it is first needed, as it is where conjugate gradient takes its place (solver="cg", or no memory
-        for a factor): the same bits on the same machine. The plan of the fit says how large the model is.
+        for a factor): the same bits on the same machine. The plan of the fit says how large the model is. With True the
+        models without a fold are saved, too, if they are known for the folds that `predict_interval` takes by itself,
+        from a call of it or the fit (``uncertainty="intervals"``): then the loaded model computes intervals from these
+        alone.
 
     Raises
     ------
@@ -113,7 +119,7 @@ def save(
     if fitted is None:
         raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")
     summary = summary_of(model) if hasattr(model, "plan_") else None  # of a loaded model nothing is known of the fit
-    search, folds = search_of(model), getattr(model, "_folds", None)
+    search, folds, given = search_of(model), getattr(model, "_folds", None), model
     model = model.as_saved()
     if uncertainty is not False and not isinstance(model, KernelRidge):
         raise InputError(
@@ -137,6 +143,9 @@ def save(
         assert isinstance(model, KernelRidge)  # checked above
         uncertain, more = _kept_of(model._processes(), folds, with_factors=uncertainty is True)
         parts = more | parts  # the rows that predictions read, if they read any
+        if uncertainty is True:
+            assert isinstance(given, RidgeRegressor)
+            _add_fold_models(uncertain, parts, model._processes(), given._default_folds())
     if "transformer_" in vars(model):
         from dkrr.data.transformers_saved import saved_transformer
 
@@ -179,6 +188,16 @@ def _kept_of(
     return {"solver": described_solver(request.settings.solver), "factors": factors}, parts
 
 
+def _add_fold_models(
+    uncertain: dict[str, Any], parts: dict[str, Rows], processes: Processes, folds: Sequence[NDArray[np.intp]]
+) -> None:
+    """Add models that leave out folds to what is saved, where they are known."""
+    for k, (alpha, kept) in enumerate(processes.kept_folds(folds).items()):
+        uncertain.setdefault("folds", []).append({"alpha": alpha, "form": kept.form, "doubt": kept.doubt})
+        arrays = kept.coef, kept.constants[:, None], kept.errors
+        parts |= {f"{name}-{k}": MemoryRows(array) for name, array in zip(form.FOLD_ARRAYS, arrays, strict=True)}
+
+
 def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: dict[str, StoredCopy]) -> None:
     """Give a loaded regression what its uncertainties are computed from."""
     function, found = model._model, description["uncertainty"]
@@ -214,6 +233,14 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
             raise ValueError("folds that are not numbered from 0")
         members = np.split(np.argsort(fold_of, kind="stable"), np.cumsum(np.bincount(fold_of))[:-1])
         model._folds = Folds(n, tuple(members))
+    if "folds" in found:
+        kept_folds = list[KeptFolds]()
+        for k, described in enumerate(found["folds"]):
+            coef, constants, errors = (whole(stored[f"{name}-{k}"]) for name in form.FOLD_ARRAYS)
+            kept_folds.append(KeptFolds(described["form"], described["doubt"], coef, constants[:, 0], errors))
+        if [described["alpha"] for described in found["folds"]] != sorted(set(alphas.tolist())):
+            raise ValueError("models without a fold for other λ")
+        model._known_processes.keep_folds(model._default_folds(), kept_folds)
 
 
 def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -> None:

@@ -14,13 +14,13 @@ from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.cluster.process import available_bytes
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
-from dkrr.fitting.context import open_context
+from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.fold_models import FoldModels, function_of
 from dkrr.fitting.gaussian_process import (
     Array,
     Estimate,
     FactoredProcess,
-    FoldModels,
     Numbers,
     cross_of,
     diagonal_of,
@@ -41,8 +41,9 @@ from dkrr.fitting.normal_rows import (
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
 from dkrr.fitting.results import Kept, Left
 from dkrr.fitting.sampled import about_the_rows
+from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
-from dkrr.linalg.held_out import LeftOut
+from dkrr.linalg.held_out import LeftOut, columns_at_once
 from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
@@ -135,23 +136,28 @@ class DualPosterior(FactoredProcess):
                     found[i] = self.data.targets[i] - values
         return found
 
-    def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
-        coefs, constants, errors = list[Array](), list[Array](), list[Array]()
+    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
+        columns = columns_at_once(self.data.n, len(folds))
+        in_memory = not self._matrix_factor.is_stored and 8.0 * self.data.n * columns <= available_bytes() / 2
+        progress = Progress() if context is None else context.progress
         with ThreadExecutor(self._threads) as executor:
             left_out = self._left_out(executor)
-            for rows, scaled in zip(folds, left_out.of_folds(folds), strict=True):
-                solution, free = left_out.without(rows, scaled)
-                coefs.append(solution * self._scale[:, None])
-                constants.append(free + self._means)
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    errors.append(scaled / self._scale[rows, None])
-        together, t = np.hstack(coefs), self.data.targets.shape[1]
-
-        def predict(x: Any) -> Array:
-            found = product_of(self.kernel, self._rows, x, together)
-            return np.asarray(found.reshape(len(found), len(folds), t).swapaxes(0, 1) + np.stack(constants)[:, None])
-
-        return FoldModels(errors, predict)
+            if in_memory:
+                with progress.stage("held-out models", 1.0):
+                    left_out.progress = progress
+                    scaled = left_out.of_folds(folds)
+                    models = [left_out.without(rows, one) for rows, one in zip(folds, scaled, strict=True)]
+            else:
+                with stored_context(context, self._threads, progress) as run:
+                    found = errors_in_tiles(left_out, folds, run, f"folds-{self.alpha!r}")
+                scaled = [one.errors for one in found]
+                models = left_out.without_stored(folds, [one.forward for one in found])
+        coef = np.hstack([solution * self._scale[:, None] for solution, _ in models])
+        constants = np.concatenate([free + self._means for _, free in models])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            errors = [one / self._scale[rows, None] for rows, one in zip(folds, scaled, strict=True)]
+        function = function_of(self.data, coef, constants, rows=self._rows, owner=self._owner)
+        return FoldModels.of(function, errors, folds, self.data.weights)
 
 
 def _loaded(kept: Kept, n: int) -> tuple[Matrix, Array]:
@@ -323,11 +329,18 @@ class PrimalPosterior(FactoredProcess):
             found[numbers] = errors_by_others(self.data, self._means, numbers, [self.alpha], self._n_features)[0]
         return found
 
-    def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
+    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
+        progress = Progress() if context is None else context.progress
+        with progress.stage("held-out models", 2 * self.data.n):
+            return self._fold_models(folds, progress)
+
+    def _fold_models(self, folds: Sequence[Numbers], progress: Progress) -> FoldModels:
+        """The same with a display of the rows of both passes."""
         rest, *held = [NormalSums.zeros(len(self._factor), self.data.targets.shape[1]) for _ in range(len(folds) + 1)]
         for where, features in self._blocks():
             for one, rows in zip(held, folds, strict=True):
                 self._add(one, where, features, part_of(rows, where)[1])
+            progress.advance(len(features))
         with in_terms_of_alpha([self.alpha], "primal"):
             others = sums_of_others(held, rest)  # every row is in one fold
             coefs = np.stack([self._coef_of(sums, rows) for sums, rows in zip(others, folds, strict=True)])
@@ -337,11 +350,19 @@ class PrimalPosterior(FactoredProcess):
                 numbers, here = part_of(rows, where)
                 values = features[here] @ coefs[f] + self._means
                 errors[f][numbers] = self.data.targets[where][here] - values
+            progress.advance(len(features))
+        coef, constants = self._of_plain_features(np.hstack(list(coefs)), len(folds))
+        function = function_of(self.data, coef, constants, feature_map=self.data.feature_map)
+        return FoldModels.of(function, errors, folds, self.data.weights)
 
-        def predict(x: Any) -> Array:
-            return np.asarray(self._features(x) @ coefs + self._means)
-
-        return FoldModels(errors, predict)
+    def _of_plain_features(self, coef: Array, n_folds: int) -> tuple[Array, Array]:
+        """Coefficients of features that are not centred, and constants, of the columns of all folds."""
+        last, constants = self._n_features, np.tile(self._means, n_folds)
+        if self._origin is not None:
+            constants = constants - self._origin[:last] @ coef[:last]
+        if self.data.fit_intercept:
+            constants = constants + coef[last]
+        return np.ascontiguousarray(coef[:last]), constants
 
     def _coef_of(self, sums: NormalSums, fold: Numbers) -> Array:
         """Coefficients of the model without a fold, from the sums of all other rows if these determine them."""

@@ -10,8 +10,7 @@ D. A. Harville, "Maximum likelihood approaches to variance component estimation 
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +19,10 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
-from dkrr.errors import ConvergenceWarning, InputError, NotFiniteError
+from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.fold_models import FoldModels
 from dkrr.fitting.prediction import BLOCK_ROWS
 from dkrr.fitting.results import Kept
 from dkrr.kernels import Kernel
@@ -116,8 +117,16 @@ class FactoredProcess(Posterior):
         """Y − f₋ᵢ(xᵢ), of shape (n, t)."""
 
     @abstractmethod
-    def fold_models(self, folds: Sequence[Numbers]) -> "FoldModels":
-        """Models that each leave out the rows of a fold, and train on all others."""
+    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
+        """Models that each leave out the rows of a fold, and train on all others.
+
+        Parameters
+        ----------
+        folds : sequence of ndarray of intp
+            Numbers of rows in ascending order; every row is in one fold.
+        context : Context, optional
+            Of a run, whose executor does the work, and whose store keeps what is done; None: in this process.
+        """
 
     def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
         widths = list[Array]()
@@ -127,39 +136,6 @@ class FactoredProcess(Posterior):
             yield where, found
         remedy = f"alpha = {self.alpha:g} is too small for the digits of a factor: give a larger alpha"
         warn_of_width(widths, rows.shape[0], remedy)
-
-
-@dataclass(frozen=True)
-class FoldModels:
-    """Models that each leave out the rows of a fold.
-
-    Parameters
-    ----------
-    errors : list of ndarray of shape (len(fold), t)
-        y − f of the rows that are left out.
-    predict : callable
-        Predictions of some rows by every model, of shape (n_folds, m, t).
-    """
-
-    errors: list[Array]
-    predict: Callable[[Any], Array]
-
-
-def refuse_nan(found: Array, first: int = 0) -> None:
-    """Refuse NaN in what models that leave out rows give, of shape (m, ...): someone has changed the saved model.
-
-    Raises
-    ------
-    NotFiniteError
-        Naming the first row, of which the first one has the number `first`.
-    """
-    is_bad = np.isnan(found).reshape(len(found), -1).any(axis=1)
-    if is_bad.any():
-        raise NotFiniteError(
-            "the prediction by a model without some of the rows is NaN: rows or factor of the model are not finite. "
-            "Fit it again",
-            first + int(np.argmax(is_bad)),
-        )
 
 
 def blocks(rows: Rows, n: int, first: int = 0, height: int = BLOCK_ROWS) -> Iterator[tuple[slice, Any]]:

@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 
 from dkrr import blas
+from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.factored_process import Opens, array_of
-from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, FoldModels, Numbers, warn_of_width
+from dkrr.fitting.fold_models import FoldModels, function_of
+from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, Numbers, warn_of_width
 from dkrr.fitting.generated_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
 from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others, without_each
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
@@ -220,19 +223,23 @@ class GeneratedPosterior(FactoredProcess):
             found += math.log(model.generator.total / self.alpha)
         return Estimate(found)
 
-    def _warn_of_rounding(self, what: str, rounding: float) -> None:
-        """Warn of errors of rows that are left out, of which λ below the rounding of the sums leaves few digits."""
+    def _doubt(self, what: str, rounding: float) -> str:
+        """Message about errors of rows that are left out, of which λ below the rounding of the sums leaves few digits.
+
+        Empty where they are certain.
+        """
         part = rounding * self._model.generator.total * self._unit / self.alpha
-        if part > MAX_ERROR:
-            warnings.warn(
-                f"{what} may be off by as much as {part:.0e} of their size: alpha = {self.alpha:g} is small beside the "
-                f"rounding of sums over so many rows: give a larger alpha, or form='dual'",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
+        if part <= MAX_ERROR:
+            return ""
+        return (
+            f"{what} may be off by as much as {part:.0e} of their size: alpha = {self.alpha:g} is small beside the "
+            f"rounding of sums over so many rows: give a larger alpha, or form='dual'"
+        )
 
     def loo_residuals(self) -> Array:
-        self._warn_of_rounding("leave-one-out residuals", ROW_ROUNDING)
+        doubt = self._doubt("leave-one-out residuals", ROW_ROUNDING)
+        if doubt:
+            warnings.warn(doubt, ConvergenceWarning, stacklevel=3)
         found, near = np.empty(self.data.targets.shape), list[Numbers]()
         modes = self._lengths[0]
 
@@ -252,8 +259,12 @@ class GeneratedPosterior(FactoredProcess):
             found[numbers] = errors_without(self._rows, numbers, self.alpha)
         return found
 
-    def fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
-        self._warn_of_rounding("predictions and errors of the models without a fold", FOLD_ROUNDING)
+    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
+        progress = Progress() if context is None else context.progress
+        with progress.measured("held-out models"):
+            return self._fold_models(folds)
+
+    def _fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
         rows, t, free = self._rows, self.data.targets.shape[1], self.data.fit_intercept
         with in_terms_of_alpha([self.alpha], "primal"):
             others = sums_of_others(rows.sums(folds), GridSums.zeros(self._grid, t))
@@ -280,18 +291,10 @@ class GeneratedPosterior(FactoredProcess):
             left *= (rows.weights(where) / self.alpha)[:, None] * np.repeat(in_fold[where], t, axis=1)
             return np.asarray(left, np.float64)
 
-        zones, near = FourierZones(rows.phi), list[Array]()
-
-        def predict(x: Any) -> Array:
-            x = dense(x)
-            if not near and not zones.is_inside(x).all():
-                near.append(rows.near_coefs(duals))
-            of_near = near[0] if near else np.zeros((zones.near.dimension(x.shape[1]), coefs.shape[1]))
-            whole = np.vstack([coefs, of_near])
-            found = zones.multiply(x, whole) + constants
-            return np.asarray(found.reshape(len(x), len(folds), t).swapaxes(0, 1), np.float64)
-
-        return FoldModels(errors, predict)
+        zones = FourierZones(rows.phi)
+        function = function_of(self.data, np.vstack([coefs, rows.near_coefs(duals)]), constants, feature_map=zones)
+        doubt = self._doubt("predictions and errors of the models without a fold", FOLD_ROUNDING)
+        return FoldModels.of(function, errors, folds, self.data.weights, doubt)
 
 
 def errors_without(rows: RowsOnGrid, numbers: Numbers, alpha: float) -> Array:

@@ -6,33 +6,61 @@ Kernels that learn from their training rows need a fit for each of these models.
 import math
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
-from dkrr.fitting.gaussian_process import Array, FoldModels, Numbers, blocks, refuse_nan
+from dkrr.fitting.fold_models import Array, FoldModels, Numbers, lists_of, predictions_beside, sorted_sizes
+from dkrr.fitting.gaussian_process import power_of_two
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Learned, Targets
+from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
+from dkrr.linalg.shifted_lists import ShiftedLists
+from dkrr.planning.detection import usable_threads
+
+INTERVAL_ROWS, INTERVAL_BYTES = 2**14, 2**24
+"""Most rows whose intervals are computed together, and most bytes of the predictions of all folds for them."""
+MIN_THREAD_ROWS = 2**12
+"""Rows from which a thread of its own is worth while."""
 
 
 @dataclass(frozen=True)
 class RefittedFolds:
-    """Models of all folds, each with a kernel that has seen its training rows only."""
+    """Models of all folds and targets, each with a kernel that has seen its training rows only."""
 
-    models: FoldModels
+    models: Sequence[FittedFunction]
+    errors: Sequence[Array]
+    """As in `FoldModels`."""
     encode: Callable[[Any], Any] | None
-    """New rows as all kernels encode them, side by side, as `models` takes them; None: as they are."""
+    """New rows as all kernels encode them, side by side, as `predict` takes them; None: as they are."""
+
+    @cached_property
+    def lists(self) -> list[ShiftedLists]:
+        """Errors of each target."""
+        return lists_of(self.errors)
+
+    def predict(self, rows: Rows, first: int) -> Array:
+        """Predictions of shape (m, n_folds × t), in the order of `FoldModels`."""
+        x = rows.read(0, rows.shape[0])
+        starts = np.cumsum([0, *(model.n_features for model in self.models)])
+        parts = [x] * len(self.models) if self.encode is None else [x[:, a:b] for a, b in pairwise(starts)]
+        return np.hstack([predict_in_memory(m, MemoryRows(p), first) for m, p in zip(self.models, parts, strict=True)])
 
 
-def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbers]) -> RefittedFolds:
-    """Fit a model to the rest of the rows of every fold.
+def refitted(
+    request: FitRequest, learned: Learned | None, folds: Sequence[Numbers], progress: Progress
+) -> RefittedFolds:
+    """Fit a model to the rest of the rows of every fold, each a part of the open stage of a display.
 
     Raises
     ------
@@ -49,7 +77,7 @@ def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbe
             "the model was pickled or saved without the data that its kernel learns from, which predict_interval fits "
             "parts of; expected a model that was fitted here: call fit"
         )
-    models, kernels, errors = [], list[Kernel](), list[Array]()
+    models, kernels, errors = list[FittedFunction](), list[Kernel](), list[Array]()
     for held in folds:
         training = np.setdiff1d(np.arange(len(outputs.values)), held)
         kernel = request.settings.kernel if learned is None else learned.kernel.fitted(take(training))
@@ -67,18 +95,14 @@ def refitted(request: FitRequest, learned: Learned | None, folds: Sequence[Numbe
         models.append(solved.model)
         kernels.append(kernel)
         errors.append(outputs.values[held] - predict_in_memory(solved.model, rows_of(held)))
-    starts = np.cumsum([0, *(model.n_features for model in models)])
+        progress.advance(1)
 
     def encode(X: Any) -> Any:
         parts = [kernel.encode(X) for kernel in kernels]
         return sp.hstack(parts, format="csr") if any(map(sp.issparse, parts)) else np.hstack(parts)
 
-    def predict(x: Any) -> Array:
-        parts = [x] * len(models) if learned is None else [x[:, a:b] for a, b in pairwise(starts)]
-        each = [predict_in_memory(m, MemoryRows(part)) for m, part in zip(models, parts, strict=True)]
-        return np.stack(each)
-
-    return RefittedFolds(FoldModels(errors, predict), None if learned is None else encode)
+    sizes = sorted_sizes(errors, folds, request.weights)
+    return RefittedFolds(models, sizes, None if learned is None else encode)
 
 
 @dataclass(frozen=True)
@@ -94,56 +118,87 @@ class CrossValidationIntervals:
     49 (2021).
     """
 
-    groups: Sequence[tuple[Numbers, FoldModels, Array]]
-    """Targets, the models of all folds, and |y − f| of the rows that count, of shape (n, t)."""
-    fold_of: Numbers
-    """Fold of those rows."""
-    ranks: tuple[int, int]
-    """Ranks of the lower and the upper bound, counted from 0, among these rows and one at infinity."""
+    groups: Sequence[tuple[Numbers, FoldModels]] | RefittedFolds
+    """Targets and the models of all folds."""
+    coverage: float
     n_targets: int
     units: Array | None
     """What the targets of the models have been divided by, of shape (t,)."""
-    encode: Callable[[Any], Any] | None = None
-    """What new rows pass through first, where the folds' kernels do not take the rows of the model."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Name for Dask: a checksum of all models would take long."""
-
-    @classmethod
-    def of(
-        cls,
-        models: Sequence[tuple[Numbers, FoldModels]],
-        weights: Array | None,
-        folds: Sequence[Numbers],
-        coverage: float,
-        units: Array | None,
-        encode: Callable[[Any], Any] | None = None,
-    ) -> "CrossValidationIntervals":
-        """Intervals of the models that leave these folds out, each for some targets."""
-        kept = [np.ones(len(fold), bool) if weights is None else weights[fold] > 0 for fold in folds]
-        fold_of = np.repeat(np.arange(len(folds)), [int(k.sum()) for k in kept])
-        n = len(fold_of)
-        high = math.ceil(coverage * (n + 1)) - 1
-        groups = [
-            (columns, one, np.abs(np.vstack([errors[k] for errors, k in zip(one.errors, kept, strict=True)])))
-            for columns, one in models
-        ]
-        return cls(groups, fold_of, (n - 1 - high, high), sum(len(columns) for columns, _ in models), units, encode)
 
     def __dask_tokenize__(self) -> str:
         return self.token
 
+    @property
+    def encode(self) -> Callable[[Any], Any] | None:
+        """What new rows pass through first, where the folds' kernels do not take the rows of the model."""
+        return self.groups.encode if isinstance(self.groups, RefittedFolds) else None
+
     def bounds(self, rows: Rows, first: int = 0) -> Array:
-        """Lower bounds of all targets, then upper ones; shape (m, 2 t)."""
-        found = np.empty((rows.shape[0], 2 * self.n_targets))
-        lower, upper = found[:, : self.n_targets], found[:, self.n_targets :]
-        n, (low, high) = len(self.fold_of), self.ranks
-        for where, x in blocks(rows, n, first):
-            for columns, models, sizes in self.groups:
-                predictions = models.predict(x)
-                refuse_nan(np.swapaxes(predictions, 0, 1), first + where.start)
-                for j, column in enumerate(columns):
-                    each = predictions[self.fold_of, :, j]
-                    below, above = each - sizes[:, [j]], each + sizes[:, [j]]
-                    lower[where, column] = -np.inf if low < 0 else np.partition(below, low, axis=0)[low]
-                    upper[where, column] = np.inf if high >= n else np.partition(above, high, axis=0)[high]
-        return found if self.units is None else found * np.tile(self.units, 2)
+        """Lower bounds of all targets, then upper ones, of rows in memory; shape (m, 2 t)."""
+        return self._of_blocks(None, rows, first)[1]
+
+    def beside(self, mean: FittedFunction, rows: Rows, first: int = 0) -> tuple[Array, Array]:
+        """Predictions of the model, of shape (m, t), and `bounds`, from one evaluation of the kernel."""
+        predictions, bounds = self._of_blocks(mean, rows, first)
+        assert predictions is not None
+        return predictions, bounds
+
+    def _of_blocks(self, mean: FittedFunction | None, rows: Rows, first: int) -> tuple[Array | None, Array]:
+        m = rows.shape[0]
+        predictions, found = None if mean is None else np.empty((m, self.n_targets)), np.empty((m, 2 * self.n_targets))
+        height = power_of_two(max(1, min(INTERVAL_ROWS, INTERVAL_BYTES // (8 * self._n_columns))))
+        for start in range(0, m, height):
+            where = slice(start, min(start + height, m))
+            block = MemoryRows(rows.read(where.start, where.stop))
+            values, parts = self._predict(mean, block, first + start)
+            if predictions is not None:
+                predictions[where] = values
+            for columns, lists, part in parts:
+                self._fill(found[where], columns, lists, part)
+        return predictions, found if self.units is None else found * np.tile(self.units, 2)
+
+    @property
+    def _n_columns(self) -> int:
+        groups = self.groups
+        if isinstance(groups, RefittedFolds):
+            return sum(model.n_targets for model in groups.models)
+        return sum(models.function.n_targets for _, models in groups)
+
+    def _predict(
+        self, mean: FittedFunction | None, rows: Rows, first: int
+    ) -> tuple[Array | None, list[tuple[Numbers, list[ShiftedLists], Array]]]:
+        """Predictions by the mean, and targets, errors and predictions of the models of all folds."""
+        groups = self.groups
+        if isinstance(groups, RefittedFolds):
+            values = None if mean is None else predict_in_memory(mean, rows, first)
+            return values, [(np.arange(self.n_targets), groups.lists, groups.predict(rows, first))]
+        values, found = predictions_beside(mean, [models.function for _, models in groups], rows, first)
+        return values, [(columns, models.lists, p) for (columns, models), p in zip(groups, found, strict=True)]
+
+    def _fill(self, out: Array, columns: Numbers, lists: list[ShiftedLists], predictions: Array) -> None:
+        """Write the bounds of some targets, from predictions of shape (m, n_folds × t), to `out`, (m, 2 n_targets)."""
+        m, t = len(predictions), len(columns)
+        n_folds, threads = predictions.shape[1] // t, usable_threads() if len(predictions) >= 2 * MIN_THREAD_ROWS else 1
+        cuts = [m * k // threads for k in range(threads + 1)]
+
+        def fill(place: int, start: int, stop: int) -> None:
+            one, column = lists[place], int(columns[place])
+            rank = math.ceil(self.coverage * (one.n + 1)) - 1  # counted from 0, among the errors and one at infinity
+            lower, upper = out[start:stop, column], out[start:stop, self.n_targets + column]
+            if rank >= one.n:
+                lower[:], upper[:] = -np.inf, np.inf
+                return
+            shifts = predictions[start:stop].reshape(-1, n_folds, t)[:, :, place].T
+            # The bound that is as far from the other end is that of the negatives.
+            np.negative(one.of_rank(-shifts, rank), out=lower)
+            upper[:] = one.of_rank(shifts, rank)
+
+        parts = [(place, a, b) for place in range(t) for a, b in pairwise(cuts)]
+        if threads == 1:
+            for part in parts:
+                fill(*part)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda part: fill(*part), parts))

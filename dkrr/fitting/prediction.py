@@ -3,7 +3,7 @@
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -73,17 +73,44 @@ def at_once(rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]]) -> 
 
 def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDArray[np.float64]:
     """Predictions of rows as one array, of shape (n, t); `first` is the number of the first row, for messages."""
-    n = rows.shape[0]
-    out = np.empty((n, model.n_targets))
-    height = block_rows(model, rows)
+    return predict_together((model,), rows, first, check_predictions)[0]
+
+
+Check = Callable[[NDArray[np.float64], int], None]
+"""Refuses predictions of some rows, of which the first one has a number."""
+
+
+def predict_together(
+    models: Sequence[FittedFunction], rows: Rows, first: int, check: Check
+) -> list[NDArray[np.float64]]:
+    """Predictions by several models with `shared_values`, from one evaluation of the kernel or the features.
+
+    Parameters
+    ----------
+    models : sequence of FittedFunction
+        The training rows of the first one are read.
+    rows : Rows
+    first : int
+        Number of the first row, for messages.
+    check : callable
+
+    Returns
+    -------
+    list of ndarray of shape (n, t)
+        One for each model: the bits are those of the model alone.
+    """
+    n, model = rows.shape[0], models[0]
+    outs = [np.empty((n, one.n_targets)) for one in models]
+    height = min(block_rows(one, rows) for one in models)
     starts = range(0, n, height)
 
     def block(start: int) -> None:
         stop = min(start + height, n)
         x = rows.read(start, stop)
         check_finite(x, "X", first + start)
-        out[start:stop] = predict_block(model, x, first + start)
-        _check_predictions(out[start:stop], first + start)
+        for out, found in zip(outs, _predict_block(models, x, first + start), strict=True):
+            out[start:stop] = found
+            check(out[start:stop], first + start)
 
     size = 0 if model.rows is None else n * model.rows.shape[0]
     share = usable_threads()
@@ -92,7 +119,7 @@ def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDAr
     wanted = min(len(starts), share) if is_parallel else 1
     with _threads_in_use(os.getpid()).take(wanted, share) as threads:
         if threads == 1:
-            width = rows.shape[1] + model.n_targets
+            width = rows.shape[1] + model.n_targets  # of the first: others do not change its bits
             with blas.one_thread(share == 1 or 2.0 * width * max(size, n) < blas.SMALL_FLOPS):
                 for start in starts:
                     block(start)
@@ -100,7 +127,14 @@ def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDAr
             # Half of a kernel's time is elementwise work, which BLAS does not divide among threads.
             with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
                 list(pool.map(block, starts))
-    return out
+    return outs
+
+
+def shared_values(a: FittedFunction, b: FittedFunction) -> bool:
+    """Whether two functions of the same training rows are of the same values of a kernel, or of the same features."""
+    if (a.coef is None) != (b.coef is None):
+        return False
+    return a.kernel == b.kernel and a.feature_map == b.feature_map
 
 
 class _ThreadsInUse:
@@ -131,7 +165,14 @@ def _threads_in_use(process: int) -> _ThreadsInUse:  # noqa: ARG001
     return _ThreadsInUse()
 
 
-def _check_predictions(out: NDArray[np.float64], first: int) -> None:
+def check_predictions(out: NDArray[np.float64], first: int) -> None:
+    """Refuse predictions that are infinite or NaN, of shape (m, t), with the number of the first row.
+
+    Raises
+    ------
+    NotFiniteError
+        Naming the row.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         # A quick test: the sum is finite, unless a value is not or the sum itself overflows.
         if math.isfinite(out.sum()):
@@ -145,6 +186,23 @@ def _check_predictions(out: NDArray[np.float64], first: int) -> None:
         )
 
 
+def refuse_nan(found: NDArray[np.float64], first: int = 0) -> None:
+    """Refuse NaN in what models that leave out rows give, of shape (m, ...): someone has changed the saved model.
+
+    Raises
+    ------
+    NotFiniteError
+        Naming the first row, of which the first one has the number `first`.
+    """
+    is_bad = np.isnan(found).reshape(len(found), -1).any(axis=1)
+    if is_bad.any():
+        raise NotFiniteError(
+            "the prediction by a model without some of the rows is NaN: rows or factor of the model are not finite. "
+            "Fit it again",
+            first + int(np.argmax(is_bad)),
+        )
+
+
 def block_rows(model: FittedFunction, rows: Rows) -> int:
     """Number of rows that are predicted together: fewer if they, their features or their predictions are wide."""
     if model.feature_map is not None and model.feature_map.is_transform:
@@ -155,18 +213,19 @@ def block_rows(model: FittedFunction, rows: Rows) -> int:
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(widths)))
 
 
-def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.float64]:
-    """Predictions of one block of rows, dense or CSR, of shape (m, t); `first` is the number of its first row."""
-    m = x.shape[0]
-    if model.coef is not None and model.feature_map is not None:
-        if model.feature_map.is_transform or (sp.issparse(x) and model.feature_map.keeps_sparse):
-            return np.asarray(model.feature_map.multiply(x, model.coef) + model.intercept)
-        return blas.product(model.feature_map.transform(x), model.coef) + model.intercept
-    assert model.dual_coef is not None
-    if model.kernel.is_precomputed:
-        return blas.product(dense(x), model.dual_coef) + model.intercept
+def _predict_block(models: Sequence[FittedFunction], x: Any, first: int) -> Iterator[NDArray[np.float64]]:
+    """Predictions of one block of rows, dense or CSR, by each model; `first` is the number of its first row."""
+    m, model, phi = x.shape[0], models[0], models[0].feature_map
+    if phi is not None or model.kernel.is_precomputed:
+        if phi is not None and (phi.is_transform or (sp.issparse(x) and phi.keeps_sparse)):
+            multiply: Callable[[Any], Any] = partial(phi.multiply, x)
+        else:
+            multiply = partial(blas.product, dense(x) if phi is None else phi.transform(x))
+        for one in models:
+            yield np.asarray(multiply(one.dual_coef if phi is None else one.coef) + one.intercept)
+        return
     assert model.rows is not None
-    out = np.tile(model.intercept, (m, 1))
+    outs = [np.tile(one.intercept, (m, 1)) for one in models]
     n = model.rows.shape[0]
     height = min(n, BLOCK_TRAINING_ROWS)
     if model.rows.is_sparse or not model.rows.is_in_memory:
@@ -176,8 +235,10 @@ def predict_block(model: FittedFunction, x: Any, first: int = 0) -> NDArray[np.f
         stop = min(start + height, n)
         part = gram[:, : stop - start]
         _fill_strip(model, x, part, first, start)
-        blas.gemm(out, part, model.dual_coef[start:stop], beta=1.0)
-    return out
+        for out, one in zip(outs, models, strict=True):
+            assert one.dual_coef is not None
+            blas.gemm(out, part, one.dual_coef[start:stop], beta=1.0)
+    yield from outs
 
 
 def _fill_strip(model: FittedFunction, x: Any, out: NDArray[np.float64], first: int, start: int) -> None:

@@ -6,31 +6,37 @@ asked for, and kept. Where a factor is not affordable, or conjugate gradient was
 certified bounds and the likelihood with a standard error.
 """
 
+import hashlib
 import math
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from dkrr.cluster import Progress
+from dkrr.cluster import Progress, SerialExecutor, make_progress
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
-from dkrr.errors import InputError
-from dkrr.fitting.context import Context, progress_of
+from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.fitting.context import QUIET_SECONDS, Context, progress_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
-from dkrr.fitting.gaussian_process import Array, FactoredProcess, FoldModels, Numbers, Posterior, refuse_nan
+from dkrr.fitting.fold_models import FoldModels, KeptFolds
+from dkrr.fitting.gaussian_process import Array, FactoredProcess, Numbers, Posterior
 from dkrr.fitting.generated_process import GeneratedPosterior
-from dkrr.fitting.intervals import CrossValidationIntervals, refitted
+from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refitted
 from dkrr.fitting.iterated_process import IteratedPosterior
+from dkrr.fitting.prediction import refuse_nan
 from dkrr.fitting.requests import FitRequest, Learned, Targets, plan_of, with_spectrum
 from dkrr.fitting.results import Kept
+from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.implied import feature_map, is_drawn, parts_of
+from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
 from dkrr.planning.detection import detect
@@ -38,6 +44,9 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
 from dkrr.text import format_seconds
+
+ROW_SECONDS = 2e-7
+"""Seconds of a row in the passes over all rows for the model without one fold."""
 
 
 class Processes:
@@ -58,7 +67,7 @@ class Processes:
     """
 
     show_progress: bool | None = None
-    """Whether factorisations that the fit has not left are shown, as in `make_progress`."""
+    """Whether work that the fit has not done is shown, as in `make_progress`."""
 
     def __init__(
         self,
@@ -83,7 +92,10 @@ class Processes:
         ]
         self._factored = dict[float, FactoredProcess]()
         self._iterated = dict[float, IteratedPosterior]()
-        self._held_out: HeldOut | None = None
+        self._fold_models = dict[str, list[tuple[Numbers, FoldModels]] | RefittedFolds]()
+        """By the name of the folds."""
+        self._kept_folds = dict[str, list[KeptFolds]]()
+        """The same of a saved model."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
         self._units: Array | None = None
@@ -111,7 +123,7 @@ class Processes:
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "_resources"}  # those of this machine
         saved = {alpha: one for alpha, one in self._kept.items() if one.left is None}
-        return kept | {"_factored": {}, "_iterated": {}, "_kept": saved, "_held_out": None}  # factors are large
+        return kept | {"_factored": {}, "_iterated": {}, "_kept": saved, "_fold_models": {}}  # which are large
 
     def _prepare(self) -> None:
         """Take what the fit drew, and see that the data are those of the fit."""
@@ -204,24 +216,85 @@ class Processes:
         return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, FactoredProcess)}
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
-        """Intervals by the models that leave out folds."""
-        weights, found = self._given.weights, self.fold_models(folds)
-        units = None if self._learns else self._units
-        return CrossValidationIntervals.of(found.models, weights, folds, coverage, units, found.encode)
+        """Intervals by the models that leave out folds.
 
-    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> "HeldOut":  # noqa: ARG002
-        """Models that leave out folds, computed once for these folds; in the context of a fit, if one is running."""
-        known = self._held_out
-        if known is None or len(known.folds) != len(folds) or not all(map(np.array_equal, known.folds, folds)):
-            self._held_out = known = self._leaving_out(folds)
-        return known
+        Warns
+        -----
+        ConvergenceWarning
+            If these may have few correct digits.
+        """
+        models, n_targets = self.fold_models(folds), self._outputs.values.shape[1]
+        if isinstance(models, RefittedFolds):
+            return CrossValidationIntervals(models, coverage, n_targets, None)
+        for _, one in models:
+            if one.doubt:
+                warnings.warn(one.doubt, ConvergenceWarning, stacklevel=4)
+        return CrossValidationIntervals(models, coverage, n_targets, self._units)
 
-    def _leaving_out(self, folds: Sequence[Numbers]) -> "HeldOut":
-        if not self._learns:
-            return HeldOut(folds, [(columns, one.fold_models(folds)) for columns, one in self.factored()])
-        self._refuse_changed_data()
-        found = refitted(self._given, self._learned, folds)
-        return HeldOut(folds, [(np.arange(self._outputs.values.shape[1]), found.models)], found.encode)
+    def fold_models(
+        self, folds: Sequence[Numbers], context: Context | None = None
+    ) -> "list[tuple[Numbers, FoldModels]] | RefittedFolds":
+        """Models that leave out folds, computed once for these and kept: of the targets of every λ, or all by refits.
+
+        Parameters
+        ----------
+        folds : sequence of ndarray of intp
+            Numbers of rows in ascending order; every row is in one fold.
+        context : Context, optional
+            Of the fit that they are a stage of; None: they are shown as a run of their own.
+        """
+        self._prepare()
+        key = _name_of(folds)
+        if key not in self._fold_models:
+            self._fold_models[key] = self._found_folds(folds, key, context)
+        return self._fold_models[key]
+
+    def _found_folds(
+        self, folds: Sequence[Numbers], key: str, context: Context | None
+    ) -> "list[tuple[Numbers, FoldModels]] | RefittedFolds":
+        if key in self._kept_folds:
+            each = zip(self._groups, self._kept_folds[key], strict=True)
+            return [(columns, one.restored(self._scaled, alpha, columns, folds)) for (alpha, columns), one in each]
+        if context is None:
+            context = Context(MemoryStorage(), SerialExecutor(), self._display(len(folds)))
+            context.progress.note(
+                f"computing the models that leave out one of {len(folds)} folds each, which intervals take; they are "
+                f"kept, and dkrr.save(model, path, uncertainty=True) saves them"
+            )
+        if self._learns:
+            with context.progress.stage("held-out models", len(folds)):
+                return refitted(self._given, self._learned, folds, context.progress)
+        return [(columns, one.fold_models(folds, context)) for columns, one in self.factored()]
+
+    def _display(self, n_folds: int) -> Progress:
+        """Display of the models that leave out folds; None of the setting shows nothing of work that is soon done."""
+        n, d = self._given.rows.shape
+        grid, phi = self._request.settings.grid, feature_map(self._kernel, d)
+        seconds = n * (n_folds + 2) * ROW_SECONDS
+        if grid is None:
+            flops = folds_flops(n, n_folds) if phi is None else n * float(phi.dimension(d)) ** 2
+            seconds += len(self._groups) * flops / (self._resources.rates.gemm_flops * self._resources.local_threads)
+        return make_progress(False if self.show_progress is None and seconds < QUIET_SECONDS else self.show_progress)
+
+    def keep_folds(self, folds: Sequence[Numbers], kept: Sequence[KeptFolds]) -> None:
+        """Take models that leave out folds from a saved model, of one λ after another.
+
+        Raises
+        ------
+        ValueError
+            If they are of other folds or targets, or not finite.
+        """
+        for (_, columns), one in zip(self._groups, kept, strict=True):
+            one.check(len(columns), folds, self._given.weights)
+        self._kept_folds[_name_of(folds)] = list(kept)
+
+    def kept_folds(self, folds: Sequence[Numbers]) -> dict[float, KeptFolds]:
+        """By λ, what a saved model holds of the models that leave out these folds; empty where they are not known."""
+        if self._learns or not {_name_of(folds)} & (self._fold_models.keys() | self._kept_folds.keys()):
+            return {}
+        models = self.fold_models(folds)
+        assert not isinstance(models, RefittedFolds)
+        return {alpha: one.kept() for (alpha, _), (_, one) in zip(self._groups, models, strict=True)}
 
     @property
     def _learns(self) -> bool:
@@ -267,20 +340,17 @@ class Processes:
         return found, errors
 
 
+def _name_of(folds: Sequence[Numbers]) -> str:
+    """Checksum of folds."""
+    digest = hashlib.sha256(repr([len(rows) for rows in folds]).encode())
+    for rows in folds:
+        digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
+    return digest.hexdigest()
+
+
 def _may_be_indefinite(part: Any) -> bool:
     is_polynomial = isinstance(part, Polynomial)
     return isinstance(part, Sigmoid) or (is_polynomial and (part.coef0 < 0 or part.degree != int(part.degree)))
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Models that leave out folds."""
-
-    folds: Sequence[Numbers]
-    models: Sequence[tuple[Numbers, FoldModels]]
-    """Targets, and their models."""
-    encode: Callable[[Any], Any] | None = None
-    """What new rows pass through first; None: nothing."""
 
 
 class Variances:

@@ -143,8 +143,7 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
         solution = _solution(data, plan, context, start)
         processes = processes_left(request, data, solution)
         if processes is not None and request.folds:
-            with context.progress.measured("held-out models"):
-                processes.fold_models(request.folds, context)
+            processes.fold_models(request.folds, context)
     return (solved(data, plan, solution, sizes, context, begun, processes),)
 
 

@@ -32,6 +32,8 @@ KEPT_ARRAYS = {"primal": ("factor", "coef"), "dual": ("factor", "diagonal")}
 """Beginnings of the names of the arrays of a Gaussian process, before the number of its λ, by its form."""
 MORE_KEPT_ARRAYS = ("centre", "sums")
 """Those of arrays that it may have: means of features that the fit subtracts, and sums over the rows of a grid."""
+FOLD_ARRAYS = ("fold_coef", "fold_constants", "fold_errors")
+"""The same of the models that leave out folds: coefficients and constants of their columns, and errors of the rows."""
 
 REGRESSION, CLASSIFICATION = "KernelRidge", "KernelLogisticRegression"
 FOUND = ("best_score", "best_index", "alpha", "n_splits")
@@ -110,9 +112,9 @@ RUN: dict[str, Any] = {
 """Entries of the description of a run: what problem it belongs to, how that is cut into tiles, which copy of X is
 complete, and, of each matrix that has grown, its arrays with their first tile row and their number of rows."""
 _DENSE = DENSE_ROWS | {"rows_per_chunk": None}
+_NUMBERED = ("factor", "coef", "diagonal", *MORE_KEPT_ARRAYS, *FOLD_ARRAYS)
 STORED: dict[str, Any] = {
-    "|".join((*COEFFICIENTS, TARGETS, WEIGHTS, "(factor|coef|diagonal|centre|sums)-[0-9]{1,9}")): _DENSE
-    | {"dtype": "float64"},
+    "|".join((*COEFFICIENTS, TARGETS, WEIGHTS, f"({'|'.join(_NUMBERED)})-[0-9]{{1,9}}")): _DENSE | {"dtype": "float64"},
     f"{ROWS}|{FEATURES}[0-9a-f]{{64}}": (_DENSE, SPARSE_ROWS),
     TRANSFORMER: _DENSE | {"dtype": "uint8"},
     FOLDS: _DENSE | {"dtype": "int64"},
@@ -143,6 +145,14 @@ def _is_kernel(value: Any) -> bool:
 
 
 _FACTOR = {"alpha": is_amount, "quadratic": list_of(is_number, 1)}
+_UNCERTAINTY = {
+    "solver": lambda _: True,
+    "factors": list_of(
+        (_FACTOR | {"form": "primal", "centred": bool}, _FACTOR | {"form": "dual", "tile": COUNT, "panel": COUNT})
+    ),
+}
+_FOLDS = list_of({"alpha": is_amount, "form": ("primal", "dual"), "doubt": TEXT}, 1)
+"""Models that leave out folds, which a model has where they were known."""
 MODEL: dict[str, Any] = {
     "id": ID,
     "stored": dict,
@@ -164,18 +174,7 @@ MODEL: dict[str, Any] = {
         dict.fromkeys(FOUND, lambda _: True)
         | {"params": list_of(dict, 1), "columns": dict_of(list), "best_params": dict},
     ),
-    "uncertainty": (
-        None,
-        {
-            "solver": lambda _: True,
-            "factors": list_of(
-                (
-                    _FACTOR | {"form": "primal", "centred": bool},
-                    _FACTOR | {"form": "dual", "tile": COUNT, "panel": COUNT},
-                )
-            ),
-        },
-    ),
+    "uncertainty": (None, _UNCERTAINTY, _UNCERTAINTY | {"folds": _FOLDS}),
     "report": (None, dict),
 }
 """Entries of a description."""

@@ -229,3 +229,49 @@ def test_intervals_of_rows_that_someone_has_changed_are_not_nan(data, tmp_path):
     again._processes().request.rows.array[3] = np.nan  # with the right checksum, as an attacker would write it
     with pytest.raises(NotFiniteError, match="is NaN"):
         again.predict_interval(data.X_new)
+
+
+FOLDED = {
+    name: WAYS[name] for name in ("free constant", "λ of each target", "primal", "columns", "λ = 0", "several tiles")
+}
+FOLDED |= {"grid": {"kernel": Columns(RBF(0.1), [0]), "form": "primal"}, "search": {}}
+
+
+@every_pair(way=list(FOLDED), weighted=[False, True])
+def test_intervals_of_a_loaded_model_take_no_factor_once_they_were_asked_for(
+    data, tmp_path, monkeypatch, way, weighted
+):
+    weights, far = data.weights if weighted else None, 100.0 if FOLDED[way].get("fit_intercept") else 0.0
+    search = KernelRidgeCV([0.1, 1.0], kernel="rbf", gamma=[0.1, 0.3], cv=KFold(4, shuffle=True, random_state=0))
+    model = search if way == "search" else KernelRidge(**FOLDED[way])
+    model.fit(data.X + far, data.y, sample_weight=weights)
+    expected = model.predict_interval(data.X_new + far)
+    monkeypatch.setattr("dkrr.fitting.intervals.INTERVAL_ROWS", 16)  # and several blocks of rows
+    loaded = saved(model, tmp_path)
+    for again in (loaded, saved(loaded, tmp_path)):
+        with monkeypatch.context() as without:
+            for kind in ("DualPosterior", "PrimalPosterior", "GeneratedPosterior"):
+                without.setattr(f"dkrr.fitting.processes.{kind}", None)
+            assert_close(np.array(again.predict_interval(data.X_new + far)), np.array(expected), 1e-13)
+        assert dkrr.verify(tmp_path / "m.zarr").is_whole
+    assert_array_equal(again.predict_interval(data.X_new, cv=3), model.predict_interval(data.X_new, cv=3))
+
+
+@pytest.mark.parametrize("damage", ["nan", "order", "other λ", "other folds"])
+def test_damaged_models_without_a_fold_are_refused(data, tmp_path, monkeypatch, damage):
+    model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
+    model.predict_interval(data.X_new)
+    (models,) = model._known_processes._fold_models.values()
+    errors = models[0][1].errors
+    if damage == "nan":
+        models[0][1].function.dual_coef[3, 4] = np.nan
+    elif damage == "order":
+        errors[2][:] = errors[2][::-1].copy()
+    elif damage == "other folds":
+        errors[2], errors[3] = np.vstack([errors[2], errors[3][:1]]), errors[3][:-3]
+    dkrr.save(model, tmp_path / "m.zarr", uncertainty=True)
+    if damage == "other λ":
+        found = dkrr.store.description.describe_model(str(tmp_path / "m.zarr"))["uncertainty"]
+        edit(tmp_path / "m.zarr", uncertainty=found | {"folds": [found["folds"][0] | {"alpha": 0.5}]})
+    with pytest.raises(dkrr.errors.StoreError, match="damaged"):
+        dkrr.load(tmp_path / "m.zarr")
