@@ -307,7 +307,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 "the model was saved without its targets, and errors cannot be computed; expected one saved by "
                 "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
-        return self._known_processes
+        return self._known_processes.within(self.memory_limit)
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[np.float64]]:
         if is_plain(X) and is_plain(y, min_dimensions=1) and len(X) == len(y):

@@ -19,8 +19,8 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_logistic import KernelClassifier
 from dkrr.estimators.kernel_ridge import RidgeRegressor
-from dkrr.fitting.gaussian_process import power_of_two
 from dkrr.fitting.prediction import check_rows, predict_in_memory
+from dkrr.planning.predictions import power_of_two
 from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays

@@ -11,7 +11,6 @@ import numpy as np
 import scipy.linalg
 
 from dkrr.cluster import Progress, ThreadExecutor
-from dkrr.cluster.process import available_bytes
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
 from dkrr.fitting.context import open_context
@@ -48,7 +47,8 @@ from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning import Direct
-from dkrr.planning.detection import usable_threads
+from dkrr.planning.detection import detect, resident_bytes, usable_threads
+from dkrr.planning.predictions import FactorSize, is_kept_in_memory, room_for
 from dkrr.store import TileGrid
 
 
@@ -68,7 +68,7 @@ class DualPosterior(FactoredProcess):
         self._scale = np.ones(data.n) if scale is None else scale
         shift = self.data.dual_shift(alpha)
         if kept is not None:
-            factor, diagonal = _loaded(kept, data.n)
+            factor, diagonal = _loaded(kept, data.n, request.settings.memory_limit)
             self._owner, self._rows, self._threads = None, request.rows, usable_threads()
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
         else:
@@ -83,6 +83,11 @@ class DualPosterior(FactoredProcess):
         self._factored = FactoredPosterior(factor, constant, self._threads, float(shift.min()), diagonal)
         self._right = (self.data.targets - self._means) * self._scale[:, None]
         self._matrix_factor, self._constant = factor, constant
+
+    @property
+    def factor_size(self) -> FactorSize:
+        factor = self._matrix_factor
+        return FactorSize.of_tiles(factor.grid, self._threads, is_stored=factor.is_stored)
 
     def variances_of(self, x: Any) -> VarianceBounds:
         return self._factored.variances(cross_of(self.kernel, self._rows, x, self._scale), diagonal_of(self.kernel, x))
@@ -146,14 +151,15 @@ class DualPosterior(FactoredProcess):
         return FoldModels(errors, predict)
 
 
-def _loaded(kept: Kept, n: int) -> tuple[Matrix, Array]:
-    """Factor of a saved model, in memory where it was and if it takes at most half of what is free; diagonal of A."""
+def _loaded(kept: Kept, n: int, memory_limit: int | str | None) -> tuple[Matrix, Array]:
+    """Factor of a saved model, in memory where it was and if there is room for it; diagonal of A."""
     rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
     assert isinstance(rows, CheckedRows) and isinstance(diagonal, CheckedRows)
     if diagonal.shape != (n, 1):
         raise StoreError(f"a diagonal of the model has shape {diagonal.shape}; expected {(n, 1)}: the model is damaged")
     grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
-    return kept_factor(rows, grid, available_bytes() / 2), np.asarray(whole(diagonal)[:, 0])
+    in_memory = is_kept_in_memory(grid, room_for(detect(memory_limit, None), resident_bytes()))
+    return kept_factor(rows, grid, in_memory=in_memory), np.asarray(whole(diagonal)[:, 0])
 
 
 class PrimalPosterior(FactoredProcess):
@@ -235,6 +241,10 @@ class PrimalPosterior(FactoredProcess):
         """φᵀ(ΦᵀWΦ + λI)⁻¹φ of rows, of shape (m,)."""
         inner = scipy.linalg.solve_triangular(self._factor, features.T, lower=True, check_finite=False)
         return np.einsum("ij,ij->j", inner, inner)  # type: ignore[no-any-return]
+
+    @property
+    def factor_size(self) -> FactorSize:
+        return FactorSize.of_features(len(self._factor))
 
     def variances_of(self, x: Any) -> VarianceBounds:
         found, part = self.alpha * self._lengths(self._features(x)), self._rounded_fraction

@@ -30,7 +30,8 @@ from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.implied import feature_map, parts_of
 from dkrr.linalg.variance_bounds import VarianceBounds
-from dkrr.planning.detection import detect
+from dkrr.planning.detection import detect, resident_bytes
+from dkrr.planning.predictions import ROWS_TOGETHER, room_for, rows_together
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
@@ -98,6 +99,16 @@ class Processes:
         """
         self._refuse_changed_data()
         return self._request
+
+    def within(self, memory_limit: int | str | None) -> "Processes":
+        """The same ones, which from now on keep to another limit of memory."""
+        if memory_limit != self._request.settings.memory_limit:
+            for name in ("_given", "_request", "_scaled"):
+                if name in vars(self):
+                    setattr(self, name, vars(self)[name].with_settings(memory_limit=memory_limit))
+            self._iterated.clear()  # which have plans of their own
+            vars(self).pop("_resources", None)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "_resources"}  # those of this machine
@@ -205,7 +216,14 @@ class Processes:
     def variances(self, n_rows: int, scale: float | None) -> "Variances":
         """Variances of some number of rows for s², or (None) for that of every target."""
         processes = self.of_rows(n_rows)
-        return Variances(processes, scale, self._units)
+        sizes = [one.factor_size for _, one in processes if isinstance(one, FactoredProcess)]
+        held, resources = resident_bytes(), self._resources
+        room = room_for(resources, held)
+        if resources.cluster_is_running:  # whose workers may be asked for blocks
+            place = resources.on_workers()
+            room = min(room, place.usable_bytes - place.baseline_bytes)
+        block_rows = rows_together(sizes, room, held)
+        return Variances(processes, scale, self._units, block_rows)
 
     def loo_residuals(self) -> Array:
         """Y − f₋ᵢ(xᵢ), of shape (n, t).
@@ -257,11 +275,18 @@ class Variances:
         s²; None: of every target where its likelihood is largest.
     units : ndarray of shape (t,), optional
         What the targets of the processes have been divided by.
+    block_rows : int
+        Most rows whose variances are computed together.
     """
 
     def __init__(
-        self, posteriors: list[tuple[Numbers, Posterior]], scale: float | None, units: Array | None = None
+        self,
+        posteriors: list[tuple[Numbers, Posterior]],
+        scale: float | None,
+        units: Array | None = None,
+        block_rows: int = ROWS_TOGETHER,
     ) -> None:
+        self._block_rows = block_rows
         self._groups = [
             (columns, one, np.sqrt(one.scales()) if scale is None else np.full(len(columns), math.sqrt(scale)))
             for columns, one in posteriors
@@ -284,7 +309,7 @@ class Variances:
     def _each(self, rows: Rows, first: int) -> Iterator[tuple[slice, Numbers, Array, VarianceBounds]]:
         with self._lock:  # each uses all threads, and memory for one block
             for columns, one, roots in self._groups:
-                for where, found in one.variances(rows, first):
+                for where, found in one.variances(rows, first, self._block_rows):
                     yield where, columns, roots, found
 
     def deviations(self, rows: Rows, first: int = 0) -> Array:
