@@ -23,8 +23,9 @@ STAGE_NAMES = (
     "true residual",
     "training errors",
     "held-out errors",
+    "predictions",
 )
-"""Every stage of a fit, about in the order in which they run."""
+"""Every stage of a fit, about in the order in which they run, and that of predictions."""
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,15 @@ from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning import Direct
 from dkrr.planning.detection import detect, resident_bytes, usable_threads
-from dkrr.planning.predictions import FactorSize, is_kept_in_memory, room_for
+from dkrr.planning.predictions import SENT_BYTES, FactorSize, is_kept_in_memory, room_for
 from dkrr.store import TileGrid
 
 
 class DualPosterior(FactoredProcess):
     """From a factor of diag(c) K diag(c) + diag(s)."""
+
+    _stored: Matrix | None = None
+    """The factor where a saved model has it, which workers read instead of a large one in memory."""
 
     def __init__(self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None) -> None:
         outputs = request.outputs
@@ -68,7 +71,7 @@ class DualPosterior(FactoredProcess):
         self._scale = np.ones(data.n) if scale is None else scale
         shift = self.data.dual_shift(alpha)
         if kept is not None:
-            factor, diagonal = _loaded(kept, data.n, request.settings.memory_limit)
+            self._stored, factor, diagonal = _loaded(kept, data.n, request.settings.memory_limit)
             self._owner, self._rows, self._threads = None, request.rows, usable_threads()
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
         else:
@@ -93,7 +96,10 @@ class DualPosterior(FactoredProcess):
         return self._factored.variances(cross_of(self.kernel, self._rows, x, self._scale), diagonal_of(self.kernel, x))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_owner": None}  # which does not leave the process
+        found = vars(self) | {"_owner": None}  # which does not leave the process
+        if self._stored is not None and self.factor_size.loaded_bytes > SENT_BYTES:
+            found |= {"_matrix_factor": self._stored, "_factored": replace(self._factored, factor=self._stored)}
+        return found
 
     def _left_out(self, executor: ThreadExecutor) -> LeftOut:
         return LeftOut(self._matrix_factor, self._right, self._constant, executor)
@@ -151,15 +157,17 @@ class DualPosterior(FactoredProcess):
         return FoldModels(errors, predict)
 
 
-def _loaded(kept: Kept, n: int, memory_limit: int | str | None) -> tuple[Matrix, Array]:
-    """Factor of a saved model, in memory where it was and if there is room for it; diagonal of A."""
+def _loaded(kept: Kept, n: int, memory_limit: int | str | None) -> tuple[Matrix, Matrix, Array]:
+    """Factor of a saved model where it is stored, and in memory where it was and if there is room; diagonal of A."""
     rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
     assert isinstance(rows, CheckedRows) and isinstance(diagonal, CheckedRows)
     if diagonal.shape != (n, 1):
         raise StoreError(f"a diagonal of the model has shape {diagonal.shape}; expected {(n, 1)}: the model is damaged")
     grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
     in_memory = is_kept_in_memory(grid, room_for(detect(memory_limit, None), resident_bytes()))
-    return kept_factor(rows, grid, in_memory=in_memory), np.asarray(whole(diagonal)[:, 0])
+    stored = kept_factor(rows, grid, in_memory=False)
+    factor = kept_factor(rows, grid, in_memory=True) if in_memory else stored
+    return stored, factor, np.asarray(whole(diagonal)[:, 0])
 
 
 class PrimalPosterior(FactoredProcess):

@@ -9,13 +9,15 @@ certified bounds and the likelihood with a standard error.
 import math
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError
 from dkrr.fitting.data import sizes_out_of_range
@@ -29,12 +31,24 @@ from dkrr.fitting.sampled import is_drawn
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.implied import feature_map, parts_of
+from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect, resident_bytes
-from dkrr.planning.predictions import ROWS_TOGETHER, room_for, rows_together
+from dkrr.planning.predictions import (
+    ROWS_TOGETHER,
+    SENT_BYTES,
+    Deviations,
+    FactorSize,
+    is_kept_in_memory,
+    memory_of,
+    room_for,
+    rows_together,
+)
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
+from dkrr.store import TileGrid
+from dkrr.store.paths import local_path
 
 
 class Processes:
@@ -213,6 +227,64 @@ class Processes:
         """Whether the kernel depends on its training rows, so that every fold has another."""
         return self._learned is not None or is_drawn(self._given.settings.kernel)
 
+    def planned_deviations(self, n_rows: int, resources: Resources, *, in_stores: bool) -> tuple[Deviations, ...]:
+        """How standard deviations of some number of rows are computed by each process; nothing is computed yet.
+
+        With `in_stores` large factors of saved models are read where they are stored, as workers do.
+        """
+        self._prepare()
+        return tuple(self._planned(alpha, n_rows, resources, in_stores=in_stores) for alpha, _ in self._groups)
+
+    def _planned(self, alpha: float, n_rows: int, resources: Resources, *, in_stores: bool) -> Deviations:
+        kept, known = self._kept.get(alpha), self._factored.get(alpha)
+        n, threads = len(self._outputs.values), resources.local_threads
+        if kept is not None and kept.numbers["form"] == "dual" and (known is None or in_stores):
+            grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
+            room = room_for(resources, resources.local_baseline_bytes)
+            is_stored = (in_stores and memory_of(grid) > SENT_BYTES) or not is_kept_in_memory(grid, room)
+            size = FactorSize.of_tiles(grid, threads, is_stored=is_stored)
+            return Deviations(size, size.loaded_bytes / resources.rates.read_bytes)
+        if known is not None:
+            size = known.factor_size
+            return Deviations(size if in_stores else replace(size, loaded_bytes=0))  # it is in memory already
+        if kept is not None or (self._is_primal and alpha > 0):
+            dimension = self._problem.dimension or 0
+            side = kept.arrays["factor"].shape[0] if kept is not None else dimension + 1
+            size = FactorSize.of_features(side, is_transform=self._request.settings.grid is not None)
+            flops = 0.0 if kept is not None else float(n) * side**2 + side**3 / 3
+            return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
+        plan = plan_uncertainty(replace(self._problem, alphas=(alpha,)), resources, n_rows)
+        if plan.method == "iterations":
+            return Deviations(None, plan=plan)
+        tiling, is_memory = plan.plan.chosen.how.tiling, plan.plan.chosen.place.is_memory
+        size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
+        return Deviations(size, plan=plan)
+
+    def flops_of_folds(self, n_folds: int) -> float:
+        """Operations of the models that leave out folds, and of factors that are not known."""
+        self._prepare()
+        n, total = len(self._outputs.values), 0.0
+        for alpha, _ in self._groups:
+            kept = self._kept.get(alpha)
+            is_primal = self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
+            if self._learns:
+                total += n_folds * n**3 / 3
+            elif is_primal:
+                side = float(self._problem.dimension or 0)
+                total += n * side**2 + n_folds * side**3 / 3
+            else:
+                total += folds_flops(n, n_folds) + (0.0 if kept or alpha in self._factored else n**3 / 3)
+        return total
+
+    def store_path(self) -> Path | None:
+        """Folder on this machine that workers read large factors of a saved model from; None: there is none."""
+        found = [kept.arrays["factor"] for kept in self._kept.values() if kept.numbers["form"] == "dual"]
+        return next((local_path(one.url) for one in found if one.url is not None and one.n_bytes > SENT_BYTES), None)
+
+    def knows_models_of(self, folds: Sequence[Numbers]) -> bool:  # noqa: ARG002
+        """Whether the models that leave out these folds are known."""
+        return False
+
     def variances(self, n_rows: int, scale: float | None) -> "Variances":
         """Variances of some number of rows for s², or (None) for that of every target."""
         processes = self.of_rows(n_rows)
@@ -312,11 +384,16 @@ class Variances:
                 for where, found in one.variances(rows, first, self._block_rows):
                     yield where, columns, roots, found
 
-    def deviations(self, rows: Rows, first: int = 0) -> Array:
-        """Standard deviations, of shape (m, t); `first` is the number of the first row, for messages."""
+    def deviations(self, rows: Rows, first: int = 0, advance: Callable[[float], None] | None = None) -> Array:
+        """Standard deviations, of shape (m, t); `first` is the number of the first row, for messages.
+
+        `advance` is told which fraction of the work each block was.
+        """
         out = np.empty((rows.shape[0], self.n_targets))
         for where, columns, roots, found in self._each(rows, first):
             out[where, columns] = np.sqrt(found.value[:, None]) * roots
+            if advance is not None:
+                advance((where.stop - where.start) / (rows.shape[0] * len(self._groups)))
         return out
 
     def bounds(self, rows: Rows, first: int = 0) -> Array:

@@ -293,7 +293,12 @@ def _noted(solved: tuple[Solved, ...], messages: tuple[str, ...]) -> tuple[Solve
 
 
 def _progress(show: bool | None, plan: Plan) -> Progress:
-    return make_progress(False if show is None and plan.seconds < QUIET_SECONDS else show)
+    return progress_of(show, plan.seconds)
+
+
+def progress_of(show: bool | None, seconds: float) -> Progress:
+    """Display of work that should take so long; None shows none that is short."""
+    return make_progress(False if show is None and seconds < QUIET_SECONDS else show)
 
 
 def _warn(result: SolveResult, plan: Plan) -> None:

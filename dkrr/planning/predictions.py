@@ -23,17 +23,23 @@ ROWS_TOGETHER = 1024
 those of squares (measured with factors of 4,000 and 8,000 rows: 0.9 of that rate; of 256 rows 0.6)."""
 ROWS_PER_READ = 4096
 """The same where the factor is read for each block, which so many rows make up for."""
+TRANSFORMED_ROWS = 2**16
+"""The same with features whose products are transforms."""
 DOUBT = (0.6, 1.5)
 """Shortest and longest time over the projected one: rates of a machine are seldom known better."""
 SECOND_SWEEP = 2.0
 """Most time of standard deviations over that of one substitution: rows near training rows take a second one where λ is
 small, for bounds of their rounding."""
+SENT_BYTES = 64 * 2**20
+"""Most memory of factors that are sent to workers with the tasks; larger ones they read from the saved model."""
 STRIP_BYTES = 40 * 2**20
 """Memory of each thread that predicts: a strip of the kernel and its temporaries."""
 FEATURE_SECONDS = 5e-9
 """Time of one feature of one row, besides its product."""
 TRANSFORM_SECONDS = 2e-6
 """Time of one row of a Fourier grid on one core."""
+INTERVAL_SECONDS = 1e-5
+"""Time to find the ends of an interval among the shifted errors of all folds."""
 ROW_SECONDS = 1e-6
 """Time to read, check and write one row, whatever it holds."""
 
@@ -62,24 +68,27 @@ class FactorSize:
     """Bytes of the factor that are read for each block; 0: it is in memory."""
     loaded_bytes: int = 0
     """Memory of the factor once it is loaded, or made."""
+    most_rows: int = ROWS_TOGETHER
+    """Most rows of a block."""
 
     @classmethod
     def of_tiles(cls, grid: TileGrid, threads: int, *, is_stored: bool) -> "FactorSize":
         """Factor of all training rows."""
         fixed = block_bytes(grid, 0, threads, is_stored=is_stored)
         row = block_bytes(grid, 1, 0, is_stored=False)
-        read = factor_bytes(grid) if is_stored else 0.0
-        return cls(grid.n, row, fixed, read, 0 if is_stored else memory_of(grid))
+        if is_stored:
+            return cls(grid.n, row, fixed, factor_bytes(grid), 0, ROWS_PER_READ)
+        return cls(grid.n, row, fixed, 0.0, memory_of(grid))
 
     @classmethod
     def of_features(cls, side: int, *, is_transform: bool = False) -> "FactorSize":
         """Factor of the features' normal matrix: of every row its features, and three copies of them."""
-        return cls(side, 256 if is_transform else 32 * side, loaded_bytes=8 * side**2)
+        most = TRANSFORMED_ROWS if is_transform else ROWS_TOGETHER
+        return cls(side, 256 if is_transform else 32 * side, loaded_bytes=8 * side**2, most_rows=most)
 
     def rows_within(self, room: float) -> int:
         """Rows of a block that takes no more memory, a power of two; 0 if there is none for one row."""
-        most = ROWS_PER_READ if self.read_bytes else ROWS_TOGETHER
-        rows = min(most, int((room - self.fixed_bytes) // self.row_bytes))
+        rows = min(self.most_rows, int((room - self.fixed_bytes) // self.row_bytes))
         return power_of_two(rows) if rows > 0 else 0
 
     def bytes_of(self, rows: int) -> int:
@@ -164,6 +173,38 @@ class Prediction:
     rejected: tuple[Reason, ...] = ()
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Projected time by what takes it."""
+
+    before: float = 0.0
+    """Before the first row: a factor, the models of folds."""
+    rows: float = 0.0
+    """Reading rows, the predictions themselves, and writing."""
+    deviations: float = 0.0
+    """Substitutions with a factor."""
+    iterations: float = 0.0
+    """Standard deviations by conjugate gradient."""
+    intervals: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time in all."""
+        return self.before + self.after
+
+    @property
+    def after(self) -> float:
+        """Time from the first row on."""
+        return self.rows + self.deviations + self.iterations + self.intervals
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Shortest and longest time in all."""
+        known, (least, most), (fewest, many) = self.seconds - self.iterations, DOUBT, DOUBT_OF_ESTIMATE
+        longest = most * known + (SECOND_SWEEP - 1.0) * self.deviations + most * many * self.iterations
+        return least * known + fewest * self.iterations, longest
+
+
 @dataclass(frozen=True, repr=False)
 class PredictionPlan(Reasoned):
     """How new rows are predicted, what it should cost, and why.
@@ -180,12 +221,8 @@ class PredictionPlan(Reasoned):
     block_rows: int
     """Rows that are in memory at once: those whose standard deviations are computed together, else those that are
     read together."""
-    seconds: float
-    """Projected wall time."""
-    seconds_range: tuple[float, float]
-    """Shortest and longest time."""
-    seconds_before: float
-    """Part of `seconds` for what is computed before the first row: a factor, the models of folds."""
+    parts: Parts
+    """Projected time by what takes it."""
     peak_bytes: int
     """Projected highest memory of a process that predicts."""
     limit_bytes: int
@@ -198,6 +235,16 @@ class PredictionPlan(Reasoned):
     rejected: tuple[Reason, ...] = ()
     plan: UncertaintyPlan | None = None
     """Plan of standard deviations whose factor is not known; None: it is, or none are asked for."""
+
+    @property
+    def seconds(self) -> float:  # type: ignore[override]
+        """Projected wall time."""
+        return self.parts.seconds
+
+    @property
+    def seconds_range(self) -> tuple[float, float]:
+        """Shortest and longest time."""
+        return self.parts.range
 
     @property
     def n_rows(self) -> int:
@@ -232,7 +279,7 @@ class PredictionPlan(Reasoned):
         least, most = self.seconds_range
         is_wide = most - least > NARROW * self.seconds
         span = f" ({format_seconds(least)} to {format_seconds(most)})" if is_wide else ""
-        before = f", {format_seconds(self.seconds_before)} of it before the first row" if self.seconds_before else ""
+        before = f", {format_seconds(self.parts.before)} of it before the first row" if self.parts.before else ""
         limit = format_bytes(self.limit_bytes)
         columns = plural(self.prediction.n_columns, "column")
         return [
@@ -258,7 +305,7 @@ class PredictionPlan(Reasoned):
             "n_workers": p.n_workers,
             "block_rows": self.block_rows,
             "seconds_range": list(self.seconds_range),
-            "seconds_before": self.seconds_before,
+            "seconds_before": self.parts.before,
             "rates_from": self.rates_from,
             "peak_bytes": self.peak_bytes,
             "limit_bytes": self.limit_bytes,
@@ -304,13 +351,6 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
     block = max(block, fitting) if sizes else block
     peak = held + job.read_overhead_bytes + min(block, job.n_rows) * each_row + work
     peak = max(peak, *(plan.plan.peak_bytes for plan in first), 0)
-    before, during, doubtful, iterating = _seconds(job, resources, fitting)
-    seconds = before + during
-    least, most = DOUBT
-    range_ = (
-        least * (seconds - iterating) + DOUBT_OF_ESTIMATE[0] * iterating,
-        most * (seconds - iterating) + (SECOND_SWEEP - 1.0) * doubtful + 1.5 * DOUBT_OF_ESTIMATE[1] * iterating,
-    )
     n_blocks = ceil(job.n_rows / fitting)
     read = job.x_bytes + n_blocks * sum(size.read_bytes for size in sizes)
     return PredictionPlan(
@@ -319,9 +359,7 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
         execution="dask" if on_workers else "memory",
         threads=threads,
         block_rows=fitting,
-        seconds=seconds,
-        seconds_range=range_,
-        seconds_before=before,
+        parts=_parts(job, resources, fitting),
         peak_bytes=peak,
         limit_bytes=place.limit_bytes,
         read_bytes=read + ceil(job.n_rows / ROWS_TOGETHER) * job.training_bytes,
@@ -333,36 +371,36 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
     )
 
 
-def _seconds(job: Prediction, resources: Resources, fitting: int) -> tuple[float, float, float, float]:
-    """Time before the first row and after it; of the latter that of substitutions, and of conjugate gradient."""
-    p, m, rates = job.problem, job.n_rows, resources.rates_of_rows
-    workers = job.n_workers or 1
+def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
+    """Projected time of predictions in blocks of so many rows."""
+    p, m, n_workers = job.problem, job.n_rows, job.n_workers or 1
+    rates, rates_of_x = resources.rates, resources.rates_of_rows
     threads = resources.worker_threads if job.n_workers else resources.local_threads
-    before, iterating, swept = 0.0, 0.0, 0.0
-    entries = float(p.n) * m * p.entry_time()
+    before, iterations, deviations, intervals = 0.0, 0.0, 0.0, 0.0
+    forming = float(p.n) * m * p.entry_time() / threads
     for one in job.deviations:
         before += one.seconds_before
         if one.size is None:
             assert one.plan is not None
-            iterating += one.plan.seconds
+            iterations += one.plan.seconds
             continue
         before += one.plan.plan.seconds if one.plan is not None else 0.0
-        sweep = Work(gemm_flops=float(one.size.side) ** 2 * m, element_seconds=entries / threads)
+        sweep = Work(gemm_flops=float(one.size.side) ** 2 * m, element_seconds=forming)
         read = Work(read_bytes=one.size.read_bytes * ceil(m / fitting))
-        swept += (resources.rates.seconds(sweep, threads) + resources.rates_of_disk.seconds(read, 1)) / workers
-    if job.n_folds and not job.has_folds:
-        before += resources.rates.seconds(Work(gemm_flops=job.folds_flops), resources.local_threads)
-    during = ROW_SECONDS * m + rates.seconds(Work(read_bytes=job.x_bytes))
-    columns = p.n_targets * (1 + job.n_folds)
+        deviations += (rates.seconds(sweep, threads) + resources.rates_of_disk.seconds(read)) / n_workers
+    rows = ROW_SECONDS * m + rates_of_x.seconds(Work(read_bytes=job.x_bytes))
     if job.form == "dual":
-        times = 2 if job.n_folds else 1  # once for the prediction, and once for those of all folds
-        product = Work(gemm_flops=2.0 * p.n * m * columns, element_seconds=times * entries / threads)
+        product = Work(gemm_flops=2.0 * p.n * m * p.n_targets, element_seconds=forming)
         product += Work(read_bytes=job.training_bytes * ceil(m / ROWS_TOGETHER))
     elif p.feature_map is not None and p.feature_map.is_transform:
-        product = Work(element_seconds=TRANSFORM_SECONDS * m * columns / threads)
+        product = Work(element_seconds=TRANSFORM_SECONDS * m * p.n_targets / threads)
     else:
         side = p.dimension or 0
-        features = FEATURE_SECONDS * m * side * (2 if job.n_folds else 1)
-        product = Work(gemm_flops=2.0 * m * side * (p.d + columns), element_seconds=features)
-    during += rates.seconds(product, threads) / workers
-    return before, during + swept + iterating, swept, iterating
+        product = Work(gemm_flops=2.0 * m * side * (p.d + p.n_targets), element_seconds=FEATURE_SECONDS * m * side)
+    rows += rates.seconds(product, threads) / n_workers
+    if job.n_folds:
+        if not job.has_folds:
+            before += rates.seconds(Work(gemm_flops=job.folds_flops), resources.local_threads)
+        more = Work(gemm_flops=product.gemm_flops * job.n_folds, element_seconds=product.element_seconds)
+        intervals = rates.seconds(more, threads) / n_workers + INTERVAL_SECONDS * m * p.n_targets / n_workers
+    return Parts(before, rows, deviations, iterations, intervals)

@@ -91,7 +91,7 @@ def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, mo
     size = model._known_processes.factored()[0][1].factor_size
     assert size.rows_within(size.bytes_of(1500)) == 1024 and size.rows_within(size.bytes_of(10**6)) == 4096
     monkeypatch.setattr("dkrr.planning.predictions.ROWS_PER_READ", 1024)
-    assert_array_equal(model.predict(rows, return_std=True)[1], std)
+    assert_close(model.predict(rows, return_std=True)[1], std, 1e-12)
     model.set_params(memory_limit="1MiB")
     with pytest.raises(MemoryLimitError, match="standard deviations of one row .* memory_limit .* expected at least"):
         model.predict(rows, return_std=True)

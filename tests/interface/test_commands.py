@@ -170,7 +170,7 @@ def test_a_selection_for_classes(data, folder):
 def test_intervals_of_a_saved_model_are_those_of_the_fitted_one_to_the_last_bit(
     data, folder, monkeypatch, command, y, out
 ):
-    monkeypatch.setattr("dkrr.estimators.predict_to.MAX_BLOCK_ROWS", 40)
+    monkeypatch.setattr("dkrr.fitting.prediction_plans.MAX_BLOCK_ROWS", 40)
     monkeypatch.setattr(
         "dkrr.fitting.gaussian_process.CROSS_BYTES", 8 * 211 * 20
     )  # blocks of 32 rows, and of 16 in them

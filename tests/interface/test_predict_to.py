@@ -15,7 +15,7 @@ from distributed import Client
 
 import dkrr
 from dkrr.errors import InputError, NotFiniteError, StoreError
-from dkrr.estimators import predict_to as predictions_out
+from dkrr.fitting import prediction_plans as predictions_out
 from dkrr.store.places import place_at
 from tests.data.flights import flights, targets
 from tests.oracles import assert_close
