@@ -174,11 +174,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], scale).bounds, 2)
         return lower, upper
 
-    def _variances(self, n_rows: int, scale: float | None) -> Variances:
-        """Variances at new rows, by the way that takes least time for so many."""
+    def _variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> Variances:
+        """Variances at new rows, by the way that takes least time for so many; see `Processes.variances`."""
         processes = self._processes()
         self._refuse_precomputed()
-        return processes.variances(n_rows, scale)
+        return processes.variances(n_rows, scale, block_rows)
 
     def _refuse_precomputed(self) -> None:
         """Refuse standard deviations without k(x, x)."""

@@ -190,7 +190,7 @@ def _further(
     """Standard deviations and ends of intervals of new rows."""
     found, parts = list[Further](), plan.parts
     if return_std:
-        compute = model._variances(n_rows, None).deviations
+        compute = model._variances(n_rows, None, plan.block_rows).deviations
         found.append(Further(compute, 1, parts.deviations + parts.iterations, tells=True))
     if interval is not None:
         intervals = model._intervals(interval, name="interval")

@@ -285,17 +285,22 @@ class Processes:
         """Whether the models that leave out these folds are known."""
         return False
 
-    def variances(self, n_rows: int, scale: float | None) -> "Variances":
-        """Variances of some number of rows for s², or (None) for that of every target."""
+    def variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> "Variances":
+        """Variances of some number of rows for s², or (None) for that of every target.
+
+        At most `block_rows` of them are computed together; None: as many as there is memory for.
+        """
         processes = self.of_rows(n_rows)
+        return Variances(processes, scale, self._units, block_rows or self._rows_together(processes))
+
+    def _rows_together(self, processes: list[tuple[Numbers, Posterior]]) -> int:
         sizes = [one.factor_size for _, one in processes if isinstance(one, FactoredProcess)]
         held, resources = resident_bytes(), self._resources
         room = room_for(resources, held)
         if resources.cluster_is_running:  # whose workers may be asked for blocks
             place = resources.on_workers()
             room = min(room, place.usable_bytes - place.baseline_bytes)
-        block_rows = rows_together(sizes, room, held)
-        return Variances(processes, scale, self._units, block_rows)
+        return rows_together(sizes, room, held)
 
     def loo_residuals(self) -> Array:
         """Y − f₋ᵢ(xᵢ), of shape (n, t).

@@ -50,8 +50,12 @@ def power_of_two(number: int) -> int:
 
 
 def room_for(resources: Resources, held: int) -> int:
-    """Memory of the calling process that is left beside what it holds."""
-    return resources.local_limit_bytes - held - CALLER_MARGIN_BYTES - resources.local_threads * BYTES_PER_THREAD
+    """Memory of the calling process that is left beside what it holds, and what its threads take."""
+    return resources.local_limit_bytes - held - CALLER_MARGIN_BYTES - _of_threads(resources.local_threads)
+
+
+def _of_threads(threads: int) -> int:
+    return threads * (BYTES_PER_THREAD + STRIP_BYTES)
 
 
 @dataclass(frozen=True)
@@ -332,22 +336,21 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
     on_workers = job.n_workers > 0
     place = resources.on_workers() if on_workers else resources.in_caller("memory", resources.local_threads)
     threads = 1 if on_workers else resources.local_threads
-    margin = PROCESS_MARGIN_BYTES if on_workers else CALLER_MARGIN_BYTES + threads * BYTES_PER_THREAD
+    margin = PROCESS_MARGIN_BYTES + STRIP_BYTES if on_workers else CALLER_MARGIN_BYTES + _of_threads(threads)
     held = place.baseline_bytes + margin
     sizes = [one.size for one in job.deviations if one.size is not None]
     first = [one.plan for one in job.deviations if one.plan is not None]
     held += sum(size.loaded_bytes for size in sizes)
     # Rows, their predictions and what is written of them; of the next block some are read while this one is written.
     each_row = 2 * job.row_bytes + 4 * 8 * job.n_columns
-    strips = threads * STRIP_BYTES
     room = place.usable_bytes - held - job.read_overhead_bytes
-    if room < each_row + strips:
-        _refuse(int(place.usable_bytes - room + each_row + strips), place.usable_bytes, "a block of one row")
-    block = min(job.block_rows, max(1, int((room - strips) // each_row)))
+    if room < each_row:
+        _refuse(int(place.usable_bytes - room + each_row), place.usable_bytes, "a block of one row")
+    block = min(job.block_rows, int(room // each_row))
     fitting = block
     if sizes:
         fitting = rows_together(sizes, room - block * each_row, held + job.read_overhead_bytes + block * each_row)
-    work = max([strips, *(size.bytes_of(min(fitting, job.n_rows)) for size in sizes)])
+    work = max((size.bytes_of(min(fitting, job.n_rows)) for size in sizes), default=0)
     block = max(block, fitting) if sizes else block
     peak = held + job.read_overhead_bytes + min(block, job.n_rows) * each_row + work
     peak = max(peak, *(plan.plan.peak_bytes for plan in first), 0)
