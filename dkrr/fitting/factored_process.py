@@ -48,7 +48,7 @@ from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning import Direct
 from dkrr.planning.detection import detect, resident_bytes, usable_threads
-from dkrr.planning.predictions import SENT_BYTES, FactorSize, is_kept_in_memory, room_for
+from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
 from dkrr.store import TileGrid
 
 
@@ -97,7 +97,7 @@ class DualPosterior(FactoredProcess):
 
     def __getstate__(self) -> dict[str, Any]:
         found = vars(self) | {"_owner": None}  # which does not leave the process
-        if self._stored is not None and self.factor_size.loaded_bytes > SENT_BYTES:
+        if self._stored is not None and is_read_by_workers(self.factor_size.loaded_bytes):
             found |= {"_matrix_factor": self._stored, "_factored": replace(self._factored, factor=self._stored)}
         return found
 

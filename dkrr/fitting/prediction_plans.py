@@ -7,16 +7,16 @@ from dkrr.cluster.process import ambient_client
 from dkrr.data import DaskRows, MemoryRows, Rows
 from dkrr.data.dask_rows import PartitionRows
 from dkrr.data.table import FrameRows
-from dkrr.data.transformers import TransformedRows
+from dkrr.data.transformers import HeldRows, TransformedRows
 from dkrr.fitting.processes import Processes
 from dkrr.fitting.results import FittedFunction
 from dkrr.planning.detection import detect
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.predictions import (
-    SENT_BYTES,
     Deviations,
     Prediction,
     PredictionPlan,
+    is_read_by_workers,
     plan_prediction,
     power_of_two,
 )
@@ -78,7 +78,8 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
     deviations: tuple[Deviations, ...] = ()
     if asked.return_std and processes is not None:
         deviations = processes.planned_deviations(n_rows, resources, in_stores=on_workers)
-        if on_workers and (sent := sum(one.size.loaded_bytes for one in deviations if one.size)) > SENT_BYTES:
+        sent = sum(one.size.loaded_bytes for one in deviations if one.size)
+        if on_workers and is_read_by_workers(sent):
             text = (
                 f"in this process, since factors of {format_bytes(sent)} are in its memory only: workers read those of "
                 f"a model that was saved with its uncertainty and loaded"
@@ -93,7 +94,7 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         n_rows=n_rows,
         block_rows=height,
         row_bytes=8 * max(rows.shape[1], inputs.shape[1]) if is_transformed else rows.heavy_row_bytes,
-        x_bytes=0 if isinstance(inputs, MemoryRows) else inputs.n_bytes,
+        x_bytes=0 if isinstance(inputs, MemoryRows | HeldRows) else inputs.n_bytes,
         read_overhead_bytes=rows.read_overhead_bytes,
         n_columns=asked.n_columns,
         training_bytes=model.rows.n_bytes if is_stored and model.rows is not None else 0,

@@ -36,10 +36,10 @@ from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning.detection import detect, resident_bytes
 from dkrr.planning.predictions import (
     ROWS_TOGETHER,
-    SENT_BYTES,
     Deviations,
     FactorSize,
     is_kept_in_memory,
+    is_read_by_workers,
     memory_of,
     room_for,
     rows_together,
@@ -241,7 +241,7 @@ class Processes:
         if kept is not None and kept.numbers["form"] == "dual" and (known is None or in_stores):
             grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
             room = room_for(resources, resources.local_baseline_bytes)
-            is_stored = (in_stores and memory_of(grid) > SENT_BYTES) or not is_kept_in_memory(grid, room)
+            is_stored = (in_stores and is_read_by_workers(memory_of(grid))) or not is_kept_in_memory(grid, room)
             size = FactorSize.of_tiles(grid, threads, is_stored=is_stored)
             return Deviations(size, size.loaded_bytes / resources.rates.read_bytes)
         if known is not None:
@@ -279,7 +279,9 @@ class Processes:
     def store_path(self) -> Path | None:
         """Folder on this machine that workers read large factors of a saved model from; None: there is none."""
         found = [kept.arrays["factor"] for kept in self._kept.values() if kept.numbers["form"] == "dual"]
-        return next((local_path(one.url) for one in found if one.url is not None and one.n_bytes > SENT_BYTES), None)
+        return next(
+            (local_path(one.url) for one in found if one.url is not None and is_read_by_workers(one.n_bytes)), None
+        )
 
     def knows_models_of(self, folds: Sequence[Numbers]) -> bool:  # noqa: ARG002
         """Whether the models that leave out these folds are known."""

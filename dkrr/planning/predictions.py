@@ -49,6 +49,11 @@ def power_of_two(number: int) -> int:
     return 1 << (number.bit_length() - 1)
 
 
+def is_read_by_workers(n_bytes: float) -> bool:
+    """Whether workers read a factor of so many bytes where it is stored, and are not sent it."""
+    return n_bytes > SENT_BYTES
+
+
 def room_for(resources: Resources, held: int) -> int:
     """Memory of the calling process that is left beside what it holds, and what its threads take."""
     return resources.local_limit_bytes - held - CALLER_MARGIN_BYTES - _of_threads(resources.local_threads)
