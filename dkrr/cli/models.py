@@ -144,7 +144,11 @@ def predict(**given: Any) -> None:
         )
     X, asked = _chosen_rows(given), _asked(given)
     plan = library.plan(X, model=model, **asked)
-    written: Any = {"keep": given["keep"], "overwrite": given["overwrite"], "progress": not given["quiet"]}
+    written: Any = {
+        "keep": given["keep"],
+        "overwrite": given["overwrite"],
+        "progress": False if given["quiet"] else None,
+    }
     shape = list(library.predict_to(model, X, out, **asked, **written))
     text = f"{shape} predictions in {out}"
     values = {"out": out, "shape": shape, "plan": plan.to_dict()}
