@@ -24,8 +24,9 @@ STAGE_NAMES = (
     "training errors",
     "held-out errors",
     "held-out models",
+    "predictions",
 )
-"""Every stage of a fit, about in the order in which they run."""
+"""Every stage of a fit, about in the order in which they run, and that of predictions."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import click
+from click.core import ParameterSource
+
 from dkrr.checks import location, shown
 from dkrr.cli.command import answer, echo, named
 from dkrr.cli.options import candidates, command, folds, kernel_params, train_sizes, whole
@@ -23,6 +26,8 @@ SEARCH = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
 LOGISTIC = ("class_weight", "max_iter", "multi_class")
 RIDGE = ("store", "alpha_per_target")
 """Options of a search without --logistic."""
+OF_NEW_ROWS = {"x", "columns", "model", "proba", "std", "interval", "memory_limit", "scheduler", "json"}
+"""Options of a plan of predictions."""
 SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores")
 
 
@@ -117,7 +122,10 @@ def select(**given: Any) -> None:
     answer(given, values, search_text(search, values))
 
 
-@command("config model x columns out keep overwrite scheduler proba std interval json", required="model x out")
+@command(
+    "config model x columns out keep overwrite memory_limit scheduler proba std interval json quiet",
+    required="model x out",
+)
 def predict(**given: Any) -> None:
     """Predict with a saved model, one block of rows at a time; --out is created only when it is complete."""
     import dkrr as library
@@ -128,24 +136,59 @@ def predict(**given: Any) -> None:
     refuse_enclosing({"--out": out}, {"--x": given["x"], "--model": path})
     with named("--out"):
         check_predictions_path(out, overwrite=given["overwrite"], name="--out")
-    with named("--model"):
-        model = library.load(location(path, "--model", "the path or URL of a saved model", is_kept=True))
+    model = _loaded(path)
     if given["proba"] and not hasattr(model, "predict_proba"):
         raise InputError(
             f"--proba is given, but {path} is a {type(model).__name__}; expected a KernelLogisticRegression"
         )
-    options: Any = {name: given[name] for name in ("keep", "interval", "overwrite")}
-    X = _chosen_rows(given)
-    shape = list(library.predict_to(model, X, out, probabilities=given["proba"], return_std=given["std"], **options))
-    answer(given, {"out": out, "shape": shape}, f"{shape} predictions in {out}")
+    X, asked = _chosen_rows(given), _asked(given)
+    plan = library.plan(X, model=model, **asked)
+    written: Any = {
+        "keep": given["keep"],
+        "overwrite": given["overwrite"],
+        "progress": False if given["quiet"] else None,
+    }
+    shape = list(library.predict_to(model, X, out, **asked, **written))
+    text = f"{shape} predictions in {out}"
+    values = {"out": out, "shape": shape, "plan": plan.to_dict()}
+    answer(given, values, text if given["quiet"] else f"{plan}\n{text}")
 
 
-@command("config x y", ROWS, *SIZES, "extent alphas cv train_sizes uncertainty intervals", MODEL, "json")
+def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked of new rows, as `dkrr.plan` and `dkrr.predict_to` take it."""
+    names = {"proba": "probabilities", "std": "return_std", "interval": "interval", "memory_limit": "memory_limit"}
+    return {argument: given[name] for name, argument in names.items()}
+
+
+def _loaded(path: str) -> Any:
+    """Saved model."""
+    import dkrr as library
+
+    with named("--model"):
+        return library.load(location(path, "--model", "the path or URL of a saved model", is_kept=True))
+
+
+@command(
+    "config x y",
+    ROWS,
+    *SIZES,
+    "extent alphas cv train_sizes uncertainty intervals",
+    MODEL,
+    "model proba std interval json",
+)
 def plan(**given: Any) -> None:
-    """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
+    """Show what a fit would do, its projected cost, and the reasons; sizes are enough.
+
+    With --model it is what `dkrr predict` would do with the rows --x.
+    """
     import dkrr as library
     from dkrr.checks import checked_candidates
 
+    if given["model"] is not None:
+        _show_plan(_plan_of_predictions(given), given)
+        return
+    if given["proba"] or given["std"] or given["interval"] is not None:
+        raise InputError("--proba, --std or --interval is given without --model; give a saved model as --model with it")
     if (given["x"] is None) == (given["n"] is None or given["d"] is None):
         raise InputError("expected either --x (with --y), or --n and --d")
     _check_store(given["store"], is_planned=True)
@@ -171,7 +214,27 @@ def plan(**given: Any) -> None:
         cv=folds(given["cv"]),
         train_sizes=train_sizes(given["train_sizes"]),
     )
-    echo(json.dumps(result.to_dict(), indent=2) if given["json"] else result)
+    _show_plan(result, given)
+
+
+def _show_plan(found: Any, given: Mapping[str, Any]) -> None:
+    echo(json.dumps(found.to_dict(), indent=2) if given["json"] else found)
+
+
+def _plan_of_predictions(given: Mapping[str, Any]) -> Any:
+    """Plan of what `dkrr predict` would do."""
+    import dkrr as library
+
+    context = click.get_current_context()
+    for name in given.keys() - OF_NEW_ROWS:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise InputError(
+                f"--{name.replace('_', '-')} is given with --model, whose fit is done; expected --x, --columns, "
+                f"--proba, --std, --interval, --memory-limit, --scheduler and --json only"
+            )
+    if given["x"] is None:
+        raise InputError("--model is given without --x; give --x, the rows to predict, with it")
+    return library.plan(_chosen_rows(given), model=_loaded(given["model"]), **_asked(given))
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plan.cv": _value(None, "Number of its folds, or loo.  [default: 5 with --alphas]"),
     # The machine
     "memory_limit": _value(None, "Memory of this fit on one machine, for example 4GiB."),
+    "predict.memory_limit": _value(None, "Memory of a process that predicts, for example 4GiB."),
     "tile": _value(int, "Rows in a tile.  [default: chosen by the planner]"),
     "store": _value("PATH", "Store of the run, kept and resumed from.  [default: a temporary one]"),
     "select.store": _value(None, "Folder for the stores of the run, kept and resumed from."),
@@ -140,6 +141,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # Results
     "model": _value("PATH", "Where to save the model."),
     "predict.model": _value("PATH", "Saved model."),
+    "plan.model": _value("PATH", "Saved model: plan its predictions of --x, not a fit."),
     "overwrite": _flag("Replace what exists there when the new one is complete."),
     "uncertainty": _flag("Keep and save what standard deviations and intervals are computed from: the factor."),
     "intervals": _flag("The same, and the models that leave out folds, which intervals take."),

@@ -300,6 +300,12 @@ def check_folder_is_shared(client: Client, folder: Path) -> None:
             delete_file(probe)
 
 
+def workers_without(client: Client, path: Path) -> list[str]:
+    """Addresses of the workers that do not see a path that this process sees."""
+    seen = Watch(client).on_all_workers(os.path.exists, str(path))
+    return [address for address, sees in seen.items() if not sees]
+
+
 def check_path_is_shared(client: Client, path: Path, what: str) -> None:
     """Refuse before work starts if some worker does not see a path that this process sees.
 
@@ -308,8 +314,7 @@ def check_path_is_shared(client: Client, path: Path, what: str) -> None:
     StoreError
         Naming the workers.
     """
-    seen = Watch(client).on_all_workers(os.path.exists, str(path))
-    blind = [address for address, sees in seen.items() if not sees]
+    blind = workers_without(client, path)
     if blind:
         raise StoreError(
             f"the workers {', '.join(blind)} do not see {what}. Every worker must reach X and the store: put them on a "

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn import exceptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dkrr.checks import checked_progress, shown
+from dkrr.checks import checked_progress, parse_bytes, shown
 from dkrr.data import (
     MemoryRows,
     Rows,
@@ -51,6 +52,7 @@ from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
 from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan
+from dkrr.planning.predictions import PredictionPlan
 from dkrr.rounding import exact_values
 from dkrr.sparse import check_structure
 from dkrr.store.paths import refuse_enclosing
@@ -342,6 +344,34 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         rows = self._new_rows(X)
         return predict(self._model, rows)
 
+    @abstractmethod
+    def _prediction_plan(
+        self, rows: Rows, *, probabilities: bool = False, return_std: bool = False, interval: float | None = None
+    ) -> PredictionPlan:
+        """Plan of the predictions of new rows.
+
+        Raises
+        ------
+        InputError
+            If the model has not what is asked for.
+        MemoryLimitError
+            If there is not enough memory for one row.
+        """
+
+    def _limited(self, memory_limit: int | str | None) -> Self:
+        """The same model with another limit of memory; None: itself."""
+        if memory_limit is None:
+            return self
+        parse_bytes(memory_limit)
+        found = copy(self)
+        found.memory_limit = memory_limit
+        return found
+
+    def _known_columns(self, X: Any) -> Any:
+        """Columns of a DataFrame that the model was fitted with; anything else as it is."""
+        known = list(getattr(self, "feature_names_in_", ()))
+        return X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
+
     def _new_rows(self, X: Any) -> Rows:
         """New rows as the model takes them."""
         if "_model" not in vars(self):
@@ -399,6 +429,13 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         tags.input_tags.sparse = True
         tags.input_tags.pairwise = self.kernel == "precomputed" or getattr(self.kernel, "is_precomputed", False)
         return tags
+
+
+def refuse_other_kind(model: Any, asked: dict[str, Any], expected: str) -> None:
+    """Refuse what models of another kind have; raises InputError."""
+    for name, value in asked.items():
+        if value is not None and value is not False:
+            raise InputError(f"{name} is {value!r}, and model is a {type(model).__name__}; expected {expected}")
 
 
 def target_names(y: Any) -> list[str] | None:

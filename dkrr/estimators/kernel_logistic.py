@@ -18,15 +18,17 @@ from sklearn.utils.validation import column_or_1d
 from dkrr.checks import checked_max_iter, checked_multi_class, checked_path, flag, not_negative, shown
 from dkrr.data import NO_LABELS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
-from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain
+from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
 from dkrr.estimators.typed import ClassifierMixin, InMemory
 from dkrr.fitting import Fit, Solved, fit
+from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import FitRequest, Labels, Settings, WarmStart, checked_weights, likelihood_of
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.result import SolveResult
+from dkrr.planning.predictions import PredictionPlan
 from dkrr.rounding import exact_array
 from dkrr.store.zarr_arrays import is_dask_array
 
@@ -304,6 +306,13 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
 
     def _predictions_of(self, scores: Any) -> Any:
         return _by_rows(scores, _LabelOf(self.classes_), None, self.classes_.dtype)
+
+    def _prediction_plan(
+        self, rows: Rows, *, probabilities: bool = False, return_std: bool = False, interval: float | None = None
+    ) -> PredictionPlan:
+        refuse_other_kind(self, {"return_std": return_std, "interval": interval}, "a regression")
+        n_columns = len(self.classes_) if probabilities else 1
+        return plan_of_rows(self._model, rows, Asked(n_columns), self.memory_limit)
 
     def _likelihood(self) -> Likelihood:
         return likelihood_of(len(self.classes_), is_multinomial=self._has_softmax)

@@ -16,17 +16,26 @@ from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_t
 from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
-from dkrr.estimators.kernel_estimator import DTYPES, KernelEstimator, is_local, is_plain, named_error
+from dkrr.estimators.kernel_estimator import (
+    DTYPES,
+    KernelEstimator,
+    is_local,
+    is_plain,
+    named_error,
+    refuse_other_kind,
+)
 from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import at_once, by_blocks
+from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.processes import Processes, Variances
 from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.result import SolveResult
+from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.rounding import exact_values
 from dkrr.selection import Folds
@@ -166,16 +175,20 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], scale).bounds, 2)
         return lower, upper
 
-    def _variances(self, n_rows: int, scale: float | None) -> Variances:
-        """Variances at new rows, by the way that takes least time for so many."""
+    def _variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> Variances:
+        """Variances at new rows, by the way that takes least time for so many; see `Processes.variances`."""
         processes = self._processes()
+        self._refuse_precomputed()
+        return processes.variances(n_rows, scale, block_rows)
+
+    def _refuse_precomputed(self) -> None:
+        """Refuse standard deviations without k(x, x)."""
         if self._model.kernel.is_precomputed:
             raise InputError(
                 "kernel is 'precomputed', and k(x, x) of new rows is not known, which their variance takes; expected a "
                 "kernel of dkrr, or a function of rows: predict_interval, loo_residuals_ and "
                 "log_marginal_likelihood_ do without"
             )
-        return processes.variances(n_rows, scale)
 
     def _by_blocks(self, rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
         """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
@@ -231,16 +244,34 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self, coverage: float, cv: Any = None, groups: Any = None, name: str = "coverage"
     ) -> CrossValidationIntervals:
         """Intervals with a given probability, of this name in messages."""
+        processes = self._processes()
+        folds = self._partition(coverage, cv, groups, name, processes.targets)
+        return processes.intervals(folds, float(coverage))
+
+    def _partition(self, coverage: float, cv: Any, groups: Any, name: str, targets: NDArray[np.float64]) -> Any:
+        """Rows of every fold of intervals, of whose probability the name in messages is given."""
         if not is_real(coverage) or not 0 < coverage < 1:
             raise InputError(f"{name} is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
-        processes = self._processes()
-        folds = self._interval_folds(cv, processes.targets, groups)
+        folds = self._interval_folds(cv, targets, groups)
         if not folds.serve_intervals:
             raise InputError(
                 f"cv={shown(cv)} does not hold out every row once, or trains on other rows than the rest; expected a "
                 f"partition of the rows: give cv=10"
             )
-        return processes.intervals(folds.test, float(coverage))
+        return folds.test
+
+    def _prediction_plan(
+        self, rows: Rows, *, probabilities: bool = False, return_std: bool = False, interval: float | None = None
+    ) -> PredictionPlan:
+        refuse_other_kind(self, {"probabilities": probabilities}, "a classifier such as KernelLogisticRegression")
+        n_columns, processes, folds = self._model.n_targets * (1 + return_std + 2 * (interval is not None)), None, ()
+        if return_std or interval is not None:
+            processes = self._processes()
+        if return_std:
+            self._refuse_precomputed()
+        if processes is not None and interval is not None:
+            folds = self._partition(interval, None, None, "interval", processes.targets)
+        return plan_of_rows(self._model, rows, Asked(n_columns, processes, return_std, folds), self.memory_limit)
 
     def _default_folds(self) -> tuple[NDArray[np.intp], ...]:
         """Rows of each fold that `predict_interval` takes where none are given."""
@@ -321,7 +352,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
         self._known_processes.show_progress = self.progress
-        return self._known_processes
+        return self._known_processes.within(self.memory_limit)
 
     def _settings(self, kernel: Kernel) -> Settings:
         return replace(super()._settings(kernel), uncertainty=checked_uncertainty(self.uncertainty))

@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.checks import flag, location, shown
-from dkrr.cluster.process import ambient_client, ended_in_order
+from dkrr.checks import checked_progress, flag, location, shown
+from dkrr.cluster import Progress
+from dkrr.cluster.process import ended_in_order
 from dkrr.data import MemoryRows, Rows, Table, as_table, is_dask_frame, is_pandas_like, opened
 from dkrr.data.table import beside, regrouped
 from dkrr.data.table_opening import arrow_tables
@@ -18,26 +20,25 @@ from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_logistic import KernelClassifier
-from dkrr.estimators.kernel_ridge import RidgeRegressor
-from dkrr.fitting.gaussian_process import power_of_two
+from dkrr.fitting.context import progress_of
 from dkrr.fitting.intervals import CrossValidationIntervals
-from dkrr.fitting.prediction import check_rows, predict_in_memory
+from dkrr.fitting.prediction import by_blocks, check_rows, predict, predict_in_memory
+from dkrr.fitting.prediction_plans import BLOCK_BYTES, rows_per_block
+from dkrr.fitting.results import FittedFunction
+from dkrr.planning.predictions import PredictionPlan, power_of_two
 from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
 from dkrr.store.zarr_arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
+from dkrr.text import plural
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
 ARRAYS = (".zarr", ".npy")
 FORMATS = TABLES + ARRAYS
 """Ends of the names of what predictions are written to."""
 PREDICTION = "prediction"
-BLOCK_BYTES = 16 * 2**20
-"""Rows, and predictions, of a block."""
-MAX_BLOCK_ROWS = 65536
-
-Compute = Callable[[Rows, int], NDArray[np.float64]]
-"""From rows in memory, and the number of the first, to columns."""
+SHOWN = 1e9
+"""Units of a display in a second: it counts in whole operations."""
 
 
 def predict_to(
@@ -50,12 +51,15 @@ def predict_to(
     return_std: bool = False,
     interval: float | None = None,
     overwrite: bool = False,
+    memory_limit: int | str | None = None,
+    progress: bool | None = None,
 ) -> tuple[int, ...]:
     """Predict rows, and write the predictions to a file or a store.
 
     Rows are read, predicted and written a block at a time, so that memory depends neither on their number nor on the
-    number of predictions: in this process, or by the workers of the ambient Dask client. What is at `path` is complete,
-    or as it was before.
+    number of predictions: in this process, or by the workers of the ambient Dask client if the rows are in a file or a
+    Dask array. ``dkrr.plan(model=model, X=X, ...)`` says where, how many rows at a time, for how long and in how much
+    memory. What is at `path` is complete, or as it was before.
 
     Parameters
     ----------
@@ -80,6 +84,11 @@ def predict_to(
     overwrite : bool, default=False
         Replace an existing file when the predictions are complete; of ``.zarr`` only predictions that dkrr wrote,
         with no other files in their folder.
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", that the process which predicts may hold; None: the model's own `memory_limit`.
+    progress : bool, optional
+        None shows progress on a terminal or in a notebook if it takes more than about two seconds; True always shows
+        it, also in a log file; False never.
 
     Returns
     -------
@@ -100,6 +109,8 @@ def predict_to(
     ------
     InputError
         If an argument cannot be used, or something exists at `path`; before work starts.
+    MemoryLimitError
+        If the memory limit is too small for one row; before work starts.
     DiskSpaceError, StoreError
         If it cannot be written.
 
@@ -122,15 +133,8 @@ def predict_to(
         raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
     check_predictions_path(path, overwrite=overwrite)
     refuse_enclosing({"path": path}, {"X": X})
-    if probabilities and not hasattr(model, "predict_proba"):
-        raise InputError(
-            f"probabilities is True, and model is a {type(model).__name__}; expected a classifier such as "
-            f"KernelLogisticRegression"
-        )
-    return_std = flag(return_std, "return_std")
-    for name, value in {"return_std": return_std, "interval": interval}.items():
-        if value is not None and value is not False and not isinstance(model, RidgeRegressor):
-            raise InputError(f"{name} is {value!r}, and model is a {type(model).__name__}; expected a regression")
+    return_std, progress = flag(return_std, "return_std"), checked_progress(progress)
+    model = model._limited(memory_limit)
     kept, X = _kept(X, keep, model)
     rows = model._new_rows(X)
     check_rows(model._model, rows)
@@ -143,10 +147,11 @@ def predict_to(
             f"path is {shown(path)} with keep={shown(keep)}, and .npy holds one array; expected one that ends in "
             f"{', '.join((*TABLES, '.zarr'))}: or give keep=()"
         )
-    asked: Any = model
-    deviations = asked._variances(rows.shape[0], None).deviations if return_std else None
+    plan = model._prediction_plan(rows, probabilities=probabilities, return_std=return_std, interval=interval)
+    show = progress_of(model.progress if progress is None else progress, plan.seconds)
+    deviations = model._variances(rows.shape[0], None, plan.block_rows).deviations if return_std else None
     intervals = None if interval is None else _intervals(model, interval)
-    blocks = _predicted(model, rows, X, deviations, intervals, probabilities=probabilities)
+    blocks = _predicted(model, rows, deviations, intervals, plan, show, probabilities=probabilities)
     shape = (rows.shape[0],) if columns.is_vector else (rows.shape[0], len(columns.names))
     listed = _listed(path)
     try:
@@ -276,8 +281,7 @@ def _kept(X: Any, keep: Any, model: Any) -> tuple[Table | None, Any]:
     else:
         table = None if keeps_none else as_table(X)
         kept = None if table is None else Table.of(table.source).select(keep, "keep")
-    known = list(getattr(model, "feature_names_in_", ()))
-    return kept, X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
+    return kept, model._known_columns(X)
 
 
 def _index_of(frame: Any) -> Table | None:
@@ -293,35 +297,70 @@ def _index_of(frame: Any) -> Table | None:
 def _predicted(
     model: Any,
     rows: Rows,
-    X: Any,
-    deviations: Compute | None,
+    deviations: Any,
     intervals: CrossValidationIntervals | None,
+    plan: PredictionPlan,
+    progress: Progress,
     *,
     probabilities: bool,
 ) -> Iterator[NDArray[Any]]:
-    """Predictions of consecutive blocks of rows, with further columns that are computed in this process."""
+    """Predictions of consecutive blocks of rows, with further columns, as one stage of a display."""
+    convert, n, parts = model._probabilities_of if probabilities else model._predictions_of, rows.shape[0], plan.parts
     has_further = deviations is not None or intervals is not None
-    if ambient_client() is not None and not has_further:
-        lazy = (model.predict_proba if probabilities else model.predict)(X)
-        if hasattr(lazy, "chunks"):
-            yield from _computed(lazy)
+    with progress.stage("predictions", parts.after * SHOWN, detail=plural(n, "row")):
+        if plan.execution == "dask":
+            for block in _computed(_lazy(model, rows, deviations, intervals, convert)):
+                yield block
+                progress.advance(parts.after * SHOWN * len(block) / n)
             return
-    convert = model._probabilities_of if probabilities else model._predictions_of
-    height = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * model._model.n_targets))
-    # Those behind a transformer have blocks of their own, and their entries are not counted for this.
-    height = min(height, rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes)
-    height = max(1, height)
-    if has_further and not isinstance(rows, TransformedRows):
-        height = power_of_two(height)  # a whole number of the blocks in which they are computed
-    for where, block in rows.blocks(0, rows.shape[0], height):
-        held = MemoryRows(block)
-        if intervals is None:
-            predictions, ends = predict_in_memory(model._model, held, where.start), []
-        else:
-            predictions, bounds = intervals.beside(model._model, held, where.start)
-            ends = [bounds]
-        each = [*([] if deviations is None else [deviations(held, where.start)]), *ends]
-        yield np.column_stack([convert(predictions), *each]) if each else convert(predictions)
+        height = rows_per_block(model._model.n_targets, rows)
+        if has_further and not isinstance(rows, TransformedRows):  # whole blocks of those that are computed together
+            height = max(power_of_two(height), plan.block_rows)
+        for where, block in rows.blocks(0, n, height):
+            held, part = MemoryRows(block), (where.stop - where.start) / n * SHOWN
+            if intervals is None:
+                predictions, ends = predict_in_memory(model._model, held, where.start), []
+            else:
+                predictions, bounds = intervals.beside(model._model, held, where.start)
+                ends = [bounds]
+            progress.advance((parts.rows + parts.intervals) * part)
+            columns = [convert(predictions)]
+            if deviations is not None:
+                tell = partial(_advance, progress, (parts.deviations + parts.iterations) * part)
+                columns.append(deviations(held, where.start, advance=tell))
+            yield np.column_stack([*columns, *ends]) if has_further else columns[0]
+
+
+def _advance(progress: Progress, seconds: float, part: float) -> None:
+    progress.advance(seconds * part)
+
+
+def _lazy(
+    model: Any,
+    rows: Rows,
+    deviations: Any,
+    intervals: CrossValidationIntervals | None,
+    convert: Callable[[Any], Any],
+) -> Any:
+    """Lazy columns of predictions, and of what is asked besides."""
+    t, mean = model._model.n_targets, model._model
+    if deviations is None and intervals is None:
+        return convert(predict(mean, rows))
+    import dask.array as da  # see `by_blocks`
+
+    ends = list[Any]()
+    if intervals is None:
+        found = predict(mean, rows)
+    else:
+        both = by_blocks(rows, 3 * t, partial(_beside, intervals, replace(mean, keep_alive=None)))
+        found, ends = both[:, :t], [both[:, t:]]
+    if deviations is not None:
+        ends = [by_blocks(rows, t, deviations), *ends]
+    return da.concatenate([found, *ends], axis=1)
+
+
+def _beside(intervals: CrossValidationIntervals, mean: FittedFunction, rows: Rows, first: int) -> NDArray[np.float64]:
+    return np.hstack(intervals.beside(mean, rows, first))
 
 
 def _computed(lazy: Any) -> Iterator[NDArray[Any]]:

@@ -455,9 +455,9 @@ QUIET_SECONDS = 2.0
 """Fits projected to be shorter show no progress unless asked to."""
 
 
-def progress_of(plan: Plan, show: bool | None) -> Progress:
-    """Display of the work of a plan, as `make_progress` has it; None shows nothing of work that is soon done."""
-    return make_progress(False if show is None and plan.seconds < QUIET_SECONDS else show)
+def progress_of(show: bool | None, seconds: float) -> Progress:
+    """Display of work that should take so long, as `make_progress` has it; None shows nothing of what is soon done."""
+    return make_progress(False if show is None and seconds < QUIET_SECONDS else show)
 
 
 @contextmanager

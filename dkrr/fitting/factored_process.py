@@ -11,7 +11,6 @@ import numpy as np
 import scipy.linalg
 
 from dkrr.cluster import Progress, ThreadExecutor
-from dkrr.cluster.process import available_bytes
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
 from dkrr.fitting.context import Context, open_context
@@ -49,7 +48,8 @@ from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning import Direct, Plan
-from dkrr.planning.detection import usable_threads
+from dkrr.planning.detection import detect, resident_bytes, usable_threads
+from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
 from dkrr.store import TileGrid
 
 Opens = Callable[[Plan], Progress]
@@ -58,6 +58,9 @@ Opens = Callable[[Plan], Progress]
 
 class DualPosterior(FactoredProcess):
     """From a factor of diag(c) K diag(c) + diag(s)."""
+
+    _stored: Matrix | None = None
+    """The factor where a saved model has it, which workers read instead of a large one in memory."""
 
     def __init__(
         self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
@@ -74,7 +77,7 @@ class DualPosterior(FactoredProcess):
         self._scale = np.ones(data.n) if scale is None else scale
         shift = self.data.dual_shift(alpha)
         if kept is not None:
-            factor, diagonal = _loaded(kept, data.n)
+            self._stored, factor, diagonal = _loaded(kept, data.n, request.settings.memory_limit)
             left = kept.left or Left()
             self._owner, self._threads = left.owner, usable_threads()
             self._rows = request.rows if left.rows is None else left.rows
@@ -91,13 +94,26 @@ class DualPosterior(FactoredProcess):
         constant = self._scale if data.fit_intercept else None
         self._factored = FactoredPosterior(factor, constant, self._threads, float(shift.min()), diagonal)
         self._right = (self.data.targets - self._means) * self._scale[:, None]
-        self._matrix_factor, self._constant = factor, constant
+        self._matrix_factor, self._constant, self._memory_limit = factor, constant, request.settings.memory_limit
+
+    @property
+    def _room(self) -> int:
+        """Memory that this process may still take."""
+        return room_for(detect(self._memory_limit, None), resident_bytes())
+
+    @property
+    def factor_size(self) -> FactorSize:
+        factor = self._matrix_factor
+        return FactorSize.of_tiles(factor.grid, self._threads, is_stored=factor.is_stored)
 
     def variances_of(self, x: Any) -> VarianceBounds:
         return self._factored.variances(cross_of(self.kernel, self._rows, x, self._scale), diagonal_of(self.kernel, x))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_owner": None}  # which does not leave the process
+        found = vars(self) | {"_owner": None}  # which does not leave the process
+        if self._stored is not None and is_read_by_workers(self.factor_size.loaded_bytes):
+            found |= {"_matrix_factor": self._stored, "_factored": replace(self._factored, factor=self._stored)}
+        return found
 
     def _left_out(self, executor: ThreadExecutor) -> LeftOut:
         return LeftOut(self._matrix_factor, self._right, self._constant, executor)
@@ -138,7 +154,7 @@ class DualPosterior(FactoredProcess):
 
     def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
         columns = columns_at_once(self.data.n, len(folds))
-        in_memory = not self._matrix_factor.is_stored and 8.0 * self.data.n * columns <= available_bytes() / 2
+        in_memory = not self._matrix_factor.is_stored and 8.0 * self.data.n * columns <= self._room
         progress = Progress() if context is None else context.progress
         with ThreadExecutor(self._threads) as executor:
             left_out = self._left_out(executor)
@@ -160,16 +176,19 @@ class DualPosterior(FactoredProcess):
         return FoldModels.of(function, errors, folds, self.data.weights)
 
 
-def _loaded(kept: Kept, n: int) -> tuple[Matrix, Array]:
-    """Factor of a saved model, in memory where it was and if it takes at most half of what is free; diagonal of A."""
+def _loaded(kept: Kept, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
+    """Factor of a saved model where it is stored, and in memory where it was and if there is room; diagonal of A."""
     rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
     if isinstance(rows, TriangleRows):  # of this process
-        return rows.factor, np.asarray(diagonal.read(0, n))[:, 0]
+        return None, rows.factor, np.asarray(diagonal.read(0, n))[:, 0]
     assert isinstance(rows, CheckedRows) and isinstance(diagonal, CheckedRows)
     if diagonal.shape != (n, 1):
         raise StoreError(f"a diagonal of the model has shape {diagonal.shape}; expected {(n, 1)}: the model is damaged")
     grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
-    return kept_factor(rows, grid, available_bytes() / 2), np.asarray(whole(diagonal)[:, 0])
+    in_memory = is_kept_in_memory(grid, room_for(detect(memory_limit, None), resident_bytes()))
+    stored = kept_factor(rows, grid, in_memory=False)
+    factor = kept_factor(rows, grid, in_memory=True) if in_memory else stored
+    return stored, factor, np.asarray(whole(diagonal)[:, 0])
 
 
 class PrimalPosterior(FactoredProcess):
@@ -260,6 +279,10 @@ class PrimalPosterior(FactoredProcess):
         """φᵀ(ΦᵀWΦ + λI)⁻¹φ of rows, of shape (m,)."""
         inner = scipy.linalg.solve_triangular(self._factor, features.T, lower=True, check_finite=False)
         return np.einsum("ij,ij->j", inner, inner)  # type: ignore[no-any-return]
+
+    @property
+    def factor_size(self) -> FactorSize:
+        return FactorSize.of_features(len(self._factor))
 
     def variances_of(self, x: Any) -> VarianceBounds:
         found, part = self.alpha * self._lengths(self._features(x)), self._rounded_fraction

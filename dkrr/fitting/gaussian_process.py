@@ -11,6 +11,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +28,14 @@ from dkrr.fitting.prediction import BLOCK_ROWS
 from dkrr.fitting.results import Kept
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
+from dkrr.planning.detection import usable_threads
+from dkrr.planning.predictions import FactorSize, power_of_two
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
 CROSS_BYTES = 64 * 2**20
-"""Bytes of k between the training rows and the rows whose variances are computed together."""
+"""Bytes of k between the training rows and the rows whose intervals are computed together."""
 
 
 class Estimate(NamedTuple):
@@ -51,8 +54,13 @@ class Posterior(ABC):
     alpha: float
 
     @abstractmethod
-    def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
-        """Variances of f for s = 1, a block of rows at a time; `first` is the number of the first row, for messages."""
+    def variances(
+        self, rows: Rows, first: int = 0, block_rows: int = BLOCK_ROWS
+    ) -> Iterator[tuple[slice, VarianceBounds]]:
+        """Variances of f for s = 1, at most `block_rows` rows at a time.
+
+        `first` is the number of the first row, for messages.
+        """
 
     @abstractmethod
     def quadratic(self) -> Array:
@@ -128,9 +136,16 @@ class FactoredProcess(Posterior):
             Of a run, whose executor does the work, and whose store keeps what is done; None: in this process.
         """
 
-    def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
+    @property
+    @abstractmethod
+    def factor_size(self) -> FactorSize:
+        """What a block of variances takes."""
+
+    def variances(
+        self, rows: Rows, first: int = 0, block_rows: int = BLOCK_ROWS
+    ) -> Iterator[tuple[slice, VarianceBounds]]:
         widths = list[Array]()
-        for where, x in blocks(rows, self.data.n, first):
+        for where, x in checked_blocks(rows, first, block_rows):
             found = self.variances_of(x)
             widths.append(found.relative_width)
             yield where, found
@@ -138,9 +153,13 @@ class FactoredProcess(Posterior):
         warn_of_width(widths, rows.shape[0], remedy)
 
 
-def blocks(rows: Rows, n: int, first: int = 0, height: int = BLOCK_ROWS) -> Iterator[tuple[slice, Any]]:
+def blocks(rows: Rows, n: int, first: int = 0) -> Iterator[tuple[slice, Any]]:
     """Checked rows, as many at a time as k between them and n training rows may take."""
-    height = min(height, power_of_two(max(1, CROSS_BYTES // (8 * n))))
+    return checked_blocks(rows, first, min(BLOCK_ROWS, power_of_two(max(1, CROSS_BYTES // (8 * n)))))
+
+
+def checked_blocks(rows: Rows, first: int, height: int) -> Iterator[tuple[slice, Any]]:
+    """Checked rows, so many at a time; `first` is the number of the first one, for messages."""
     for start in range(0, rows.shape[0], height):
         where = slice(start, min(start + height, rows.shape[0]))
         x = rows.read(where.start, where.stop)
@@ -161,25 +180,36 @@ def warn_of_width(widths: list[Array], n_rows: int, remedy: str) -> None:
         )
 
 
-def power_of_two(number: int) -> int:
-    """Largest power of two up to a number: cut so, the same rows are together whatever larger blocks they come in."""
-    return 1 << (number.bit_length() - 1)
-
-
 def diagonal_of(kernel: Kernel, x: Any) -> Array:
     """k(x, x), of shape (m,)."""
     return np.asarray(kernel.diagonal(x), np.float64)  # 0 for zero rows of a cosine
 
 
 def cross_of(kernel: Kernel, training: Rows, x: Any, scale: Array | None) -> Array:
-    """C K(X, x) between the training rows and others, of shape (n, m)."""
-    n = training.shape[0]
-    cross = np.empty((n, x.shape[0]))
-    for start in range(0, n, BLOCK_ROWS):
+    """C K(X, x) between the training rows and others, of shape (n, m).
+
+    By squares of one size, so that an entry has the same bits in blocks of any height, in threads: BLAS's own would not
+    share what is elementwise, and would wait for those of the substitution before.
+    """
+    n, m = training.shape[0], x.shape[0]
+    cross = np.empty((n, m))
+
+    def fill(start: int) -> None:
         stop = min(start + BLOCK_ROWS, n)
-        cross[start:stop] = kernel(training.read(start, stop), x)
-    if scale is not None:
-        cross *= scale[:, None]
+        left = training.read(start, stop)
+        for first in range(0, m, BLOCK_ROWS):
+            columns = slice(first, min(first + BLOCK_ROWS, m))
+            kernel(left, x[columns], out=cross[start:stop, columns])
+        if scale is not None:
+            cross[start:stop] *= scale[start:stop, None]
+
+    starts, threads = range(0, n, BLOCK_ROWS), usable_threads()
+    if min(len(starts), threads) == 1:
+        for start in starts:
+            fill(start)
+        return cross
+    with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
+        list(pool.map(fill, starts))
     return cross
 
 

@@ -39,6 +39,7 @@ from dkrr.linalg.generator import GridSums, inverse_of, length_modes, lengths, t
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.planning.detection import usable_threads
+from dkrr.planning.predictions import FactorSize
 from dkrr.planning.transforms import MAX_SIDE
 
 LEAST_QUADRATIC = 1e-4
@@ -148,7 +149,16 @@ class GeneratedPosterior(FactoredProcess):
         found._grid = found._rows.grid
         return found
 
-    def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
+    @property
+    def factor_size(self) -> FactorSize:
+        return FactorSize.of_features(self._grid.dimension, is_transform=True)
+
+    def variances(
+        self,
+        rows: Rows,
+        first: int = 0,
+        block_rows: int = BLOCK_ROWS,  # noqa: ARG002 - a transform of many rows takes less time for each
+    ) -> Iterator[tuple[slice, VarianceBounds]]:
         widths = list[Array]()
         for start in range(0, rows.shape[0], BLOCK_ROWS):
             where = slice(start, min(start + BLOCK_ROWS, rows.shape[0]))

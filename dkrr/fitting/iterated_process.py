@@ -25,13 +25,14 @@ from dkrr.fitting.gaussian_process import (
     Estimate,
     Numbers,
     Posterior,
-    blocks,
+    checked_blocks,
     cross_of,
     diagonal_of,
     warn_of_width,
 )
 from dkrr.fitting.gram import MultipliedGram
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
+from dkrr.fitting.prediction import BLOCK_ROWS
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
 from dkrr.fitting.sampled import about_the_rows
 from dkrr.linalg.conjugate_gradient import Iteration
@@ -98,11 +99,16 @@ class IteratedPosterior(Posterior):
             self._known  # noqa: B018 - else every block of rows on a worker takes a run for it
         return vars(self) | {"_problem": None}  # whose rates are those of this machine
 
-    def variances(self, rows: Rows, first: int = 0) -> Iterator[tuple[slice, VarianceBounds]]:
+    def variances(
+        self,
+        rows: Rows,
+        first: int = 0,
+        block_rows: int = BLOCK_ROWS,  # noqa: ARG002 - a plan made when the run begins says how many
+    ) -> Iterator[tuple[slice, VarianceBounds]]:
         loose = list[Array]()
         constant = self._known[1] if self.data.fit_intercept else None  # its bounds are certified
         with self._opened(rows.shape[0]) as run:
-            for where, x in blocks(rows, self.data.n, first, run.width):
+            for where, x in checked_blocks(rows, first, run.width):
                 found = run.variances(
                     cross_of(self.kernel, run.matrix.rows, x, self._scale), diagonal_of(self.kernel, x), constant
                 )

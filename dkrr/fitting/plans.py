@@ -1,6 +1,7 @@
-"""`dkrr.plan`: the plan of a fit, from its data or from its sizes alone."""
+"""`dkrr.plan`: the plan of a fit, from its data or from its sizes alone, and of predictions by a model."""
 
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,11 +18,12 @@ from dkrr.checks import (
     checked_train_sizes,
     checked_uncertainty,
     checked_whole,
+    flag,
     is_real,
     n_dimensions,
     shown,
 )
-from dkrr.data import as_rows, in_memory, with_columns
+from dkrr.data import as_rows, in_memory, opened, with_columns
 from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError
 from dkrr.fitting.grids import Box
@@ -46,16 +48,23 @@ from dkrr.planning import Plan, Problem
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.measures import with_measured_kernel
+from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
 
 MAX_CANDIDATES = 10**6
 """No search has more values of λ."""
+OF_NEW_ROWS = ("X", "model", "probabilities", "return_std", "interval", "memory_limit")
+"""Arguments of the plan of predictions."""
 MAX_FOLDS = 10**6
 """More folds are leave-one-out, or as good as it."""
 
 
 @overload
 def plan(X: Any = None, y: Any = None, *, alphas: None = None, cv: None = None, **settings: Any) -> Plan: ...
+
+
+@overload
+def plan(X: Any, *, model: Any, **settings: Any) -> PredictionPlan: ...
 
 
 @overload
@@ -95,8 +104,14 @@ def plan(  # type: ignore[misc]
     transformer: Any = None,
     extent: Any = None,
     uncertainty: Any = False,
-) -> Plan | SelectionPlan:
-    """Plan of a fit or of a selection of λ, without carrying it out; it needs only sizes, not data.
+    model: Any = None,
+    probabilities: bool = False,
+    return_std: bool = False,
+    interval: float | None = None,
+) -> Plan | SelectionPlan | PredictionPlan:
+    """Plan of a fit, of a selection of λ or of predictions, without carrying it out.
+
+    A plan of a fit or a selection needs only sizes, not data.
 
     Parameters
     ----------
@@ -171,9 +186,19 @@ def plan(  # type: ignore[misc]
         What a KernelRidge is to keep for standard deviations, with its price; of a selection that is the last fit, of
         which the plan of the selection says nothing.
 
+    model : KernelRidge, KernelLogisticRegression or a search, optional
+        Fitted or loaded estimator: the plan is that of its predictions of the new rows X, as `predict_to` carries it
+        out. Of all other arguments only the next three and `memory_limit` may be given with it.
+    probabilities : bool, default=False
+        With `model`, a classifier: plan probabilities instead of labels.
+    return_std : bool, default=False
+        With `model`: plan the standard deviations of the predictions, too.
+    interval : float, optional
+        With `model`: plan intervals of this coverage, too.
+
     Returns
     -------
-    Plan or SelectionPlan
+    Plan, SelectionPlan or PredictionPlan
         What would be done, its cost, and the reasons; print it.
 
     Raises
@@ -202,6 +227,8 @@ def plan(  # type: ignore[misc]
     >>> plan.form, plan.problem.dimension < 3000
     ('primal', True)
     """
+    if model is not None or probabilities is not False or return_std is not False or interval is not None:
+        return _of_new_rows(locals())
     is_regression = checked_loss(loss) == "squared"
     multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
@@ -225,12 +252,7 @@ def plan(  # type: ignore[misc]
         memory_limit=memory_limit,
         store=store,
     )
-    uncertainty = checked_uncertainty(uncertainty)
-    if uncertainty is not False and not is_regression:
-        raise InputError(
-            f"uncertainty is {uncertainty!r} with loss='logistic'; expected False: only regressions have standard "
-            f"deviations and intervals"
-        )
+    uncertainty = _uncertainty_of(uncertainty, is_regression=is_regression)
     candidates, sizes = _candidates(alphas, cv, alpha, is_regression=is_regression)
     likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class)
     rows = None if X is None else as_rows(X)
@@ -283,6 +305,17 @@ def plan(  # type: ignore[misc]
     return with_parts(found, problem, fractions, resources) if fractions else found
 
 
+def _uncertainty_of(uncertainty: Any, *, is_regression: bool) -> Any:
+    """What a regression is to keep for standard deviations."""
+    found = checked_uncertainty(uncertainty)
+    if found is not False and not is_regression:
+        raise InputError(
+            f"uncertainty is {found!r} with loss='logistic'; expected False: only regressions have standard "
+            f"deviations and intervals"
+        )
+    return found
+
+
 def _box(extent: Any, kernel: Kernel, d: int) -> Box:
     """Box of rows that are so far apart."""
     columns = grid_columns(kernel, d)
@@ -298,6 +331,28 @@ def _box(extent: Any, kernel: Kernel, d: int) -> Box:
     if len(values) != len(columns) or not (np.isfinite(values) & (values > 0)).all():
         raise InputError(f"extent is {shown(extent)}; expected {expected}")
     return Box.of_lengths(columns, values.tolist())
+
+
+def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:
+    """Plan of predictions, from the arguments of `plan`."""
+    model, X = given["model"], given["X"]
+    if not hasattr(model, "_prediction_plan"):
+        name = next(name for name in OF_NEW_ROWS[1:] if given[name] is not None and given[name] is not False)
+        what = f"{name} is given without model" if model is None else f"model is {shown(model)}"
+        raise InputError(f"{what}; expected a fitted estimator of dkrr, or one that dkrr.load has loaded, as model")
+    for name, parameter in signature(plan).parameters.items():
+        if name not in OF_NEW_ROWS and given[name] is not parameter.default:
+            raise InputError(
+                f"{name} is given with model, whose fit is done; expected X, the rows to predict, and of the other "
+                f"arguments probabilities, return_std, interval and memory_limit only"
+            )
+    if X is None:
+        raise InputError("model is given without X; expected X, the rows to predict")
+    asked = {name: flag(given[name], name) for name in ("probabilities", "return_std")}
+    model = model._limited(given["memory_limit"])
+    rows = model._new_rows(model._known_columns(opened(X)))
+    found: PredictionPlan = model._prediction_plan(rows, **asked, interval=given["interval"])
+    return found
 
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:

@@ -11,17 +11,19 @@ import math
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dkrr.cluster import Progress, SerialExecutor, make_progress
+from dkrr.cluster import Progress, SerialExecutor
+from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import ConvergenceWarning, InputError
-from dkrr.fitting.context import QUIET_SECONDS, Context, progress_of
+from dkrr.fitting.context import Context, progress_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
 from dkrr.fitting.fold_models import FoldModels, KeptFolds
@@ -39,10 +41,22 @@ from dkrr.kernels.implied import feature_map, is_drawn, parts_of
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect
+from dkrr.planning.detection import detect, resident_bytes
+from dkrr.planning.predictions import (
+    ROWS_TOGETHER,
+    Deviations,
+    FactorSize,
+    is_kept_in_memory,
+    is_read_by_workers,
+    memory_of,
+    room_for,
+    rows_together,
+)
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_uncertainty
+from dkrr.store import TileGrid
+from dkrr.store.paths import local_path
 from dkrr.text import format_seconds
 
 ROW_SECONDS = 2e-7
@@ -120,6 +134,16 @@ class Processes:
         self._refuse_changed_data()
         return self._request
 
+    def within(self, memory_limit: int | str | None) -> "Processes":
+        """The same ones, which from now on keep to another limit of memory."""
+        if memory_limit != self._request.settings.memory_limit:
+            for name in ("_given", "_request", "_scaled"):
+                if name in vars(self):
+                    setattr(self, name, vars(self)[name].with_settings(memory_limit=memory_limit))
+            self._iterated.clear()  # which have plans of their own
+            vars(self).pop("_resources", None)
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name != "_resources"}  # those of this machine
         saved = {alpha: one for alpha, one in self._kept.items() if one.left is None}
@@ -173,7 +197,7 @@ class Processes:
 
     def _opened(self, plan: Plan) -> Progress:
         """Display of a factorisation that the fit has not left, which says what it will do."""
-        progress = progress_of(plan, self.show_progress)
+        progress = progress_of(self.show_progress, plan.seconds)
         how = f"{plan.chosen.summary()}; about {format_seconds(plan.seconds)}"
         progress.note(f"factoring for standard deviations, which a fit with uncertainty=True does not repeat: {how}")
         return progress
@@ -274,7 +298,7 @@ class Processes:
         if grid is None:
             flops = folds_flops(n, n_folds) if phi is None else n * float(phi.dimension(d)) ** 2
             seconds += len(self._groups) * flops / (self._resources.rates.gemm_flops * self._resources.local_threads)
-        return make_progress(False if self.show_progress is None and seconds < QUIET_SECONDS else self.show_progress)
+        return progress_of(self.show_progress, seconds)
 
     def keep_folds(self, folds: Sequence[Numbers], kept: Sequence[KeptFolds]) -> None:
         """Take models that leave out folds from a saved model, of one λ after another.
@@ -290,7 +314,7 @@ class Processes:
 
     def kept_folds(self, folds: Sequence[Numbers]) -> dict[float, KeptFolds]:
         """By λ, what a saved model holds of the models that leave out these folds; empty where they are not known."""
-        if self._learns or not {_name_of(folds)} & (self._fold_models.keys() | self._kept_folds.keys()):
+        if self._learns or not self.knows_models_of(folds):
             return {}
         models = self.fold_models(folds)
         assert not isinstance(models, RefittedFolds)
@@ -301,10 +325,86 @@ class Processes:
         """Whether the kernel depends on its training rows, so that every fold has another."""
         return self._learned is not None or is_drawn(self._given.settings.kernel)
 
-    def variances(self, n_rows: int, scale: float | None) -> "Variances":
-        """Variances of some number of rows for s², or (None) for that of every target."""
+    def planned_deviations(self, n_rows: int, resources: Resources, *, in_stores: bool) -> tuple[Deviations, ...]:
+        """How standard deviations of some number of rows are computed by each process; nothing is computed yet.
+
+        With `in_stores` large factors of saved models are read where they are stored, as workers do.
+        """
+        self._prepare()
+        for alpha, columns in self._groups:
+            if alpha in self._kept and self._kept[alpha].left is not None:
+                self._with_factor(alpha, columns)  # which the fit has left
+        return tuple(self._planned(alpha, n_rows, resources, in_stores=in_stores) for alpha, _ in self._groups)
+
+    def _planned(self, alpha: float, n_rows: int, resources: Resources, *, in_stores: bool) -> Deviations:
+        kept, known = self._kept.get(alpha), self._factored.get(alpha)
+        n, threads = len(self._outputs.values), resources.local_threads
+        is_saved = kept is not None and kept.left is None
+        if is_saved and kept.numbers["form"] == "dual" and (known is None or in_stores):
+            grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
+            room = room_for(resources, resources.local_baseline_bytes)
+            is_stored = (in_stores and is_read_by_workers(memory_of(grid))) or not is_kept_in_memory(grid, room)
+            size = FactorSize.of_tiles(grid, threads, is_stored=is_stored)
+            return Deviations(size, size.loaded_bytes / resources.rates.read_bytes)
+        if known is not None:
+            size = known.factor_size
+            return Deviations(size if in_stores else replace(size, loaded_bytes=0))  # it is in memory already
+        if kept is not None or (self._is_primal and alpha > 0):
+            dimension = self._problem.dimension or 0
+            side = kept.arrays["factor"].shape[0] if kept is not None else dimension + 1
+            size = FactorSize.of_features(side, is_transform=self._request.settings.grid is not None)
+            flops = 0.0 if kept is not None else float(n) * side**2 + side**3 / 3
+            return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
+        plan = plan_uncertainty(replace(self._problem, alphas=(alpha,)), resources, n_rows)
+        if plan.method == "iterations":
+            return Deviations(None, plan=plan)
+        tiling, is_memory = plan.plan.chosen.how.tiling, plan.plan.chosen.place.is_memory
+        size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
+        return Deviations(size, plan=plan)
+
+    def flops_of_folds(self, n_folds: int) -> float:
+        """Operations of the models that leave out folds, and of factors that are not known."""
+        self._prepare()
+        n, total = len(self._outputs.values), 0.0
+        for alpha, _ in self._groups:
+            kept = self._kept.get(alpha)
+            is_primal = self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
+            if self._learns:
+                total += n_folds * n**3 / 3
+            elif is_primal:
+                side = float(self._problem.dimension or 0)
+                total += n * side**2 + n_folds * side**3 / 3
+            else:
+                total += folds_flops(n, n_folds) + (0.0 if kept or alpha in self._factored else n**3 / 3)
+        return total
+
+    def store_path(self) -> Path | None:
+        """Folder on this machine that workers read large factors of a saved model from; None: there is none."""
+        found = [kept.arrays["factor"] for kept in self._kept.values() if kept.numbers["form"] == "dual"]
+        return next(
+            (local_path(one.url) for one in found if one.url is not None and is_read_by_workers(one.n_bytes)), None
+        )
+
+    def knows_models_of(self, folds: Sequence[Numbers]) -> bool:
+        """Whether the models that leave out these folds are known."""
+        return _name_of(folds) in self._fold_models or _name_of(folds) in self._kept_folds
+
+    def variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> "Variances":
+        """Variances of some number of rows for s², or (None) for that of every target.
+
+        At most `block_rows` of them are computed together; None: as many as there is memory for.
+        """
         processes = self.of_rows(n_rows)
-        return Variances(processes, scale, self._units)
+        return Variances(processes, scale, self._units, block_rows or self._rows_together(processes))
+
+    def _rows_together(self, processes: list[tuple[Numbers, Posterior]]) -> int:
+        sizes = [one.factor_size for _, one in processes if isinstance(one, FactoredProcess)]
+        held, resources = resident_bytes(), self._resources
+        room = room_for(resources, held)
+        if resources.cluster_is_running:  # whose workers may be asked for blocks
+            place = resources.on_workers()
+            room = min(room, place.usable_bytes - place.baseline_bytes)
+        return rows_together(sizes, room, held)
 
     def loo_residuals(self) -> Array:
         """Y − f₋ᵢ(xᵢ), of shape (n, t).
@@ -364,11 +464,18 @@ class Variances:
         s²; None: of every target where its likelihood is largest.
     units : ndarray of shape (t,), optional
         What the targets of the processes have been divided by.
+    block_rows : int
+        Most rows whose variances are computed together.
     """
 
     def __init__(
-        self, posteriors: list[tuple[Numbers, Posterior]], scale: float | None, units: Array | None = None
+        self,
+        posteriors: list[tuple[Numbers, Posterior]],
+        scale: float | None,
+        units: Array | None = None,
+        block_rows: int = ROWS_TOGETHER,
     ) -> None:
+        self._block_rows = block_rows
         self._groups = [
             (columns, one, np.sqrt(one.scales()) if scale is None else np.full(len(columns), math.sqrt(scale)))
             for columns, one in posteriors
@@ -391,14 +498,19 @@ class Variances:
     def _each(self, rows: Rows, first: int) -> Iterator[tuple[slice, Numbers, Array, VarianceBounds]]:
         with self._lock:  # each uses all threads, and memory for one block
             for columns, one, roots in self._groups:
-                for where, found in one.variances(rows, first):
+                for where, found in one.variances(rows, first, self._block_rows):
                     yield where, columns, roots, found
 
-    def deviations(self, rows: Rows, first: int = 0) -> Array:
-        """Standard deviations, of shape (m, t); `first` is the number of the first row, for messages."""
+    def deviations(self, rows: Rows, first: int = 0, advance: Callable[[float], None] | None = None) -> Array:
+        """Standard deviations, of shape (m, t); `first` is the number of the first row, for messages.
+
+        `advance` is told which fraction of the work each block was.
+        """
         out = np.empty((rows.shape[0], self.n_targets))
         for where, columns, roots, found in self._each(rows, first):
             out[where, columns] = np.sqrt(found.value[:, None]) * roots
+            if advance is not None:
+                advance((where.stop - where.start) / (rows.shape[0] * len(self._groups)))
         return out
 
     def bounds(self, rows: Rows, first: int = 0) -> Array:

@@ -250,7 +250,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         data = about_the_rows(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()
     try:
-        solved = _fit_regression(request, data, plan, progress_of(plan, show_progress))
+        solved = _fit_regression(request, data, plan, progress_of(show_progress, plan.seconds))
     except Float32BreakdownError as error:
         broken = str(error)
     if broken:  # outside of the handler, which keeps the factor in memory that has failed
@@ -287,7 +287,7 @@ def _with_solver(
     """Plan and fit once more with another solver; the message says why."""
     request = replace(request.with_settings(solver=solver), start=None)
     plan = plan_of(request)
-    progress = progress_of(plan, show_progress)
+    progress = progress_of(show_progress, plan.seconds)
     progress.note(message)
     return plan, _noted(_fit_regression(request, data, plan, progress), (message,))
 

@@ -19,14 +19,17 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.errors import NotFiniteError
-from dkrr.linalg.cholesky import Matrix
+from dkrr.linalg.cholesky import N_SLOTS, Matrix
 from dkrr.linalg.substitution import Substitution, block_cuts, substitution_tasks
 from dkrr.linalg.variance_bounds import ENTRY_ROUNDINGS, EPS, RELATIVE_WIDTH, VarianceBounds, constant_bounds
+from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]
 
 ROUNDING = 1e-8
 """Part of k(x, x) by which a variance may be negative from rounding; what is more negative is an error."""
+ROWS_MOVED = 256
+"""Rows of a block of which columns are moved at a time."""
 
 
 @dataclass
@@ -82,23 +85,25 @@ class FactoredPosterior:
         found = np.maximum(found, 0.0)
         part = self._quick_fraction
         quick = np.sqrt((prior - found) * part) if part < np.inf else np.full(len(found), np.inf)
-        bounds = self._bounded(z, found, prior, quick)
+        solved = self._solved_constant
+        distance = None if solved is None else np.abs(1.0 - solved[0] @ z)
+        bounds = self._bounded(distance, found, prior, quick)
         wide = np.flatnonzero(bounds.relative_width > RELATIVE_WIDTH)
         if len(wide):
-            z = np.ascontiguousarray(z[:, wide])
-            x = self._swept(z.copy(), transpose=True)
-            near = self._bounded(z, found[wide], prior[wide], self._rounding_of(x, self._least))
+            x = self._swept(_brought_forward(z, wide), transpose=True)
+            distance = None if distance is None else distance[wide]
+            near = self._bounded(distance, found[wide], prior[wide], self._rounding_of(x, self._least))
             bounds.lower[wide] = np.maximum(bounds.lower[wide], near.lower)
             bounds.upper[wide] = np.minimum(bounds.upper[wide], near.upper)
         return bounds
 
-    def _bounded(self, z: Array, found: Array, prior: Array, rounding: Array) -> VarianceBounds:
-        """Bounds from roots of the largest |xᵀEx|, of shape (m,)."""
+    def _bounded(self, distance: Array | None, found: Array, prior: Array, rounding: Array) -> VarianceBounds:
+        """Bounds from |1 − cᵀA⁻¹ C k_x|, with a constant, and from roots of the largest |xᵀEx|; all of shape (m,)."""
         error = rounding**2 + 4 * EPS * prior
         lower, upper = np.maximum(found - error, 0.0), np.minimum(found + error, prior * (1.0 + 4 * EPS))
         if self._solved_constant is not None:
-            w, total, root = self._solved_constant
-            distance = np.abs(1.0 - w @ z)
+            assert distance is not None
+            _, total, root = self._solved_constant
             found = found + distance**2 / total
             if root**2 < total:
                 low, high = constant_bounds(distance, rounding * root + 4 * EPS, (total - root**2, total + root**2))
@@ -166,3 +171,16 @@ class FactoredPosterior:
         with ThreadExecutor(self.n_threads) as executor:
             executor.run(substitution_tasks(sweep, "sweep"), Progress())
         return x
+
+
+def _brought_forward(z: Array, columns: NDArray[np.intp]) -> Array:
+    """Some columns as the first ones of the same array, which needs no memory for a copy."""
+    for start in range(0, len(z), ROWS_MOVED):
+        part = z[start : start + ROWS_MOVED]
+        part[:, : len(columns)] = part[:, columns]
+    return z[:, : len(columns)]
+
+
+def block_bytes(grid: TileGrid, m: int, n_threads: int, *, is_stored: bool) -> int:
+    """Memory of `FactoredPosterior.variances` for m rows: C K(X, x), and panels of a factor that is read."""
+    return 8 * grid.n * m + (n_threads * N_SLOTS * 8 * grid.tile * grid.panel if is_stored else 0)

@@ -94,8 +94,8 @@ class StoredTriangle(TiledMatrix):
         return buffer[:height, : columns.stop - columns.start], 8 * height * self.grid.panel
 
 
-def kept_factor(rows: CheckedRows, grid: TileGrid, max_bytes: float) -> Matrix:
-    """Factor that was written as `TriangleRows`: in memory if it was there and takes at most `max_bytes`.
+def kept_factor(rows: CheckedRows, grid: TileGrid, *, in_memory: bool) -> Matrix:
+    """Factor that was written as `TriangleRows`, read into memory or where it is stored.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def kept_factor(rows: CheckedRows, grid: TileGrid, max_bytes: float) -> Matrix:
         raise StoreError(f"{rows.url} has shape {rows.shape}; expected {kept_shape(grid)}: the model is damaged")
     kept = kept_grid(grid)
     stored = StoredTriangle((rows.array,), kept)
-    if grid.panel < grid.tile or 8.0 * grid.n**2 > max_bytes:
+    if not in_memory:
         return stored
     matrix, buffer = MemoryMatrix(grid), stored.panel_buffer()
     matrix.clear()

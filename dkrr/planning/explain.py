@@ -64,7 +64,7 @@ def layout(title: str, facts: Iterable[tuple[str, str]], because: Sequence[str],
 
 
 class Reasoned(Explained):
-    """Plan of work that has a fit's plan inside: the common part of its text and of its dictionary."""
+    """Plan of work that may have another plan inside: the common part of its text and of its dictionary."""
 
     method: Any
     plan: Any
@@ -99,7 +99,7 @@ class Reasoned(Explained):
             "reason_codes": codes_of(self.reasons),
             "rejected": list(self.rejected),
             "rejected_codes": codes_of(self.rejected),
-            "plan": self.plan.to_dict(),
+            "plan": None if self.plan is None else self.plan.to_dict(),
         }
 
     def __str__(self) -> str:

@@ -7,10 +7,11 @@ from sklearn.model_selection import KFold
 
 import dkrr
 from dkrr import KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError, NotFiniteError
+from dkrr.errors import InputError, MemoryLimitError, NotFiniteError
 from dkrr.estimators.model_description import search_of
 from dkrr.features import Nystroem, RandomFourier
 from dkrr.kernels import RBF, Columns, Linear
+from dkrr.linalg.triangle import StoredTriangle
 from dkrr.solvers import ConjugateGradient, RPCholesky
 from tests.oracles import assert_close
 from tests.pairs import every_pair
@@ -133,12 +134,29 @@ def test_a_factor_that_the_fit_has_not_left_says_its_plan(data, caplog):
 def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, monkeypatch):
     model = KernelRidge(kernel=RBF(0.1), fit_intercept=True).fit(data.X, data.y)
     std, residuals = model.predict(data.X_new, return_std=True)[1], model.loo_residuals_
-    monkeypatch.setattr("dkrr.fitting.factored_process.available_bytes", lambda: 0)
+    monkeypatch.setattr("dkrr.fitting.factored_process.is_kept_in_memory", lambda grid, room: False)
     monkeypatch.setattr("dkrr.linalg.triangle.MAX_SQUARE", 48)
     again = saved(model, tmp_path)
     assert_close(again.predict(data.X_new, return_std=True)[1], std, 1e-12)
     assert_close(again.loo_residuals_, residuals, 1e-12)
     assert again._known_processes.factored()[0][1]._matrix_factor.is_stored
+
+
+def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("dkrr.fitting.factored_process.is_kept_in_memory", lambda grid, room: False)
+    model = saved(KernelRidge(kernel=RBF(0.1), tile=48).fit(data.X, data.y), tmp_path)
+    read, panels = StoredTriangle.read_panel, []
+    monkeypatch.setattr(StoredTriangle, "read_panel", lambda *given: panels.append(given[1:3]) or read(*given))
+    rows = np.tile(data.X_new, (2100 // len(data.X_new) + 1, 1))[:2100]
+    std = model.predict(rows, return_std=True)[1]
+    assert panels.count((1, 0)) == 1, "the factor is read once for all rows"
+    size = model._known_processes.factored()[0][1].factor_size
+    assert size.rows_within(size.bytes_of(1500)) == 1024 and size.rows_within(size.bytes_of(10**6)) == 4096
+    monkeypatch.setattr("dkrr.planning.predictions.ROWS_PER_READ", 1024)
+    assert_close(model.predict(rows, return_std=True)[1], std, 1e-12)
+    model.set_params(memory_limit="1MiB")
+    with pytest.raises(MemoryLimitError, match="standard deviations of one row .* memory_limit .* expected at least"):
+        model.predict(rows, return_std=True)
 
 
 def test_nothing_is_factored_again_after_loading(data, tmp_path, monkeypatch):

@@ -227,6 +227,9 @@ def _plan(**arguments: Any) -> Any:
         arguments.setdefault("workers", 2)
     if "n_classes" in arguments or "multi_class" in arguments:
         arguments.setdefault("loss", "logistic")
+    if arguments.keys() & {"probabilities", "return_std", "interval"}:
+        kind = "KernelLogisticRegression" if "probabilities" in arguments else "KernelRidge"
+        return dkrr.plan(**{"X": rows(), "model": _fitted(kind)} | arguments)
     if "X" in arguments or "y" in arguments:
         return dkrr.plan(**{"X": rows()} | arguments)
     return dkrr.plan(**{"n": 100, "d": 3, "kernel": "polynomial"} | arguments)

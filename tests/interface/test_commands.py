@@ -170,7 +170,7 @@ def test_a_selection_for_classes(data, folder):
 def test_intervals_of_a_saved_model_are_those_of_the_fitted_one_to_the_last_bit(
     data, folder, monkeypatch, command, y, out
 ):
-    monkeypatch.setattr("dkrr.estimators.predict_to.MAX_BLOCK_ROWS", 40)
+    monkeypatch.setattr("dkrr.fitting.prediction_plans.MAX_BLOCK_ROWS", 40)
     monkeypatch.setattr(
         "dkrr.fitting.gaussian_process.CROSS_BYTES", 8 * 211 * 20
     )  # blocks of 32 rows, and of 16 in them
@@ -184,6 +184,28 @@ def test_intervals_of_a_saved_model_are_those_of_the_fitted_one_to_the_last_bit(
         names = ["prediction"] if y == "y.npy" else [f"prediction_{k}" for k in range(3)]
         assert list(pd.read_csv(out)) == [f"{name}{end}" for end in ("", "_std", "_lower", "_upper") for name in names]
     np.testing.assert_array_equal(read(out), np.column_stack(parts))
+
+
+def test_predictions_are_planned_and_keep_to_a_limit(data, folder):
+    run("fit --x x.npy --y y.npy --kernel rbf --gamma 0.2 --uncertainty --model m.zarr --quiet")
+    rows = "--model m.zarr --x new.npy --std --interval 0.8"
+    assert "standard deviations from a factor, intervals by 10 models" in run(f"plan {rows}").stdout
+    planned = json.loads(run(f"plan {rows} --json --memory-limit 8GiB").stdout)
+    found = json.loads(run(f"predict {rows} --out p.npy --memory-limit 8GiB --json").stdout)
+    assert found["shape"] == [len(data.X_new), 4]
+    same = ("method", "n_rows", "block_rows", "limit_bytes", "n_columns", "written_bytes", "reason_codes")
+    assert [found["plan"][name] for name in same] == [planned[name] for name in same]
+    quiet = run(f"predict {rows} --out p.npy --overwrite --quiet")
+    assert quiet.stderr == "" and quiet.stdout == f"[{len(data.X_new)}, 4] predictions in p.npy\n"
+    Path("p.npy").write_bytes(b"as it was")
+    refused = run(f"predict {rows} --out p.npy --overwrite --memory-limit 1MiB", code=2)
+    assert "one row would take" in refused.stderr and Path("p.npy").read_bytes() == b"as it was"
+    for options, message in (
+        ("--std --x x.npy", "--std or --interval is given without --model"),
+        ("--model m.zarr", "--model is given without --x"),
+        (f"{rows} --gamma 0.2", "--gamma is given with --model, whose fit is done"),
+    ):
+        assert message in run(f"plan {options}", code=2).stderr
 
 
 @pytest.mark.parametrize("command", ["fit", "select"])

@@ -14,8 +14,8 @@ import zarr
 from distributed import Client
 
 import dkrr
-from dkrr.errors import InputError, NotFiniteError, StoreError
-from dkrr.estimators import predict_to as predictions_out
+from dkrr.errors import InputError, MemoryLimitError, NotFiniteError, StoreError
+from dkrr.fitting import prediction_plans as predictions_out
 from dkrr.store.places import place_at
 from tests.data.flights import flights, targets
 from tests.oracles import assert_close
@@ -134,6 +134,60 @@ def test_workers_of_the_ambient_client_write_predictions(ridge, logistic):
     assert_close(found["arr_delay"], ridge.predict(X), 1e-12)
     assert found["flight"].tolist() == TABLE["flight"].tolist()
     assert read("q.parquet")["prediction"].tolist() == logistic.predict(X).tolist()
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_workers_write_deviations_and_intervals_and_read_a_large_factor_themselves(ridge, monkeypatch, is_saved):
+    monkeypatch.setattr("dkrr.planning.predictions.SENT_BYTES", 0 if is_saved else 2**26)
+    dkrr.predict_to(ridge, "x.parquet", "here.parquet", return_std=True, interval=0.8)
+    model = ridge
+    if is_saved:
+        dkrr.save(ridge, "m.zarr", uncertainty=True)
+        model = dkrr.load("m.zarr")
+    with Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None):
+        plan = dkrr.plan("x.parquet", model=model, return_std=True, interval=0.8)
+        assert plan.execution == "dask" and plan.to_dict()["n_workers"] == 2 and "2 Dask workers" in str(plan)
+        assert bool(plan.prediction.deviations[0].size.read_bytes) == is_saved
+        dkrr.predict_to(model, "x.parquet", "there.parquet", return_std=True, interval=0.8)
+        assert dkrr.plan(X, model=model).execution == "memory", "rows of this process stay in it"
+    here, there = read("here.parquet"), read("there.parquet")
+    assert list(here) == list(there)
+    for name in here:
+        assert_close(there[name], here[name], 1e-12)
+
+
+def test_a_plan_says_what_predictions_take_and_a_limit_is_kept_or_refused(ridge, capsys):
+    plain, both = dkrr.plan(X, model=ridge), dkrr.plan("x.parquet", model=ridge, return_std=True, interval=0.8)
+    assert (plain.method, both.method, both.execution) == ("predictions", "factor", "memory")
+    found = both.to_dict()
+    assert (found["n_rows"], found["n_training_rows"], found["n_folds"], found["n_columns"]) == (N, N, 10, 4)
+    assert found["seconds_range"][0] < found["seconds"] < found["seconds_range"][1] and plain.seconds < both.seconds
+    assert found["peak_bytes"] <= found["limit_bytes"] and found["read_bytes"] > plain.read_bytes == 0
+    assert "250 rows × 2 columns, 250 training rows" in str(both) and "10 models that leave out a fold" in str(both)
+    limit = int(1.05 * both.peak_bytes)
+    assert dkrr.plan(X, model=ridge, return_std=True, memory_limit=limit).limit_bytes == limit
+    dkrr.predict_to(ridge, X, "p.npy", return_std=True, memory_limit=limit, progress=True)
+    assert "predictions, 250 rows: done in" in capsys.readouterr().err
+    for ask in (dkrr.predict_to, lambda model, X, _, **given: dkrr.plan(X, model=model, **given)):
+        with pytest.raises(MemoryLimitError, match="one row would take .* memory_limit .* Nothing was computed"):
+            ask(ridge, X, "q.npy", return_std=True, memory_limit="1MiB")
+    assert not Path("q.npy").exists() and ridge.memory_limit is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "m.zarr"}, "model is 'm.zarr'; expected a fitted estimator"),
+        ({"model": None}, "return_std is given without model"),
+        ({"alpha": 0.5}, "alpha is given with model, whose fit is done"),
+        ({"X": None}, "model is given without X"),
+        ({"probabilities": True}, "probabilities is True, and model is a KernelRidge; expected a classifier"),
+        ({"interval": 2.0}, "interval is 2.0; expected a probability"),
+    ],
+)
+def test_plans_of_predictions_refuse_what_is_of_a_fit(ridge, changes, message):
+    with pytest.raises(InputError, match=message):
+        dkrr.plan(**{"X": X, "model": ridge, "return_std": True} | changes)
 
 
 def test_rows_of_parquet_are_put_together(ridge, monkeypatch):

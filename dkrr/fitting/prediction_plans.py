@@ -1,0 +1,144 @@
+"""Plans of predictions by a fitted function: its sizes and those of new rows, for `planning.predictions`."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dkrr.cluster.process import ambient_client
+from dkrr.data import DaskRows, MemoryRows, Rows
+from dkrr.data.dask_rows import PartitionRows
+from dkrr.data.table import FrameRows
+from dkrr.data.transformers import HeldRows, TransformedRows
+from dkrr.fitting.processes import Processes
+from dkrr.fitting.results import FittedFunction
+from dkrr.planning.detection import detect
+from dkrr.planning.measures import with_measured_kernel
+from dkrr.planning.predictions import (
+    Deviations,
+    Prediction,
+    PredictionPlan,
+    is_read_by_workers,
+    plan_prediction,
+    power_of_two,
+)
+from dkrr.planning.problem import Problem
+from dkrr.planning.strategy import Reason
+from dkrr.text import format_bytes
+
+BLOCK_BYTES = 16 * 2**20
+"""Rows, and predictions, of a block that is read and written."""
+MAX_BLOCK_ROWS = 65536
+HERE = Reason("no-client", "in this process, since there is no Dask client")
+NOT_LAZY = Reason("rows-in-memory", "in this process, where the rows are: those in files and Dask arrays go to workers")
+ON_WORKERS = Reason("client", "on the workers of the Dask client, which read the rows where they are")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of new rows, besides their predictions."""
+
+    n_columns: int
+    """Columns of predictions, standard deviations and ends of intervals together."""
+    processes: Processes | None = None
+    """Those of a regression, where standard deviations or intervals are asked for."""
+    return_std: bool = False
+    folds: Any = ()
+    """Rows of each fold of the intervals; none without them."""
+
+
+def rows_per_block(n_targets: int, rows: Rows) -> int:
+    """Rows that are read, predicted and written together."""
+    height = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * n_targets))
+    # Those behind a transformer have blocks of their own, and their entries are not counted for this.
+    of_rows = rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes
+    return max(1, min(height, of_rows))
+
+
+def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: int | str | None) -> PredictionPlan:
+    """Plan of the predictions of new rows.
+
+    Raises
+    ------
+    MemoryLimitError
+        If there is not enough memory for one row.
+    """
+    resources = detect(memory_limit, None, rows=rows.url)
+    processes, n_rows, t = asked.processes, rows.shape[0], model.n_targets
+    training = model.rows if processes is None else processes.request.rows
+    if training is None:
+        map_ = model.feature_map
+        problem = Problem(n=1, d=model.n_features, n_targets=t, kernel=model.kernel, feature_map=map_)
+    else:
+        problem = with_measured_kernel(Problem.of_rows(training, model.kernel, n_targets=t), training)
+        problem = replace(problem, feature_map=model.feature_map)
+    is_transformed = isinstance(rows, TransformedRows)
+    height, inputs = rows_per_block(t, rows), rows.inputs if isinstance(rows, TransformedRows) else rows
+    if processes is not None and not is_transformed:
+        height = power_of_two(height)  # a whole number of the blocks in which standard deviations are computed
+    on_workers, reason = _place(rows, processes)
+    deviations: tuple[Deviations, ...] = ()
+    if asked.return_std and processes is not None:
+        deviations = processes.planned_deviations(n_rows, resources, in_stores=on_workers)
+        sent = sum(one.size.loaded_bytes for one in deviations if one.size)
+        if on_workers and is_read_by_workers(sent):
+            text = (
+                f"in this process, since factors of {format_bytes(sent)} are in its memory only: workers read those of "
+                f"a model that was saved with its uncertainty and loaded"
+            )
+            on_workers, reason = False, Reason("factor-here", text)
+            deviations = processes.planned_deviations(n_rows, resources, in_stores=False)
+    is_stored = model.rows is not None and not isinstance(model.rows, MemoryRows)
+    n_folds = len(asked.folds)
+    job = Prediction(
+        problem=problem,
+        form="primal" if model.coef is not None else "dual",
+        n_rows=n_rows,
+        block_rows=height,
+        row_bytes=8 * max(rows.shape[1], inputs.shape[1]) if is_transformed else rows.heavy_row_bytes,
+        x_bytes=0 if isinstance(inputs, MemoryRows | HeldRows) else inputs.n_bytes,
+        read_overhead_bytes=rows.read_overhead_bytes,
+        n_columns=asked.n_columns,
+        training_bytes=model.rows.n_bytes if is_stored and model.rows is not None else 0,
+        deviations=deviations,
+        n_folds=n_folds,
+        has_folds=processes is not None and bool(n_folds) and processes.knows_models_of(asked.folds),
+        folds_flops=processes.flops_of_folds(n_folds) if processes is not None and n_folds else 0.0,
+        n_workers=resources.n_workers if on_workers else 0,
+        reasons=(reason,),
+    )
+    plan = plan_prediction(job, resources)
+    return replace(plan, reasons=(*plan.reasons, *_why_block(plan)))
+
+
+def is_in_blocks(rows: Rows) -> bool:
+    """Whether predictions of rows are a lazy array; see `prediction.by_blocks`."""
+    if isinstance(rows, TransformedRows) and not isinstance(rows.inputs, FrameRows):
+        rows = rows.inputs
+    return isinstance(rows, PartitionRows | DaskRows) or rows.is_lazy
+
+
+def _place(rows: Rows, processes: Processes | None) -> tuple[bool, Reason]:
+    """Whether workers of a client predict, and why."""
+    client = ambient_client()
+    if client is None:
+        return False, HERE
+    if not is_in_blocks(rows):
+        return False, NOT_LAZY
+    path = None if processes is None else processes.store_path()
+    if path is not None:
+        from dkrr.cluster.dask_client import workers_without
+
+        if workers_without(client, path):
+            text = f"in this process, since some workers do not see the model at {path}"
+            return False, Reason("model-not-shared", text)
+    return True, ON_WORKERS
+
+
+def _why_block(plan: PredictionPlan) -> list[Reason]:
+    """Why so many rows at a time."""
+    if plan.method != "factor":
+        return []
+    read = sum(one.size.read_bytes for one in plan.prediction.deviations if one.size)
+    if not read:
+        return []
+    text = f"a factor of {format_bytes(read)} is read for each block: more memory allows higher blocks, and fewer"
+    return [Reason("factor-read", text)]
