@@ -106,7 +106,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
     learning_curve_ : dict
         Scores by number of training rows, as in KernelRidgeCV; only with `train_sizes`.
     advice_ : tuple of str
-        That the best λ or parameter is an end of its candidates, or of those that have a score, as in KernelRidgeCV.
+        That the best λ or parameter is an end of its candidates, or that those next to it have no score, as in
+        KernelRidgeCV.
     n_splits_ : int
         Number of folds.
     classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_,

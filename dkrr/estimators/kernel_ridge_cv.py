@@ -63,6 +63,7 @@ SAMPLE_ROWS = 1024
 """Rows of which that mean is taken."""
 BY_FACTORS = "their systems were not solved, give solver='cholesky', or conjugate gradient a larger max_iter"
 UNDETERMINED = "float64 does not determine them, or scoring gives NaN; scale the columns of X, or use larger candidates"
+GIVEN_UP = "they were given up, give early_stopping=False"
 """What may be done about candidates without a score."""
 FLAGS = ("alpha_per_target", "refit", "early_stopping", "store_cv_predictions")
 FITTED = (
@@ -193,8 +194,8 @@ class KernelRidgeCV(RidgeRegressor):
         Number of folds.
     advice_ : tuple of str
         What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
-        candidates, or of those that have a score, or that targets far from 0 were fitted without a constant. Empty
-        without advice.
+        candidates (also of two), that the candidates next to it have no score, or that targets far from 0 were fitted
+        without a constant. Empty without advice.
     selection_plan_ : SelectionPlan or None
         How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
         (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.
@@ -339,8 +340,12 @@ class KernelRidgeCV(RidgeRegressor):
         """Words for ends of the candidates, and of those with a score."""
         results, mean = self.cv_results_, self.cv_results_["mean_test_score"][:, None]
         scores = results.get("mean_test_score_per_target", mean)
-        is_iterated = (results["iterations"][np.isnan(scores).any(axis=1)] > 0).any()
-        return edges(results["params"], self.best_index_, scores, BY_FACTORS if is_iterated else UNDETERMINED)
+        unscored = np.isnan(scores).any(axis=1)
+        if unscored.any() and results["stopped"][unscored].all():
+            remedy = GIVEN_UP
+        else:
+            remedy = BY_FACTORS if (results["iterations"][unscored] > 0).any() else UNDETERMINED
+        return edges(results["params"], self.best_index_, scores, remedy)
 
     def _r2(self, scores: Array, *, per_target: bool = False) -> Array | None:
         """R² of scores, of all targets together or of each; None where scores are not squared errors."""
