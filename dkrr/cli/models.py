@@ -23,6 +23,8 @@ SEARCH = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
 LOGISTIC = ("class_weight", "max_iter", "multi_class")
 RIDGE = ("store", "alpha_per_target")
 """Options of a search without --logistic."""
+KERNEL = ("kernel", "gamma", "degree")
+"""Options of which a search takes several values."""
 SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores")
 
 
@@ -95,16 +97,15 @@ def select(**given: Any) -> None:
         pictures.check_path(given["out"], overwrite=given["overwrite"])
     _check_store(given["store"], is_folder=True)
     X, transformer = _training_rows(given)
-    kernels = ",".join(given["kernel"]).split(",")
     settings: dict[str, Any] = {
-        "kernel": kernels if len(kernels) > 1 else kernels[0],
+        **_kernels(given, is_search=True),
         "kernel_params": kernel_params(given["kernel_param"]),
         "transformer": transformer,
         "train_sizes": train_sizes(given["train_sizes"]),
         "cv": folds(given["cv"], given["shuffle"], is_classification=given["logistic"]),
         "refit": given["model"] is not None,
         "progress": not given["quiet"],
-        **{name: candidates(given[name], f"--{name}") for name in ("alphas", "gamma", "degree")},
+        "alphas": candidates(given["alphas"], "--alphas"),
         **{name: given[name] for name in (*SEARCH, *(LOGISTIC if given["logistic"] else RIDGE))},
     }
     settings = {name: value for name, value in settings.items() if value not in (None, [])}
@@ -145,23 +146,21 @@ def predict(**given: Any) -> None:
 def plan(**given: Any) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
-    from dkrr.checks import checked_candidates
 
     if (given["x"] is None) == (given["n"] is None or given["d"] is None):
         raise InputError("expected either --x (with --y), or --n and --d")
     _check_store(given["store"], is_planned=True)
     _refuse_other_loss(given)
     X, transformer = _training_rows(given)
-    alphas: Any = given["alphas"]
-    if alphas is not None:  # how many, or which
-        is_count = alphas.isdecimal()
-        expected = "a number of candidates, or the candidates"
-        values = () if is_count else checked_candidates(candidates([alphas], "--alphas"))
-        alphas = whole(alphas, "--alphas", expected) if is_count else len(values)
+    alphas: Any = candidates(given["alphas"], "--alphas") or None
+    if len(given["alphas"]) == 1 and given["alphas"][0].isdecimal():  # how many, not which
+        alphas = whole(given["alphas"][0], "--alphas", "a number of candidates, or the candidates")
+    settings = {name: value for name, value in _settings(given).items() if name not in KERNEL}
+    settings |= _kernels(given, is_search=alphas is not None or given["cv"] is not None)
     result = library.plan(
         X,
         given["y"],
-        **_settings(given),
+        **settings,
         **{name: given[name] for name in SIZES},
         extent=None if given["extent"] is None else candidates([given["extent"]], "--extent"),
         loss="logistic" if given["logistic"] else "squared",
@@ -187,6 +186,21 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     found["kernel_params"] = kernel_params(given["kernel_param"])
     found["fit_intercept"] = given["logistic"] if given["fit_intercept"] is None else given["fit_intercept"]
     return found
+
+
+def _kernels(given: Mapping[str, Any], *, is_search: bool) -> dict[str, Any]:
+    """Candidates of the kernel and its parameters of a search, or those of a fit; what is not given is left out."""
+    found: dict[str, Any] = {"kernel": ",".join(given["kernel"]).split(",")}
+    found |= {name: candidates(given[name], f"--{name}") for name in ("gamma", "degree")}
+    for name, values in found.items():
+        if not is_search and len(values) > 1:
+            raise InputError(
+                f"--{name} has several values, candidates of a search; expected one, or --alphas or --cv with them"
+            )
+    found["kernel"] = found["kernel"] if len(found["kernel"]) > 1 else found["kernel"][0]
+    if not is_search:
+        found |= {name: found[name][0] for name in ("gamma", "degree") if found[name]}
+    return {name: value for name, value in found.items() if value != []}
 
 
 def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -> None:

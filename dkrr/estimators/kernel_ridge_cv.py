@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from sklearn.utils import _safe_indexing
 
 from dkrr.checks import checked_candidates, checked_tol, flag
-from dkrr.cluster import Whole, make_progress
+from dkrr.cluster import make_progress
 from dkrr.data import MemoryRows, Rows, in_memory, with_columns
 from dkrr.data.rows import check_finite
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, is_local
 from dkrr.estimators.kernel_ridge import KernelRidge, RidgeRegressor, as_columns
 from dkrr.estimators.search import (
-    SEARCHED,
     checked_curve,
     checked_folds,
     checked_scoring,
@@ -34,11 +33,12 @@ from dkrr.estimators.search import (
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.results import gram_diagonal
-from dkrr.fitting.run import QUIET_SECONDS
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.implied import parts_of
+from dkrr.kernels.names import SEARCHED
 from dkrr.kernels.nystroem import Nystroem
+from dkrr.planning.searches import seconds_of_fit, seconds_of_scores
 from dkrr.selection import (
     Candidate,
     Folds,
@@ -50,7 +50,9 @@ from dkrr.selection import (
     Selected,
     SelectionRequest,
     best_of,
+    displayed,
     in_range,
+    planned,
     select,
 )
 
@@ -196,9 +198,9 @@ class KernelRidgeCV(RidgeRegressor):
         What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
         candidates (also of two), that the candidates next to it have no score, or that targets far from 0 were fitted
         without a constant. Empty without advice.
-    selection_plan_ : SelectionPlan or None
-        How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
-        (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.
+    selection_plan_ : SelectionPlan
+        Plan of the whole search, which is also shown before it begins where progress is: how the λ of every kernel are
+        scored, the learning curve, the last fit, their time with its range, memory and disk, and the reasons; print it.
     dual_coef_, coef_, intercept_, rkhs_norm_, X_fit_, n_features_in_, feature_names_in_, transformer_
         As in KernelRidge, of the fit to all rows.
     plan_, solve_result_
@@ -279,13 +281,12 @@ class KernelRidgeCV(RidgeRegressor):
         curve = checked_curve(self.train_sizes, folds, weights, groups, self.random_state)
         alphas = self._alphas(settings.kernel, rows, weights)
         kernels = [kernel.fitted(objects) if encodes(kernel) else kernel for kernel in kernels]
-        if any(learns(kernel) for kernel in kernels):
-            if search is not None:
-                raise InputError(
-                    f"optimize is {self.optimize!r}, and a kernel learns from the training rows of every fold; "
-                    f"expected kernels of numbers, or optimize=None"
-                )
-            return self._search_by_fits(objects, y, weights, folds, alphas, score, grid, curve)
+        by_fits = any(learns(kernel) for kernel in kernels)
+        if by_fits and search is not None:
+            raise InputError(
+                f"optimize is {self.optimize!r}, and a kernel learns from the training rows of every fold; expected "
+                f"kernels of numbers, or optimize=None"
+            )
         request = SelectionRequest(
             settings=[replace(settings, kernel=kernel) for kernel in kernels],
             rows=rows,
@@ -303,6 +304,8 @@ class KernelRidgeCV(RidgeRegressor):
             refit=bool(self.refit),
             search=search,
         )
+        if by_fits:
+            return self._search_by_fits(request, objects, y, grid)
         selected = select(request, self.progress)
         self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
@@ -360,18 +363,9 @@ class KernelRidgeCV(RidgeRegressor):
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
         return model
 
-    def _search_by_fits(
-        self,
-        X: Any,
-        y: Array,
-        weights: Array | None,
-        folds: Folds,
-        alphas: Array,
-        score: Score,
-        grid: list[dict[str, Any]],
-        curve: LearningCurve | None,
-    ) -> Self:
+    def _search_by_fits(self, request: SelectionRequest, X: Any, y: Array, grid: list[dict[str, Any]]) -> Self:
         """Search where a kernel learns from the training rows: every fold has a kernel, and so a fit, of its own."""
+        folds, curve, alphas, weights = request.folds, request.curve, request.alphas, request.weights
         if folds.is_loo:
             raise InputError(
                 "cv is leave-one-out, and a kernel that learns from the training rows needs a fit for every row; "
@@ -382,21 +376,25 @@ class KernelRidgeCV(RidgeRegressor):
                 f"X is a {type(X).__name__}, which is read in blocks, and the kernel learns from the training rows of "
                 f"every fold; expected rows in memory"
             )
-        t, candidates = as_columns(y).shape[1], list[Candidate]()
+        t, candidates, plan = as_columns(y).shape[1], list[Candidate](), planned(request)
         sizes = [] if curve is None else [curve.of_size(size) for size in range(len(curve))]
-        with Whole("search", len(grid) + bool(self.refit), self.progress, QUIET_SECONDS) as whole:
-            for parameters in grid:
+        with displayed(plan, self.progress) as whole:
+            for parameters, one in zip(grid, plan.kernels, strict=True):
                 begun = time.perf_counter()
-                with whole.part():
-                    sheet, report = self._scored_by_fits(X, y, weights, folds, alphas, score, parameters)
+                with whole.part(seconds_of_scores(one).expected):
+                    sheet, report = self._scored_by_fits(X, y, weights, folds, alphas, request.score, parameters)
                     report.seconds = time.perf_counter() - begun
-                    each = [self._scored_by_fits(X, y, weights, one, alphas, score, parameters)[0] for one in sizes]
-                parts = None if curve is None else np.stack([one.values for one in each])
-                candidates.append(Candidate(None, sheet, report, parts))
-            self._set_results(best_of(candidates, t), grid, alphas, curve, is_vector=y.ndim == 1)
+                each = []
+                for parts, fit in zip(sizes, one.parts, strict=True):
+                    with whole.part(len(folds) * seconds_of_fit(fit).expected):
+                        each.append(self._scored_by_fits(X, y, weights, parts, alphas, request.score, parameters)[0])
+                of_parts = None if curve is None else np.stack([part.values for part in each])
+                candidates.append(Candidate(None, sheet, report, of_parts))
+            selected = replace(best_of(candidates, t), plan=plan)
+            self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
             self.n_splits_, self._folds = len(folds), folds
             if self.refit:
-                with whole.part():
+                with whole.part(dict(plan.steps())["last fit"].expected):
                     last = self._ridge_with(self.best_params_).fit(X, y, sample_weight=weights)
                 self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
         return self._advised(as_columns(y), weights)
@@ -509,7 +507,7 @@ class KernelRidgeCV(RidgeRegressor):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self.selection_plan_ = selected.candidates[selected.kernel].plan
+        self.selection_plan_ = selected.plan
         for name in ("cv_predictions_", "learning_curve_", "optimum_", "_known_processes", *FITTED):
             if name not in ("feature_names_in_", *OF_INPUTS):
                 self.__dict__.pop(name, None)  # of an earlier fit

@@ -1,7 +1,7 @@
 """What searches share: folds and scores as users give them, candidates, the table of results."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from numbers import Real
 from typing import Any
@@ -11,11 +11,11 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import get_scorer
-from sklearn.model_selection import KFold, LeaveOneOut, ParameterGrid, StratifiedKFold, check_cv
+from sklearn.model_selection import KFold, LeaveOneOut, StratifiedKFold, check_cv
 
 from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.names import DEFAULTS, is_given, refuse_twice, taken_by
+from dkrr.kernels.names import DEFAULTS, SEARCHED, candidate_grid, candidate_settings, taken_by
 from dkrr.linalg.products import root_mean_squares
 from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error, times_square
 
@@ -198,10 +198,6 @@ def checked_scoring(scoring: Any) -> Score:
     return score
 
 
-SEARCHED = ("kernel", "gamma", "degree", "coef0")
-"""Parameters of the kernel whose lists are candidates."""
-
-
 FAR_MEAN = 3.0
 """Mean of targets over their standard deviation from which on a model without a constant is worth a word."""
 
@@ -210,51 +206,19 @@ MODEL = ("fit_intercept", "class_weight", "multi_class", "transformer")
 
 
 def parameter_grid(estimator: Any) -> list[dict[str, Any]]:
-    """Every combination of the kernel's parameters that are lists; one empty dict where none is.
-
-    Of several kernels each has only those that it takes.
-    """
-    lists = {}
-    for name in SEARCHED:
-        value = getattr(estimator, name)
-        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0):
-            if len(value) == 0:
-                raise InputError(f"{name} is an empty list; expected at least one candidate")
-            lists[name] = list(value)
-    if isinstance(estimator.kernel_params, Mapping):  # else the first kernel says what is wrong
-        refuse_twice(lists, estimator.kernel_params)
-    if "kernel" not in lists:
-        return list(ParameterGrid(lists))
-    kernels = lists["kernel"]
-    for name, default in DEFAULTS.items():
-        value = getattr(estimator, name)
-        if (name in lists or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels):
-            raise InputError(
-                f"{name} is {shown(value)}, which none of the kernels {shown(kernels)} has; expected {name}={default!r}"
-            )
-    grids = [
-        {name: [kernel] if name == "kernel" else values for name, values in lists.items() if name in takes(kernel)}
-        for kernel in kernels
-    ]
-    return list(ParameterGrid(grids))
-
-
-def takes(kernel: Any) -> tuple[str, ...]:
-    """Those of `SEARCHED` that a kernel has, itself included."""
-    return ("kernel", *taken_by(kernel))
+    """Every combination of the kernel's parameters that are lists; one empty dict where none is."""
+    return candidate_grid({name: getattr(estimator, name) for name in SEARCHED}, estimator.kernel_params)
 
 
 def kernel_settings(estimator: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """All settings of the kernel of a candidate, whose `parameters` are those of the grid."""
-    given = {name: getattr(estimator, name) for name in SEARCHED} | parameters
-    if "kernel" in parameters:
-        given = {name: value for name, value in given.items() if name in takes(given["kernel"])}
-    return given | {"kernel_params": estimator.kernel_params}
+    given = {name: getattr(estimator, name) for name in SEARCHED}
+    return candidate_settings(given, estimator.kernel_params, parameters)
 
 
 def complete_params(estimator: Any, model: type, alpha: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """`best_params_`: all that makes a model of this class the chosen one, from the `kernel_settings` of the best."""
-    names = ("kernel_params", *takes(settings["kernel"]))
+    names = ("kernel_params", "kernel", *taken_by(settings["kernel"]))
     found = {name: settings[name] for name in SEARCHED if name in names}
     if settings.get("kernel_params") is not None:
         found["kernel_params"] = settings["kernel_params"]
