@@ -78,7 +78,7 @@ class Case:
         flags = ["logistic"] * self.logistic + ["weights"] * self.weights + ["intercept"] * self.fit_intercept
         flags += [self.memory_limit or ""] * bool(self.memory_limit)
         flags += [] if self.solver == "auto" else [self.solver]
-        flags += ["curve"] * bool(self.train_sizes) + [self.optimize] * bool(self.optimize)
+        flags += ["curve"] * bool(self.train_sizes) + [self.optimize or ""] * bool(self.optimize)
         return ", ".join([size, grid, *map(str, flags)])
 
     def rows(self) -> tuple[Floats, Any, Floats | None]:

@@ -22,14 +22,14 @@ USUAL_EVALUATIONS = 10
 """Evaluations that an optimisation by gradients takes in the mean."""
 RATE_DOUBT = (0.6, 1.7)
 """Smallest and largest time of work over that of the plan, where it is known what is to be done."""
-ITERATIONS_OF_PLAN = 0.55
+ITERATIONS_OF_PLAN = 0.7
 """Iterations that are expected over those of the plan, which are a bound for right-hand sides of any kind."""
-ITERATION_DOUBT = (0.3, 2.7)
+ITERATION_DOUBT = (0.23, 2.3)
 """Fewest and most iterations over those that are expected."""
 USUAL_ITERATIONS = 20.0
 """Iterations where the factor may have as many columns as `LARGE_RANK` says: most of the spectrum is then known to it,
 and how much of it decides (70 sweeps over 200 to 4,000 rows: 2 to 300, whatever the estimate of the spectrum)."""
-LARGE_RANK = (0.1, 0.3)
+LARGE_RANK = (0.2, 0.35)
 """Rank over the number of rows up to which iterations are those of the plan, and from which they are the usual ones."""
 FIT_SECONDS = (3e-3, 15e-3)
 """What a fit takes besides its work: checks, its plan, its result; by a factor, and by iterations."""
@@ -142,9 +142,8 @@ class Optimising:
 
     @property
     def seconds(self) -> Seconds:
-        """Time of all of them."""
-        one = seconds_of_scores(self.plan).times(2.0)
-        return Seconds(one.low * min(3, self.evaluations), one.expected * self.evaluations, one.high * self.evaluations)
+        """Time of all of them, with two solves each."""
+        return seconds_of_scores(self.plan).times(2.0 * self.evaluations)
 
 
 class Group(NamedTuple):
@@ -327,13 +326,15 @@ class SelectionPlan(Explained):
         time = f"about {format_seconds(self.seconds)} in all ({low_high[0]} to {low_high[1]}: {self._doubt()})"
         is_here = all(plan.chosen.place.is_memory for plan in self._plans())
         disk = "none" if is_here else f"{format_bytes(self.disk_bytes)}{' in the stores that are kept' * self._keeps}"
-        limit = f" (limit {format_bytes(self.main.limit_bytes)})"
-        memory = self.main.memory() if self.peak_bytes == self.main.peak_bytes else format_bytes(self.peak_bytes)
+        memory = f"at most {self.main.memory()} per process (limit {format_bytes(self.main.limit_bytes)})"
+        if self.last is not None and self.last.peak_bytes > self.main.peak_bytes:
+            most, limit = self.last.peak_bytes, self.last.chosen.limit_bytes
+            memory = f"at most {format_bytes(most)} per process (limit {format_bytes(limit)}), in the last fit"
         return [
             *found,
             ("time", time),
             ("rates", RATES[self.plan.resources.rates_from]),
-            ("memory", f"at most {memory} per process{limit}"),
+            ("memory", memory),
             ("disk", disk),
         ]
 
