@@ -11,7 +11,7 @@ from unittest import mock
 from dkrr.linalg.result import SolveResult
 from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
 from dkrr.planning.resources import Resources
-from dkrr.planning.selection import SelectionPlan
+from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.strategy import RowPasses, TileProducts
 
 

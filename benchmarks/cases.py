@@ -38,8 +38,8 @@ from dkrr.kernels import Matern
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan, Strategy, detection
-from dkrr.planning.selection import SelectionPlan
-from dkrr.selection import scoring
+from dkrr.planning.searches import SelectionPlan
+from dkrr.selection import candidates
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.zarr_arrays import create_array
 
@@ -214,7 +214,7 @@ def planning_clock() -> Iterator[list[float]]:
         return call
 
     with ExitStack() as stack:
-        for module, name in ((run, "plan_of"), (scoring, "_problem"), (scoring, "plan_selection")):
+        for module, name in ((run, "plan_of"), (candidates, "planned")):
             stack.enter_context(mock.patch.object(module, name, timed(getattr(module, name))))
         yield spent
 

@@ -33,7 +33,7 @@ from benchmarks.peers import run_command
 from benchmarks.selection_peers import Floats, Found, Problem, measured
 from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.cluster.tasks import peak_resident_bytes
-from dkrr.planning.selection import SelectionPlan
+from dkrr.planning.searches import SelectionPlan
 from dkrr.text import format_bytes, format_seconds
 
 ALPHAS = (1e-4, 10.0)

@@ -19,7 +19,7 @@ from benchmarks.cases import Case, command, memory_of_first_plan, surroundings
 from dkrr.linalg.preconditioners import estimated_spectrum
 from dkrr.linalg.products import Precision
 from dkrr.planning import Iterative, Plan, Problem, Rates, Strategy, calibration, detection
-from dkrr.planning.selection import SelectionPlan
+from dkrr.planning.searches import SelectionPlan
 
 NEAR = 5.0
 """Times of the best plan, of those that are taken unasked, up to which a way is tried."""

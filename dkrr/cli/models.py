@@ -28,6 +28,8 @@ RIDGE = ("store", "alpha_per_target")
 """Options of a search without --logistic."""
 OF_NEW_ROWS = {"x", "columns", "model", "proba", "std", "interval", "memory_limit", "scheduler", "json"}
 """Options of a plan of predictions."""
+KERNEL = ("kernel", "gamma", "degree")
+"""Options of which a search takes several values."""
 SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores")
 
 
@@ -99,16 +101,15 @@ def select(**given: Any) -> None:
         pictures.check_path(given["out"], overwrite=given["overwrite"])
     _check_store(given["store"], is_folder=True)
     X, transformer = _training_rows(given)
-    kernels = ",".join(given["kernel"]).split(",")
     settings: dict[str, Any] = {
-        "kernel": kernels if len(kernels) > 1 else kernels[0],
+        **_kernels(given, is_search=True),
         "kernel_params": kernel_params(given["kernel_param"]),
         "transformer": transformer,
         "train_sizes": train_sizes(given["train_sizes"]),
         "cv": folds(given["cv"], given["shuffle"], is_classification=given["logistic"]),
         "refit": given["model"] is not None,
         "progress": not given["quiet"],
-        **{name: candidates(given[name], f"--{name}") for name in ("alphas", "gamma", "degree")},
+        "alphas": candidates(given["alphas"], "--alphas"),
         **{name: given[name] for name in (*SEARCH, *(LOGISTIC if given["logistic"] else RIDGE))},
     }
     settings = {name: value for name, value in settings.items() if value not in (None, [])} | _uncertainty(given)
@@ -182,7 +183,6 @@ def plan(**given: Any) -> None:
     With --model it is what `dkrr predict` would do with the rows --x.
     """
     import dkrr as library
-    from dkrr.checks import checked_candidates
 
     if given["model"] is not None:
         _show_plan(_plan_of_predictions(given), given)
@@ -195,16 +195,15 @@ def plan(**given: Any) -> None:
     _refuse_other_loss(given)
     _refuse_uncertainty(given)
     X, transformer = _training_rows(given)
-    alphas: Any = given["alphas"]
-    if alphas is not None:  # how many, or which
-        is_count = alphas.isdecimal()
-        expected = "a number of candidates, or the candidates"
-        values = () if is_count else checked_candidates(candidates([alphas], "--alphas"))
-        alphas = whole(alphas, "--alphas", expected) if is_count else len(values)
+    alphas: Any = candidates(given["alphas"], "--alphas") or None
+    if len(given["alphas"]) == 1 and given["alphas"][0].isdecimal():  # how many, not which
+        alphas = whole(given["alphas"][0], "--alphas", "a number of candidates, or the candidates")
+    settings = {name: value for name, value in _settings(given).items() if name not in KERNEL}
+    settings |= _kernels(given, is_search=alphas is not None or given["cv"] is not None)
     result = library.plan(
         X,
         given["y"],
-        **_settings(given),
+        **settings,
         **_uncertainty(given),
         **{name: given[name] for name in SIZES},
         extent=None if given["extent"] is None else candidates([given["extent"]], "--extent"),
@@ -270,6 +269,21 @@ def _refuse_uncertainty(given: Mapping[str, Any]) -> None:
     if option and (given["logistic"] or is_precomputed):
         what = "--logistic" if given["logistic"] else "--kernel precomputed"
         raise InputError(f"{option} is given with {what}, which has none; expected a regression of rows")
+
+
+def _kernels(given: Mapping[str, Any], *, is_search: bool) -> dict[str, Any]:
+    """Candidates of the kernel and its parameters of a search, or those of a fit; what is not given is left out."""
+    found: dict[str, Any] = {"kernel": ",".join(given["kernel"]).split(",")}
+    found |= {name: candidates(given[name], f"--{name}") for name in ("gamma", "degree")}
+    for name, values in found.items():
+        if not is_search and len(values) > 1:
+            raise InputError(
+                f"--{name} has several values, candidates of a search; expected one, or --alphas or --cv with them"
+            )
+    found["kernel"] = found["kernel"] if len(found["kernel"]) > 1 else found["kernel"][0]
+    if not is_search:
+        found |= {name: found[name][0] for name in ("gamma", "degree") if found[name]}
+    return {name: value for name, value in found.items() if value != []}
 
 
 def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -> None:

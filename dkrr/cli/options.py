@@ -122,8 +122,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "alpha_per_target": _flag("A λ for every target."),
     "train_sizes": _value("SIZES", "A learning curve, too: 0.125,0.25,0.5 of the rows, or numbers."),
     "select.out": _value("PNG", "Draw the scores over λ (and rows) as well ('dkrr[report]')."),
-    "plan.alphas": _value(None, "Plan the choice among so many λ (or these: 0.1,1,10) by cross-validation."),
-    "plan.cv": _value(None, "Number of its folds, or loo.  [default: 5 with --alphas]"),
+    "plan.kernel": _value(
+        None, "rbf, linear, ...; several with --alphas or --cv: rbf,laplacian.", default=["rbf"], multiple=True
+    ),
+    "plan.gamma": _value(
+        None, "γ of the kernel; several with --alphas or --cv.  [default: 1 / columns]", multiple=True
+    ),
+    "plan.degree": _value(
+        None, "Degree of the polynomial kernel; several with --alphas or --cv.  [default: 3]", multiple=True
+    ),
+    "plan.alphas": _value(
+        None,
+        "Plan the search (select) among these λ, 0.1,1,10 or from:to:how-many, or so many: 10.",
+        multiple=True,
+    ),
+    "plan.cv": _value(None, "Number of folds of the search, or loo.  [default: 5 with --alphas]"),
     # The machine
     "memory_limit": _value(None, "Memory of this fit on one machine, for example 4GiB."),
     "predict.memory_limit": _value(None, "Memory of a process that predicts, for example 4GiB."),

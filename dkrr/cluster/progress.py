@@ -29,8 +29,10 @@ REFRESH_SECONDS = 0.5
 """Seconds between two updates of a display in a notebook."""
 MAX_BARS = 20
 """Bars of a display in a notebook; those of the last stages are kept."""
-MAX_PASSED = 0.95
-"""Fraction of a part of a whole that is shown at most before it has ended, however long it takes."""
+WHOLE = 1000.0
+"""Work of a whole, for its display."""
+ON_TIME = 0.75
+"""Fraction of its expected time up to which a part of a whole is shown to be on time."""
 
 
 class Progress:
@@ -106,6 +108,11 @@ class Progress:
         """Display a message between stages."""
         for display in self._displays:
             display.note(message)
+
+    def detail(self, message: str) -> None:
+        """Display a message of how far one fit is, which the display of a whole leaves out."""
+        for display in self._displays:
+            display.detail(message)
 
     def __enter__(self) -> Self:
         return self
@@ -290,6 +297,8 @@ class LiveProgress(Progress):
     def note(self, message: str) -> None:
         self._console.print(printable(message), highlight=False, markup=False)
 
+    detail = note
+
 
 class LogProgress(Progress):
     """Lines through a logger: `progress_logger`, or `stderr_logger` where no handler takes those of that one."""
@@ -326,69 +335,81 @@ class LogProgress(Progress):
     def note(self, message: str) -> None:
         self._logger.info("%s", message)
 
+    detail = note
+
 
 class Whole(Progress):
     """One display of work that is made of several parts, such as a search.
 
-    It is the display of its parts as well: their stages show only that time passes in the part.
+    It is the display of its parts as well: their stages show only that time passes in the part. The share that is
+    shown is that of the seconds that all parts should take, and never becomes smaller.
 
     Parameters
     ----------
     name : str
-    n_parts : int
+    seconds : float
+        What all parts together should take.
     show : bool or None
-        As in `make_progress`; None shows nothing where all parts together should take less than `quiet_seconds`.
-    quiet_seconds : float
+        As in `make_progress`.
+    beginning : str
+        What is shown first: the plan.
     """
 
-    def __init__(self, name: str, n_parts: int, show: bool | None, quiet_seconds: float) -> None:
+    def __init__(self, name: str, seconds: float, show: bool | None, beginning: str = "") -> None:
         super().__init__()
-        self._name, self._n_parts, self._show, self._quiet_seconds = name, n_parts, show, quiet_seconds
-        self._display: Progress | None = None
-        self._expected, self._done, self._passed, self._started = 0.0, 0.0, 0, 0.0
+        self._name, self._total, self._beginning = name, max(seconds, 1e-9), beginning
+        self._display = _displayed(show)
+        self._passed, self._done = 0.0, 0.0
 
-    def __exit__(self, *failure: Any) -> None:
-        if self._display is not None:
-            self._display.__exit__(*failure)
+    def __enter__(self) -> Self:
+        for line in self._beginning.splitlines():
+            self._display.note(line)
+        self._display.stage(self._name, WHOLE)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *others: Any) -> None:
+        if kind is None:
+            self._reach(self._total)
+        self._display.__exit__(kind, *others)
 
     @contextmanager
-    def part(self) -> Iterator[None]:
-        """Work on one part, whose displays are this one."""
-        self._expected, self._done, self._started = 0.0, 0.0, time.monotonic()
+    def part(self, seconds: float) -> Iterator[None]:
+        """Work on one part, which should take so long and whose displays are this one."""
+        self._expected, self._started = seconds, time.monotonic()
         token = _WHOLE.set(self)
         try:
             yield
         finally:
             _WHOLE.reset(token)
-        self._open(time.monotonic() - self._started)
-        self._passed += 1
-        self._reach(1.0)
-
-    def expect(self, seconds: float) -> None:
-        """Say how long the part that was begun should take."""
-        self._expected = seconds
-        self._open(seconds)
+        self._passed += seconds
+        self._reach(self._passed)
 
     def advance(self, flops: float) -> None:  # noqa: ARG002
         """Show how much of the time of this part has passed."""
         if self._expected > 0:
-            self._reach(min(MAX_PASSED, (time.monotonic() - self._started) / self._expected))
+            self._reach(self._passed + self._expected * passed((time.monotonic() - self._started) / self._expected))
 
     def end(self, *, failed: bool) -> None:  # noqa: ARG002
         self.advance(0.0)
 
     def note(self, message: str) -> None:
-        if self._display is not None:
-            self._display.note(message)
+        self._display.note(message)
 
-    def _open(self, seconds: float) -> None:
-        if self._display is None and (self._show is not None or seconds * self._n_parts >= self._quiet_seconds):
-            self._display = _displayed(self._show).stage(self._name, self._n_parts, self._passed)
+    def detail(self, message: str) -> None:
+        pass
 
-    def _reach(self, done: float) -> None:
-        if self._display is not None and done > self._done:
-            self._display.advance(done - self._done)
+    def _reach(self, seconds: float) -> None:
+        done = min(1.0, seconds / self._total)
+        if done > self._done:
+            self._display.advance(WHOLE * (done - self._done))
             self._done = done
+
+
+def passed(time_over_expected: float) -> float:
+    """Share of a part that is shown after a time: that of the time at first, and ever less where it takes longer."""
+    if time_over_expected <= ON_TIME:
+        return time_over_expected
+    return 1.0 - (1.0 - ON_TIME) * ON_TIME / time_over_expected
 
 
 _WHOLE: contextvars.ContextVar[Whole | None] = contextvars.ContextVar("dkrr_whole", default=None)

@@ -16,7 +16,6 @@ from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.kernel_estimator import OF_INPUTS
 from dkrr.estimators.kernel_logistic import KernelClassifier, KernelLogisticRegression
 from dkrr.estimators.search import (
-    SEARCHED,
     checked_curve,
     checked_folds,
     complete_params,
@@ -28,11 +27,16 @@ from dkrr.estimators.search import (
     score_name,
     search_results,
 )
-from dkrr.fitting.context import QUIET_SECONDS
-from dkrr.fitting.requests import checked_weights
+from dkrr.fitting.requests import FitRequest, checked_weights
+from dkrr.fitting.search_plans import search_plan
+from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.names import SEARCHED
 from dkrr.linalg.result import Status
-from dkrr.selection import Folds, no_choice, without_score
+from dkrr.planning.detection import detect
+from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
+from dkrr.planning.selection import FoldSizes, ScoringPlan
+from dkrr.selection import Folds, LearningCurve, displayed, no_choice, without_score
 
 Array = NDArray[np.float64]
 
@@ -106,9 +110,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
     learning_curve_ : dict
         Scores by number of training rows, as in KernelRidgeCV; only with `train_sizes`.
     advice_ : tuple of str
-        That the best λ or parameter is an end of its candidates, or of those that have a score, as in KernelRidgeCV.
+        That the best λ or parameter is an end of its candidates, or that those next to it have no score, as in
+        KernelRidgeCV.
     n_splits_ : int
         Number of folds.
+    selection_plan_ : SelectionPlan
+        Plan of the whole search, as in KernelRidgeCV.
     classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_,
     solve_result_
         As in KernelLogisticRegression, of the fit to all rows.
@@ -182,7 +189,9 @@ class KernelLogisticRegressionCV(KernelClassifier):
         for sets in (folds, *parts):
             _check_classes(sets, codes, labels.classes, request.weights, is_part=sets is not folds)
 
-        def scored(sets: Folds) -> tuple[Array, NDArray[np.intp], Array]:
+        plan = self._plan(request, [model._kernel() for model in models], X, alphas, folds, curve)
+
+        def scored(sets: Folds, size: int | None = None) -> tuple[Array, NDArray[np.intp], Array]:
             """Scores, Newton's steps and gradients, each of shape (n_kernels, n_alphas, n_folds).
 
             A λ whose fits have not converged has no score.
@@ -196,7 +205,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
                     train = sets.training(f)
                     x, held_out = self._part(X, request.rows, train), self._part(X, request.rows, test, train)
                     w = (None, None) if weights is None else (weights[train], weights[test])
-                    with whole.part():
+                    with whole.part(_seconds_of_fold(plan.kernels[k], size)):
                         path = model.fit_path(x, given[train], alphas[order], w[0])
                     for a, fitted in zip(order, path, strict=True):
                         values[k, a, f] = score(fitted, held_out, given[test], w[1])
@@ -207,18 +216,19 @@ class KernelLogisticRegressionCV(KernelClassifier):
                 raise no_choice(is_unsolved=True)
             return values, steps, gradients
 
-        n_fits = len(grid) * len(folds) * (1 + len(parts)) + bool(self.refit)
-        with Whole("search", n_fits, self.progress, QUIET_SECONDS) as whole:
+        with displayed(plan, self.progress) as whole:
             values, steps, gradients = scored(folds)
             self._set_results(values.reshape(len(grid) * len(alphas), -1, 1), grid, alphas, steps, gradients)
             if curve is not None:
-                best, of_parts = self.best_index_ // len(alphas), np.stack([scored(sets)[0] for sets in parts], axis=1)
+                best = self.best_index_ // len(alphas)
+                of_parts = np.stack([scored(sets, size)[0] for size, sets in enumerate(parts)], axis=1)
                 self.learning_curve_ = curve_results(
                     grid, alphas, values[..., None], of_parts[..., None], curve, best, 1.0
                 )
             self.n_splits_ = len(folds)
             self._set_width(request.rows)
-            self._refit(X, y, sample_weight, whole)
+            self.selection_plan_ = plan
+            self._refit(X, y, sample_weight, plan, whole)
         for text in self.advice_:
             make_progress(self.progress).note(text)
         return self
@@ -227,12 +237,34 @@ class KernelLogisticRegressionCV(KernelClassifier):
     def _score_name(self) -> str:
         return score_name(self.scoring, "neg_log_loss")
 
-    def _refit(self, X: Any, y: Any, sample_weight: Any, whole: Whole) -> None:
+    def _plan(
+        self,
+        request: FitRequest,
+        kernels: list[Kernel],
+        X: Any,
+        alphas: Array,
+        folds: Folds,
+        curve: LearningCurve | None,
+    ) -> SelectionPlan:
+        """Plan of the whole search, from the request of a fit with the first kernel."""
+        kernels = [kernel.fitted(X) if encodes(kernel) else kernel for kernel in kernels]
+        of_kernels = [request.with_settings(kernel=kernel).problem() for kernel in kernels]
+        every = tuple(sorted(set(alphas.tolist())))
+        return search_plan(
+            [replace(problem, alphas=every) for problem in of_kernels],
+            [FoldSizes(len(folds), n_training=folds.n_training)] * len(kernels),
+            request.rows,
+            detect(request.settings.memory_limit, None, rows=request.rows.url),
+            () if curve is None else curve.fractions,
+            request.settings.tol if self.refit else None,
+        )
+
+    def _refit(self, X: Any, y: Any, sample_weight: Any, plan: SelectionPlan, whole: Whole) -> None:
         """Fit all rows with the best parameters, if that is asked for."""
         if not self.refit:
             return
         model = self._model_with(self.best_params_ | {"transformer": None})
-        with whole.part():
+        with whole.part(dict(plan.steps())["last fit"].expected):
             model.fit(X, y, sample_weight)
         with self._names_kept():
             self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
@@ -303,6 +335,13 @@ class KernelLogisticRegressionCV(KernelClassifier):
         remedy = "their fits have not converged, give a larger max_iter, or solver='cholesky'"
         self.advice_ = tuple(edges(parameters, self.best_index_, means[:, None], remedy))
         self.best_params_ = complete_params(self, KernelLogisticRegression, self.alpha_, settings)
+
+
+def _seconds_of_fold(plan: ScoringPlan, size: int | None) -> float:
+    """Time of the fit of one fold, or of a part of its training rows."""
+    if size is None:
+        return seconds_of_scores(plan).expected / plan.sizes.n_folds
+    return seconds_of_fit(plan.parts[size]).expected
 
 
 def _checked_scoring(scoring: Any) -> Any:

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from sklearn.utils import _safe_indexing
 
 from dkrr.checks import checked_candidates, checked_tol, flag
-from dkrr.cluster import Whole, make_progress
+from dkrr.cluster import make_progress
 from dkrr.data import MemoryRows, Rows, in_memory, with_columns
 from dkrr.data.rows import check_finite
 from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, is_local
 from dkrr.estimators.kernel_ridge import KernelRidge, RidgeRegressor, as_columns
 from dkrr.estimators.search import (
-    SEARCHED,
     checked_curve,
     checked_folds,
     checked_scoring,
@@ -31,14 +30,15 @@ from dkrr.estimators.search import (
     search_results,
     without_constant,
 )
-from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.results import gram_diagonal
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.implied import parts_of
+from dkrr.kernels.names import SEARCHED
 from dkrr.kernels.nystroem import Nystroem
+from dkrr.planning.searches import seconds_of_fit, seconds_of_scores
 from dkrr.selection import (
     Candidate,
     Folds,
@@ -50,7 +50,9 @@ from dkrr.selection import (
     Selected,
     SelectionRequest,
     best_of,
+    displayed,
     in_range,
+    planned,
     select,
 )
 
@@ -63,6 +65,7 @@ SAMPLE_ROWS = 1024
 """Rows of which that mean is taken."""
 BY_FACTORS = "their systems were not solved, give solver='cholesky', or conjugate gradient a larger max_iter"
 UNDETERMINED = "float64 does not determine them, or scoring gives NaN; scale the columns of X, or use larger candidates"
+GIVEN_UP = "they were given up, give early_stopping=False"
 """What may be done about candidates without a score."""
 FLAGS = ("alpha_per_target", "refit", "early_stopping", "store_cv_predictions")
 FITTED = (
@@ -196,11 +199,11 @@ class KernelRidgeCV(RidgeRegressor):
         Number of folds.
     advice_ : tuple of str
         What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
-        candidates, or of those that have a score, or that targets far from 0 were fitted without a constant. Empty
-        without advice.
-    selection_plan_ : SelectionPlan or None
-        How the best kernel's λ were scored, and the reasons; print it. None if a kernel learns from the training rows
-        (a vocabulary): every fold then has a kernel, and a fit of all λ, of its own.
+        candidates (also of two), that the candidates next to it have no score, or that targets far from 0 were fitted
+        without a constant. Empty without advice.
+    selection_plan_ : SelectionPlan
+        Plan of the whole search, which is also shown before it begins where progress is: how the λ of every kernel are
+        scored, the learning curve, the last fit, their time with its range, memory and disk, and the reasons; print it.
     dual_coef_, coef_, intercept_, rkhs_norm_, X_fit_, n_features_in_, feature_names_in_, transformer_
         As in KernelRidge, of the fit to all rows.
     plan_, solve_result_
@@ -282,13 +285,12 @@ class KernelRidgeCV(RidgeRegressor):
         curve = checked_curve(self.train_sizes, folds, weights, groups, self.random_state)
         alphas = self._alphas(settings.kernel, rows, weights)
         kernels = [kernel.fitted(objects) if encodes(kernel) else kernel for kernel in kernels]
-        if any(learns(kernel) for kernel in kernels):
-            if search is not None:
-                raise InputError(
-                    f"optimize is {self.optimize!r}, and a kernel learns from the training rows of every fold; "
-                    f"expected kernels of numbers, or optimize=None"
-                )
-            return self._search_by_fits(objects, y, weights, folds, alphas, score, grid, curve)
+        by_fits = any(learns(kernel) for kernel in kernels)
+        if by_fits and search is not None:
+            raise InputError(
+                f"optimize is {self.optimize!r}, and a kernel learns from the training rows of every fold; expected "
+                f"kernels of numbers, or optimize=None"
+            )
         request = SelectionRequest(
             settings=[replace(settings, kernel=kernel, uncertainty=False) for kernel in kernels],
             rows=rows,
@@ -308,6 +310,8 @@ class KernelRidgeCV(RidgeRegressor):
             uncertainty=settings.uncertainty,
             interval_folds=self._folds_to_keep(y, folds),
         )
+        if by_fits:
+            return self._search_by_fits(request, objects, y, grid)
         selected = select(request, self.progress)
         self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
         self.n_splits_, self._folds = len(folds), folds
@@ -345,8 +349,12 @@ class KernelRidgeCV(RidgeRegressor):
         """Words for ends of the candidates, and of those with a score."""
         results, mean = self.cv_results_, self.cv_results_["mean_test_score"][:, None]
         scores = results.get("mean_test_score_per_target", mean)
-        is_iterated = (results["iterations"][np.isnan(scores).any(axis=1)] > 0).any()
-        return edges(results["params"], self.best_index_, scores, BY_FACTORS if is_iterated else UNDETERMINED)
+        unscored = np.isnan(scores).any(axis=1)
+        if unscored.any() and results["stopped"][unscored].all():
+            remedy = GIVEN_UP
+        else:
+            remedy = BY_FACTORS if (results["iterations"][unscored] > 0).any() else UNDETERMINED
+        return edges(results["params"], self.best_index_, scores, remedy)
 
     def _r2(self, scores: Array, *, per_target: bool = False) -> Array | None:
         """R² of scores, of all targets together or of each; None where scores are not squared errors."""
@@ -361,18 +369,9 @@ class KernelRidgeCV(RidgeRegressor):
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
         return model
 
-    def _search_by_fits(
-        self,
-        X: Any,
-        y: Array,
-        weights: Array | None,
-        folds: Folds,
-        alphas: Array,
-        score: Score,
-        grid: list[dict[str, Any]],
-        curve: LearningCurve | None,
-    ) -> Self:
+    def _search_by_fits(self, request: SelectionRequest, X: Any, y: Array, grid: list[dict[str, Any]]) -> Self:
         """Search where a kernel learns from the training rows: every fold has a kernel, and so a fit, of its own."""
+        folds, curve, alphas, weights = request.folds, request.curve, request.alphas, request.weights
         if folds.is_loo:
             raise InputError(
                 "cv is leave-one-out, and a kernel that learns from the training rows needs a fit for every row; "
@@ -383,23 +382,27 @@ class KernelRidgeCV(RidgeRegressor):
                 f"X is a {type(X).__name__}, which is read in blocks, and the kernel learns from the training rows of "
                 f"every fold; expected rows in memory"
             )
-        t, candidates = as_columns(y).shape[1], list[Candidate]()
+        t, candidates, plan = as_columns(y).shape[1], list[Candidate](), planned(request)
         sizes = [] if curve is None else [curve.of_size(size) for size in range(len(curve))]
-        with Whole("search", len(grid) + bool(self.refit), self.progress, QUIET_SECONDS) as whole:
-            for parameters in grid:
+        with displayed(plan, self.progress) as whole:
+            for parameters, one in zip(grid, plan.kernels, strict=True):
                 begun = time.perf_counter()
-                with whole.part():
-                    sheet, report = self._scored_by_fits(X, y, weights, folds, alphas, score, parameters)
+                with whole.part(seconds_of_scores(one).expected):
+                    sheet, report = self._scored_by_fits(X, y, weights, folds, alphas, request.score, parameters)
                     report.seconds = time.perf_counter() - begun
-                    each = [self._scored_by_fits(X, y, weights, one, alphas, score, parameters)[0] for one in sizes]
-                parts = None if curve is None else np.stack([one.values for one in each])
-                candidates.append(Candidate(None, sheet, report, parts))
-            self._set_results(best_of(candidates, t), grid, alphas, curve, is_vector=y.ndim == 1)
+                each = []
+                for parts, fit in zip(sizes, one.parts, strict=True):
+                    with whole.part(len(folds) * seconds_of_fit(fit).expected):
+                        each.append(self._scored_by_fits(X, y, weights, parts, alphas, request.score, parameters)[0])
+                of_parts = None if curve is None else np.stack([part.values for part in each])
+                candidates.append(Candidate(None, sheet, report, of_parts))
+            selected = replace(best_of(candidates, t), plan=plan)
+            self._set_results(selected, grid, alphas, curve, is_vector=y.ndim == 1)
             self.n_splits_, self._folds = len(folds), folds
             if self.refit:
                 last = self._ridge_with(self.best_params_)
                 last._own_folds = folds
-                with whole.part():
+                with whole.part(dict(plan.steps())["last fit"].expected):
                     last.fit(X, y, sample_weight=weights)
                 self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
         return self._advised(as_columns(y), weights)
@@ -512,7 +515,7 @@ class KernelRidgeCV(RidgeRegressor):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        self.selection_plan_ = selected.candidates[selected.kernel].plan
+        self.selection_plan_ = selected.plan
         for name in ("cv_predictions_", "learning_curve_", "optimum_", "_known_processes", *FITTED):
             if name not in ("feature_names_in_", *OF_INPUTS):
                 self.__dict__.pop(name, None)  # of an earlier fit

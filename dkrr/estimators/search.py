@@ -1,8 +1,9 @@
 """What searches share: folds and scores as users give them, candidates, the table of results."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import get_scorer
-from sklearn.model_selection import KFold, LeaveOneOut, ParameterGrid, StratifiedKFold, check_cv
+from sklearn.model_selection import KFold, LeaveOneOut, StratifiedKFold, check_cv
 
 from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.names import DEFAULTS, is_given, refuse_twice, taken_by
+from dkrr.kernels.names import DEFAULTS, SEARCHED, candidate_grid, candidate_settings, taken_by
 from dkrr.linalg.products import root_mean_squares
 from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error, times_square
 
@@ -197,12 +198,6 @@ def checked_scoring(scoring: Any) -> Score:
     return score
 
 
-SEARCHED = ("kernel", "gamma", "degree", "coef0")
-"""Parameters of the kernel whose lists are candidates."""
-
-
-MIN_VALUES = 3
-"""Values of a parameter from which on an end of them is worth a word."""
 FAR_MEAN = 3.0
 """Mean of targets over their standard deviation from which on a model without a constant is worth a word."""
 
@@ -211,51 +206,19 @@ MODEL = ("fit_intercept", "class_weight", "multi_class", "transformer")
 
 
 def parameter_grid(estimator: Any) -> list[dict[str, Any]]:
-    """Every combination of the kernel's parameters that are lists; one empty dict where none is.
-
-    Of several kernels each has only those that it takes.
-    """
-    lists = {}
-    for name in SEARCHED:
-        value = getattr(estimator, name)
-        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0):
-            if len(value) == 0:
-                raise InputError(f"{name} is an empty list; expected at least one candidate")
-            lists[name] = list(value)
-    if isinstance(estimator.kernel_params, Mapping):  # else the first kernel says what is wrong
-        refuse_twice(lists, estimator.kernel_params)
-    if "kernel" not in lists:
-        return list(ParameterGrid(lists))
-    kernels = lists["kernel"]
-    for name, default in DEFAULTS.items():
-        value = getattr(estimator, name)
-        if (name in lists or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels):
-            raise InputError(
-                f"{name} is {shown(value)}, which none of the kernels {shown(kernels)} has; expected {name}={default!r}"
-            )
-    grids = [
-        {name: [kernel] if name == "kernel" else values for name, values in lists.items() if name in takes(kernel)}
-        for kernel in kernels
-    ]
-    return list(ParameterGrid(grids))
-
-
-def takes(kernel: Any) -> tuple[str, ...]:
-    """Those of `SEARCHED` that a kernel has, itself included."""
-    return ("kernel", *taken_by(kernel))
+    """Every combination of the kernel's parameters that are lists; one empty dict where none is."""
+    return candidate_grid({name: getattr(estimator, name) for name in SEARCHED}, estimator.kernel_params)
 
 
 def kernel_settings(estimator: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """All settings of the kernel of a candidate, whose `parameters` are those of the grid."""
-    given = {name: getattr(estimator, name) for name in SEARCHED} | parameters
-    if "kernel" in parameters:
-        given = {name: value for name, value in given.items() if name in takes(given["kernel"])}
-    return given | {"kernel_params": estimator.kernel_params}
+    given = {name: getattr(estimator, name) for name in SEARCHED}
+    return candidate_settings(given, estimator.kernel_params, parameters)
 
 
 def complete_params(estimator: Any, model: type, alpha: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """`best_params_`: all that makes a model of this class the chosen one, from the `kernel_settings` of the best."""
-    names = ("kernel_params", *takes(settings["kernel"]))
+    names = ("kernel_params", "kernel", *taken_by(settings["kernel"]))
     found = {name: settings[name] for name in SEARCHED if name in names}
     if settings.get("kernel_params") is not None:
         found["kernel_params"] = settings["kernel_params"]
@@ -270,7 +233,9 @@ def score_name(scoring: Any, default: str) -> str:
 
 
 def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: str) -> Iterator[str]:
-    """Words for parameters whose best value is the smallest or the largest candidate, or the last one with a score.
+    """Words for parameters whose best value has no candidate, or none with a score, on one of its sides.
+
+    Nothing is said of a parameter whose best value is no better than one between, where the curve is flat.
 
     Parameters
     ----------
@@ -284,46 +249,74 @@ def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: st
         What gives a score to candidates without one.
     """
     numbers = np.atleast_1d(best)
-    chosen = [parameters[k] for k in numbers.tolist()]
     for name in ("alpha", *DEFAULTS):
-        values = {p[name] for p in parameters if isinstance(p.get(name), int | float)}
-        for end, word, further in ((min, "smallest", "smaller"), (max, "largest", "larger")):
-            count = sum(p.get(name) == end(values) for p in chosen) if len(values) >= MIN_VALUES else 0
-            if count and (end(values) != 0 or end is max):
-                of = "" if len(chosen) == 1 else f", for {count} of {len(chosen)} targets"
-                yield (
-                    f"the best {name} is the {word} of the candidates, {end(values):g}{of}: the best may lie beyond, "
-                    f"try {further} values"
+        found = dict[tuple[str, str], int]()  # what is said before the number of targets, and after it: of how many
+        for k in np.unique(numbers).tolist():
+            own = scores[:, numbers == k]
+            for text, count in _sides(parameters, k, name, own, remedy):
+                found[text] = found.get(text, 0) + count
+        for (before, after), count in found.items():
+            of = "" if len(numbers) == 1 else f", for {count} of {len(numbers)} targets"
+            yield f"{before}{of}: {after}"
+
+
+def _sides(
+    parameters: list[dict[str, Any]], best: int, name: str, scores: Array, remedy: str
+) -> Iterator[tuple[tuple[str, str], int]]:
+    """What is not known on both sides of the best value of a parameter, and for how many of the targets it is not."""
+    row = _in_a_row(parameters, best, name)
+    if len(row) < 2:
+        return
+    place, known = row.index(best), ~np.isnan(scores[row])
+    values, chosen = [parameters[k][name] for k in row], parameters[best][name]
+    same = scores[row] == scores[best]
+    for step, superlative, further in ((-1, "smallest", "smaller"), (1, "largest", "larger")):
+        beyond = list(range(place - 1, -1, -1) if step < 0 else range(place + 1, len(row)))
+        others = list(range(place + 1, len(row)) if step < 0 else range(place - 1, -1, -1))
+        if not beyond:
+            # A value that is as good farther inside: the best does not lie beyond.
+            is_end = known[others].any(axis=0) & ~same[others].any(axis=0)
+            if is_end.any() and not (chosen == 0 and step < 0):
+                word = f"the {superlative} of the" if len(row) > 2 else f"the {further} of the two"
+                more = f"try {further} values" + (", and some between" if len(row) == 2 else "")
+                text = f"the best {name} is {word} candidates, {chosen:g}", f"the best may lie beyond, {more}"
+                yield text, int(is_end.sum())
+            continue
+        first = np.where(known[beyond].any(axis=0), known[beyond].argmax(axis=0), len(beyond))  # candidates without one
+        for count in np.unique(first[first > 0]).tolist():
+            unscored = named([values[k] for k in beyond[:count]])
+            best_may = f"and the best may be among them: {remedy}"
+            if count == len(beyond):
+                text = (
+                    f"the best {name} is the {superlative} with a score, {chosen:g}",
+                    f"the {further} candidates {unscored} have none, {best_may}",
                 )
-            for k in np.unique(numbers).tolist():
-                beyond = _beyond(parameters, k, name, end)
-                count = np.isnan(scores[beyond][:, numbers == k]).all(axis=0).sum() if beyond else 0
-                if count:
-                    of = "" if len(chosen) == 1 else f", for {count} of {len(chosen)} targets"
-                    unscored = named([parameters[other][name] for other in beyond])
-                    yield (
-                        f"the best {name} is the {word} with a score, {parameters[k][name]:g}{of}: the {further} "
-                        f"candidates {unscored} have none, and the best may be among them: {remedy}"
-                    )
+            else:
+                text = (
+                    f"the best {name} is {chosen:g}",
+                    f"the next {further} candidates {unscored} have no score, {best_may}",
+                )
+            yield text, int((first == count).sum())
 
 
-def _beyond(parameters: list[dict[str, Any]], best: int, name: str, end: Callable[..., Any]) -> list[int]:
-    """Numbers of the candidates with a parameter beyond that of the best, and all others the same; the nearest first.
+def _in_a_row(parameters: list[dict[str, Any]], best: int, name: str) -> list[int]:
+    """Numbers of the candidates that differ from the best in one parameter only, by its value; of equal ones the best.
 
     Candidates of one grid share the values of all parameters but λ.
     """
     chosen = parameters[best]
 
-    def is_beyond(p: dict[str, Any]) -> bool:
-        if not isinstance(p.get(name), int | float) or end(p[name], chosen[name]) == chosen[name]:
+    def is_in_row(p: dict[str, Any]) -> bool:
+        if not isinstance(p.get(name), Real) or p.keys() != chosen.keys():
             return False
-        same = (p.get(key) is value or (key == "alpha" and p[key] == value) for key, value in chosen.items())
-        return p.keys() == chosen.keys() and sum(same) == len(chosen) - 1
+        return all(
+            p[key] is value or (key == "alpha" and p[key] == value) for key, value in chosen.items() if key != name
+        )
 
-    if not isinstance(chosen.get(name), int | float):
+    if not isinstance(chosen.get(name), Real):
         return []
-    found = [k for k, p in enumerate(parameters) if is_beyond(p)]
-    return sorted(found, key=lambda k: parameters[k][name], reverse=end is min)
+    found = {parameters[k][name]: k for k in [*(k for k, p in enumerate(parameters) if is_in_row(p)), best]}
+    return [found[value] for value in sorted(found)]
 
 
 def without_constant(means: Array, deviations: Array, r2: Array | None) -> Iterator[str]:

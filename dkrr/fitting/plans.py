@@ -23,7 +23,7 @@ from dkrr.checks import (
     n_dimensions,
     shown,
 )
-from dkrr.data import as_rows, in_memory, opened, with_columns
+from dkrr.data import Rows, as_rows, in_memory, opened, with_columns
 from dkrr.data.open import place_of_targets
 from dkrr.errors import InputError
 from dkrr.fitting.grids import Box
@@ -37,19 +37,21 @@ from dkrr.fitting.requests import (
     fields_of_targets,
     plan_for_rows,
     plan_in_box,
-    selection_plan,
 )
 from dkrr.fitting.sampled import boxed
+from dkrr.fitting.search_plans import search_plan, within_store
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.implied import feature_map, is_drawn, refuse_more_components_than_rows
+from dkrr.kernels.names import candidate_grid, candidate_settings
 from dkrr.planning import Plan, Problem
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.predictions import PredictionPlan
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection, with_parts
+from dkrr.planning.searches import SelectionPlan
+from dkrr.planning.selection import FoldSizes
 
 MAX_CANDIDATES = 10**6
 """No search has more values of λ."""
@@ -79,9 +81,9 @@ def plan(  # type: ignore[misc]
     d: int | None = None,
     n_targets: int = 1,
     kernel: Any = "linear",
-    gamma: float | None = None,
-    degree: float = 3,
-    coef0: float = 1,
+    gamma: Any = None,
+    degree: Any = 3,
+    coef0: Any = 1,
     kernel_params: dict[str, Any] | None = None,
     alpha: Any = 1.0,
     fit_intercept: bool | None = None,
@@ -109,9 +111,9 @@ def plan(  # type: ignore[misc]
     return_std: bool = False,
     interval: float | None = None,
 ) -> Plan | SelectionPlan | PredictionPlan:
-    """Plan of a fit, of a selection of λ or of predictions, without carrying it out.
+    """Plan of a fit, of a search or of predictions, without carrying it out.
 
-    A plan of a fit or a selection needs only sizes, not data.
+    A plan of a fit or a search needs only sizes, not data.
 
     Parameters
     ----------
@@ -125,14 +127,14 @@ def plan(  # type: ignore[misc]
         Number of columns of X, if it is not given.
     n_targets : int, default=1
         Number of targets of a regression, if y is not given.
-    kernel : str, Kernel, FeatureMap or callable, default="linear"
+    kernel : str, Kernel, FeatureMap or callable, or a list of these, default="linear"
         Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function of two blocks of
-        rows.
-    gamma : float, optional
+        rows. Of a search a list has candidates, as those of the next three parameters.
+    gamma : float or list of float, optional
         γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
-    degree : float, default=3
+    degree : float or list of float, default=3
         Degree of the polynomial kernel.
-    coef0 : float, default=1
+    coef0 : float or list of float, default=1
         Constant of the polynomial and sigmoid kernels.
     kernel_params : dict, optional
         Keyword arguments of a kernel function, or further parameters of a named kernel.
@@ -170,21 +172,21 @@ def plan(  # type: ignore[misc]
         With more than two classes: one softmax of all, or one model of each class against the rest.
 
     alphas : int or array-like, optional
-        Candidates of λ of a KernelRidgeCV, or their number.
+        Candidates of λ of a KernelRidgeCV or KernelLogisticRegressionCV, or their number.
     cv : int or "loo", optional
-        Number of folds of a KernelRidgeCV; with it, or with `alphas`, the plan is that of the selection.
+        Number of folds of a search; with it, or with `alphas`, the plan is that of the search, with a last fit.
     cv_tol : float, default=1e-3
-        Accuracy required of conjugate gradient for the folds.
+        Accuracy required of conjugate gradient for the folds of a regression.
     train_sizes : array-like, optional
-        Sizes of the learning curve of a KernelRidgeCV: fractions of the training rows, or numbers of rows.
+        Sizes of the learning curve of a search: fractions of the training rows, or numbers of rows.
     transformer : "standardize" or transformer of scikit-learn, optional
         What X passes through before the kernel (see KernelRidge): a copy of it is fitted to all rows, which are read.
     extent : float or sequence of float, optional
         Largest difference of two rows in each column, where an RBF kernel takes at most three: a Fourier grid depends
         on it. None: it is found in X, all of which is read once; without X no grid is considered.
     uncertainty : bool or "intervals", default=False
-        What a KernelRidge is to keep for standard deviations, with its price; of a selection that is the last fit, of
-        which the plan of the selection says nothing.
+        What a KernelRidge, or the last fit of a search, is to keep for standard deviations and intervals, with its
+        price.
 
     model : KernelRidge, KernelLogisticRegression or a search, optional
         Fitted or loaded estimator: the plan is that of its predictions of the new rows X, as `predict_to` carries it
@@ -226,6 +228,10 @@ def plan(  # type: ignore[misc]
     >>> plan = dkrr.plan(n=10**8, d=2, kernel="rbf", gamma=50.0, extent=1.0)  # positions within a unit square
     >>> plan.form, plan.problem.dimension < 3000
     ('primal', True)
+    >>> kernels = {"kernel": ["rbf", "laplacian"], "gamma": [0.1, 0.2]}
+    >>> plan = dkrr.plan(n=2000, d=9, alphas=[0.1, 1.0], cv=5, **kernels)  # a search
+    >>> len(plan.kernels), plan.n_alphas, plan.seconds_range[0] < plan.seconds < plan.seconds_range[1]
+    (4, 2, True)
     """
     if model is not None or probabilities is not False or return_std is not False or interval is not None:
         return _of_new_rows(locals())
@@ -233,14 +239,16 @@ def plan(  # type: ignore[misc]
     multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
-    value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
-    is_learning = is_drawn(value) or learns(value)
+    given = {"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}
+    kernels = _kernels(given, kernel_params, is_search=alphas is not None or cv is not None)
+    value, is_learning = kernels[0], any(is_drawn(one) or learns(one) for one in kernels)
     X, y, _ = with_columns(X, y)
     if transformer is not None:
         X = _transformed(transformer, X, value, memory_limit)
     elif X is not None and encodes(value):
         X = in_memory(X)
-        value = value.fitted(X)
+        kernels = [one.fitted(X) for one in kernels]
+        value = kernels[0]
         X = value.encode(X)
     settings = Settings.checked(
         kernel=value,
@@ -253,7 +261,9 @@ def plan(  # type: ignore[misc]
         store=store,
     )
     uncertainty = _uncertainty_of(uncertainty, is_regression=is_regression)
-    candidates, sizes = _candidates(alphas, cv, alpha, is_regression=is_regression)
+    candidates, sizes = _candidates(alphas, cv, alpha)
+    if sizes is not None and sizes.is_loo and not is_regression:
+        raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
     likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class)
     rows = None if X is None else as_rows(X)
     n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
@@ -262,7 +272,7 @@ def plan(  # type: ignore[misc]
     if rows is None and y is not None and is_regression:
         raise InputError("y is given without X; expected X and y, or n_targets= instead of y")
     if likelihood is not None:
-        path = np.unique(checked_path(np.atleast_1d(alpha)))
+        path = np.unique(checked_path(np.atleast_1d(alpha if sizes is None else candidates)))
         fields = fields_of_classes(likelihood, tuple(path.tolist()))
     else:
         width = n_targets if y is None else checked_width(y, n)
@@ -271,10 +281,11 @@ def plan(  # type: ignore[misc]
         if rows is not None and y is not None:
             fields |= place_of_targets(y)
     fields |= settings.problem_fields()
-    if sizes is None:
-        n_folds = min(INTERVAL_FOLDS, n) if uncertainty == "intervals" else 0
-        fields |= {"uncertainty": uncertainty is not False, "interval_folds": n_folds}
-        fields |= {"folds_are_fitted": n_folds > 0 and is_learning}
+    n_folds = 0
+    if uncertainty == "intervals":
+        n_folds = sizes.n_folds if sizes is not None and not sizes.is_loo else min(INTERVAL_FOLDS, n)
+    left = {"uncertainty": uncertainty is not False, "interval_folds": n_folds}
+    left["folds_are_fitted"] = n_folds > 0 and is_learning
     # Before the sample, some of whose memory stays in use.
     resources = detect(
         memory_limit,
@@ -287,22 +298,45 @@ def plan(  # type: ignore[misc]
     is_here = not resources.assumed and (X is not None or store is not None)
     resources = replace(resources, enforce_disk=is_here)
     fractions = () if train_sizes is None else _fractions(sizes, train_sizes, n)
-    if sizes is not None:
-        fields |= {"alphas": candidates, "tol": cv_tol}
     box = None if extent is None else _box(extent, value.resolved(d), d)
+    if sizes is not None:
+        every = [
+            _problem(rows, one, n, d, fields | within_store(settings, f"kernel-{k}").problem_fields())
+            for k, one in enumerate(kernels)
+        ]
+        every = [replace(one, alphas=candidates, tol=cv_tol if is_regression else tol) for one in every]
+        of_kernels = [
+            replace(sizes, are_learned=is_drawn(one) or learns(one), refit=is_regression, n_folds=sizes.n_folds or n)
+            for one in kernels
+        ]
+        return search_plan(every, of_kernels, rows, resources, fractions, tol, left=left)
+    problem = _problem(rows, value, n, d, fields | left)
     if rows is not None:
-        problem = Problem.of_rows(rows, value, **fields)
-        if sizes is None:
-            return plan_for_rows(problem, rows, resources, box)
-        found = selection_plan(problem, sizes, rows, resources)
-    else:
-        known = value.resolved(d)
-        problem = Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
-        problem = with_measured_kernel(problem, None)
-        if sizes is None:
-            return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
-        found = plan_selection(problem, sizes, resources)
-    return with_parts(found, problem, fractions, resources) if fractions else found
+        return plan_for_rows(problem, rows, resources, box)
+    problem = with_measured_kernel(problem, None)
+    return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
+
+
+def _problem(rows: Rows | None, kernel: Kernel, n: int, d: int, fields: dict[str, Any]) -> Problem:
+    """Problem of a fit to rows, or of so many of them."""
+    if rows is not None:
+        return Problem.of_rows(rows, kernel, **fields)
+    known = kernel.resolved(d)
+    return Problem(n=n, d=d, kernel=known, feature_map=feature_map(known, d), y_in_memory=False, **fields)
+
+
+def _kernels(given: dict[str, Any], kernel_params: Any, *, is_search: bool) -> list[Kernel]:
+    """Kernel of a fit, or all candidates of a search."""
+    if not is_search:
+        for name, value in given.items():
+            if isinstance(value, list | tuple) and name != "gamma":
+                raise InputError(
+                    f"{name} is {shown(value)}, several candidates; expected one, or alphas= or cv= for the plan of a "
+                    f"search among them (--alphas or --cv)"
+                )
+        return [checked_kernel(**given, kernel_params=kernel_params)]
+    grid = candidate_grid(given, kernel_params)
+    return [checked_kernel(**candidate_settings(given, kernel_params, parameters)) for parameters in grid]
 
 
 def _uncertainty_of(uncertainty: Any, *, is_regression: bool) -> Any:
@@ -365,14 +399,10 @@ def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) ->
     return transformed_inputs(fitted_transformer(unfitted, inputs, memory_limit), inputs)
 
 
-def _candidates(alphas: Any, cv: Any, alpha: Any, *, is_regression: bool) -> tuple[tuple[float, ...], FoldSizes | None]:
-    """Candidates of λ in ascending order, and the folds; None without a selection."""
+def _candidates(alphas: Any, cv: Any, alpha: Any) -> tuple[tuple[float, ...], FoldSizes | None]:
+    """Candidates of λ in ascending order, and the folds; None without a search."""
     if alphas is None and cv is None:
         return (), None
-    if not is_regression:
-        raise InputError(
-            "alphas or cv is given with loss='logistic'; expected loss='squared': selections of a regression"
-        )
     if isinstance(alphas, int | np.integer) and is_real(alphas):
         expected = "a number of candidates of at least 1, or the candidates"
         count = checked_whole(alphas, "alphas", expected, MAX_CANDIDATES)
@@ -400,4 +430,4 @@ def _fractions(sizes: FoldSizes | None, train_sizes: Any, n: int) -> tuple[float
             f"train_sizes has {wanted[-1]:g}, and {sizes.n_folds} folds of {n:,} rows train on {int(n_training):,}; "
             f"expected fewer: all of them are always the last size"
         )
-    return tuple(fractions.tolist())
+    return tuple((np.floor(fractions * n_training) / n_training).tolist())  # whole rows

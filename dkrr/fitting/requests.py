@@ -21,24 +21,20 @@ from dkrr.checks import (
 )
 from dkrr.data import Rows, as_rows, load_array, load_labels
 from dkrr.data.open import place_of_targets
-from dkrr.errors import InputError, InputTypeError, PlanError, StoreError, WrongStoreError
+from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.fitting.grids import (
     SURELY_FASTER,
     Box,
     box_of,
     cheaper,
-    finufft_missing,
-    grid_is_slower,
     in_dual_form,
     is_compared,
     may_have_grid,
-    on_grid,
 )
 from dkrr.kernels import AdditiveChi2, Kernel, as_kernel
-from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
+from dkrr.kernels.fourier_grid import FourierGrid, grid_columns
 from dkrr.kernels.implied import is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.nonuniform import is_available
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
@@ -52,8 +48,6 @@ from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.problem import Form, Spectrum
 from dkrr.planning.resources import Resources
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
-from dkrr.planning.strategy import Reason
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
 
@@ -317,49 +311,6 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box |
     if isinstance(dual, Plan) and dual.seconds < SURELY_FASTER * found.seconds:  # the spectrum may make a difference
         found = cheaper(in_dual_form(problem, lambda p: _plan_for_rows(p, rows, resources)), problem, resources, box)
     return found
-
-
-def selection_plan(problem: Problem, sizes: FoldSizes, rows: Rows, resources: Resources) -> SelectionPlan:
-    """Plan of a selection of λ; with the sums of a Fourier grid where that takes less time than the dual form.
-
-    Parameters
-    ----------
-    problem : Problem
-        As for `plan_selection`, without the spectrum.
-    """
-    problem = with_measured_kernel(problem, rows)
-    grid: SelectionPlan | None = None
-    reason: Reason | None = None
-    if may_have_grid(problem) and not sizes.are_learned:
-        dual = in_dual_form(problem, lambda p: make_plan(p, resources))
-        if is_compared(dual):
-            box = box_of(rows, grid_columns(problem.kernel, problem.d))
-            grid, reason = _on_grid(problem, sizes, resources, box)
-            if grid is not None and (not isinstance(dual, Plan) or dual.seconds > SURELY_FASTER * grid.seconds):
-                return grid
-    try:
-        found = plan_selection(with_spectrum(problem, rows), sizes, resources)
-    except (PlanError, InputError) as error:  # the primal form was asked for
-        if reason is None:
-            raise
-        raise type(error)(f"{error}; {reason}") from error
-    if grid is not None and grid.seconds < found.seconds:
-        return grid
-    return found if reason is None else replace(found, reasons=(*found.reasons, reason))
-
-
-def _on_grid(problem: Problem, sizes: FoldSizes, resources: Resources, box: Box) -> tuple[SelectionPlan | None, Reason]:
-    """Plan of a selection on a Fourier grid, if there is one, and why another is taken instead."""
-    gridded, reason = on_grid(problem, box, ROUNDING)
-    if gridded is None:
-        return None, reason
-    try:
-        grid = plan_selection(gridded, sizes, resources)
-    except (PlanError, InputError) as error:
-        return None, Reason("grid-refused", f"{reason} is not possible: {error}")
-    if not is_available():
-        return None, finufft_missing(reason, grid.seconds)
-    return grid, grid_is_slower(reason, grid.seconds)
 
 
 def _plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:

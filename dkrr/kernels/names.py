@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
+
+import numpy as np
 
 from dkrr.checks import finite, shown
 from dkrr.errors import InputError, InputTypeError
@@ -152,6 +155,71 @@ def taken_by(kernel: object) -> tuple[str, ...]:
     """Those of gamma, degree and coef0 that a kernel of `as_kernel` takes."""
     known = parameters(NAMED[kernel]) if isinstance(kernel, str) and kernel in NAMED else ()
     return tuple(name for name in DEFAULTS if name in known)
+
+
+SEARCHED = ("kernel", *DEFAULTS)
+"""Arguments whose lists are candidates of a search."""
+
+
+def candidate_grid(given: Mapping[str, Any], kernel_params: Any) -> list[dict[str, Any]]:
+    """Every combination of the arguments that are lists; one empty dict where none is.
+
+    Of several kernels each has only those that it takes.
+
+    Parameters
+    ----------
+    given : mapping
+        Values of `SEARCHED`, or lists of them.
+    kernel_params : dict or None
+
+    Raises
+    ------
+    InputError
+        For an empty list, and for what none of the kernels takes.
+    """
+    lists = {}
+    for name in SEARCHED:
+        value = given[name]
+        if is_list(value):
+            if len(value) == 0:
+                raise InputError(f"{name} is an empty list; expected at least one candidate")
+            lists[name] = list(value)
+    if isinstance(kernel_params, Mapping):  # else the first kernel says what is wrong
+        refuse_twice(lists, kernel_params)
+    if "kernel" not in lists:
+        return _combined(lists)
+    kernels = lists["kernel"]
+    for name, default in DEFAULTS.items():
+        value = given[name]
+        if (name in lists or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels):
+            raise InputError(
+                f"{name} is {shown(value)}, which none of the kernels {shown(kernels)} has; expected {name}={default!r}"
+            )
+    found = list[dict[str, Any]]()
+    for kernel in kernels:
+        of_kernel = {name: values for name, values in lists.items() if name in taken_by(kernel)}
+        found += _combined({"kernel": [kernel]} | of_kernel)
+    return found
+
+
+def _combined(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """All combinations, in the order of scikit-learn's ParameterGrid."""
+    names = sorted(lists)
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(lists[name] for name in names))]
+
+
+def is_list(value: object) -> bool:
+    """Whether an argument is a list of candidates."""
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def candidate_settings(given: Mapping[str, Any], kernel_params: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of the kernel of a candidate, whose `parameters` are those of the grid."""
+    found = {name: given[name] for name in SEARCHED} | dict(parameters)
+    if "kernel" in parameters:
+        taken = ("kernel", *taken_by(found["kernel"]))
+        found = {name: value for name, value in found.items() if name in taken}
+    return found | {"kernel_params": kernel_params}
 
 
 def _refuse_unused(kernel: str, taken: tuple[str, ...], common: dict[str, Any], remedy: str) -> None:

@@ -377,7 +377,7 @@ class Newton:
             text += f", decrement {last.decrement:.1e} before"
         if last.gradient > self.tol:
             text += f"; about {format_seconds(seconds_per_step * steps_left(last.gradient, self.tol))} left"
-        self.progress.note(text)
+        self.progress.detail(text)
 
 
 def _parts(squares: Array, values: Array) -> Array:

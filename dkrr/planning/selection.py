@@ -1,4 +1,4 @@
-"""Plans of a selection: the fastest way to held-out predictions, and why; derivatives of the error."""
+"""Plans of the scores of one kernel: the fastest way to held-out predictions, and why; derivatives of the error."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +28,7 @@ from dkrr.planning.transforms import GATHER_SECONDS, MAX_SIDE, iterated, peak_of
 from dkrr.planning.work import Site, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
-Method = Literal["sweep", "factors", "primal", "refits"]
+Method = Literal["sweep", "factors", "primal", "refits", "paths"]
 
 MAX_COLUMNS = 1024
 """Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""
@@ -82,7 +82,7 @@ class FoldSizes:
 
 
 @dataclass(frozen=True, repr=False)
-class SelectionPlan(Reasoned):
+class ScoringPlan(Reasoned):
     """How λ is chosen for one kernel, what it should cost, and why.
 
     ``str(plan)`` explains it.
@@ -101,6 +101,12 @@ class SelectionPlan(Reasoned):
     rejected: tuple[Reason, ...] = ()
     curve: tuple[float, ...] = ()
     """Fractions of the training rows to which every fold has a fit as well, for a learning curve."""
+    parts: tuple[Plan, ...] = ()
+    """Plan of one fold's fit to such a part, for every fraction."""
+    share: float = 1.0
+    """Part of the iterations of conjugate gradient that a race leaves in the mean."""
+    asked: Problem | None = None
+    """Problem of a fit to all rows with every λ, for which the scores are."""
 
     def summary(self) -> str:
         """Short description of the method."""
@@ -108,6 +114,7 @@ class SelectionPlan(Reasoned):
         alphas = f"{self.n_alphas} λ" if self.n_alphas > 1 else "1 λ"
         how = {
             "sweep": f"all {folds} × {alphas} in one run",
+            "paths": f"a path of fits through {alphas} for each of {folds}",
             "factors": f"{folds} from one factor for each of {alphas}",
             "primal": f"{folds} × {alphas} from one pass over the rows, primal, in this process",
             "refits": f"a fit of all {alphas} for each of {folds}",
@@ -115,21 +122,26 @@ class SelectionPlan(Reasoned):
         parts = f", and a fit for each of {plural(len(self.curve), 'part')}" if self.curve else ""
         return f"{how}{parts}" if self.method == "primal" else f"{how}{parts}; {self.plan.chosen.summary()}"
 
-    def _memory(self) -> str:
+    def memory(self) -> str:
+        """Most memory of a process, in words."""
         if self.method == "primal" or self.plan.execution != "dask" or self.peak_bytes == self.plan.peak_bytes:
             return format_bytes(self.peak_bytes)
         return f"{format_bytes(self.peak_bytes)} in the calling process, {format_bytes(self.plan.peak_bytes)}"
 
     def title(self) -> str:
-        return f"dkrr selection: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns"
+        return f"dkrr scores: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns"
 
     def facts(self) -> list[tuple[str, str]]:
-        is_here, plan = self.method == "primal", self.plan
-        limit = plan.resources.local_limit_bytes if is_here else plan.chosen.limit_bytes
         return [
-            ("time", f"about {format_seconds(self.seconds)}, and the fit with the chosen λ"),
-            ("memory", f"at most {self._memory()} per process (limit {format_bytes(limit)})"),
+            ("time", f"about {format_seconds(self.seconds)}"),
+            ("memory", f"at most {self.memory()} per process (limit {format_bytes(self.limit_bytes)})"),
         ]
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that a process may hold."""
+        is_here = self.method == "primal"
+        return self.plan.resources.local_limit_bytes if is_here else self.plan.chosen.limit_bytes
 
     def own(self) -> dict[str, Any]:
         return {
@@ -142,12 +154,12 @@ class SelectionPlan(Reasoned):
     def __repr__(self) -> str:
         p = self.plan.problem
         return (
-            f"<SelectionPlan for {p.n:,} × {p.d:,}: {self.summary()}; about {format_seconds(self.seconds)}, at most "
-            f"{self._memory()} per process>"
+            f"<ScoringPlan for {p.n:,} × {p.d:,}: {self.summary()}; about {format_seconds(self.seconds)}, at most "
+            f"{self.memory()} per process>"
         )
 
 
-def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
+def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     """Fastest way to the held-out predictions of every λ and fold.
 
     Parameters
@@ -165,6 +177,12 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
         If nothing stays within the limits.
     """
     problem = replace(problem, solver=problem.settings)  # a store resumes with what it began with
+    return replace(_cheapest(problem, sizes, resources), asked=problem)
+
+
+def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
+    if problem.loss == "logistic":
+        return _paths(problem, sizes, resources)
     one = make_plan(replace(problem, alphas=(_middle(problem.alphas),)), resources)
     if sizes.are_learned:
         if sizes.is_loo:
@@ -182,7 +200,7 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
         if not sizes.is_loo:
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
             return _refits(problem, sizes, resources, streamed)
-    found, against = list[SelectionPlan](), list[Reason]()
+    found, against = list[ScoringPlan](), list[Reason]()
     dual = replace(problem, form="dual")
     for make in (plan_sweep, _factors, _factors_of_folds):
         try:
@@ -206,38 +224,41 @@ def plan_selection(problem: Problem, sizes: FoldSizes, resources: Resources) -> 
     return replace(best, rejected=(*rejected, *against))
 
 
-def with_parts(
-    plan: SelectionPlan, problem: Problem, fractions: tuple[float, ...], resources: Resources
-) -> SelectionPlan:
+def with_parts(plan: ScoringPlan, fractions: tuple[float, ...]) -> ScoringPlan:
     """The plan with the fits of all λ to parts of the training rows of every fold, for a learning curve.
 
     Parameters
     ----------
-    plan : SelectionPlan
-    problem : Problem
-        As for `plan_selection`.
+    plan : ScoringPlan
     fractions : tuple of float
         Rows of the parts over those of a training set.
-    resources : Resources
 
     Raises
     ------
     PlanError
         If no plan of a part stays within the limits.
     """
-    seconds, peak, every = 0.0, plan.peak_bytes, replace(problem, n_targets=problem.n_targets * len(problem.alphas))
+    problem = plan.asked
+    assert problem is not None
+    every = problem
+    if problem.loss == "squared":
+        every = replace(problem, n_targets=problem.n_targets * len(problem.alphas))
+    parts = list[Plan]()
     for fraction in fractions:
         part = every
         if problem.x_in_memory or plan.plan.form == "dual":  # else all rows are read, with weights of 0
             part = _of_rows(every, max(1, int(fraction * problem.n * (1 - 1 / plan.sizes.n_folds))))
-        one = make_plan(part, resources)
-        seconds, peak = seconds + plan.sizes.n_folds * one.seconds, max(peak, one.peak_bytes)
-    reason = Reason(
-        "learning-curve",
-        f"parts of the training rows, for the learning curve, have fits of their own, about {format_seconds(seconds)}",
-    )
+        parts.append(make_plan(part, plan.plan.resources))
+    seconds = plan.sizes.n_folds * sum(part.seconds for part in parts)
+    text = "parts of the training rows, for the learning curve, have fits of their own"
+    reason = Reason("learning-curve", text)
     return replace(
-        plan, curve=fractions, seconds=plan.seconds + seconds, peak_bytes=peak, reasons=(*plan.reasons, reason)
+        plan,
+        curve=fractions,
+        parts=tuple(parts),
+        seconds=plan.seconds + seconds,
+        peak_bytes=max(plan.peak_bytes, *(part.peak_bytes for part in parts)),
+        reasons=(*plan.reasons, reason),
     )
 
 
@@ -263,7 +284,7 @@ def _middle(alphas: tuple[float, ...]) -> float:
     return sorted(alphas)[len(alphas) // 2]
 
 
-def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
+def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     """Sums over the rows of every fold from one pass in this process, and a second one where rows are predicted."""
     p, n_alphas, limit = problem, len(problem.alphas), resources.local_limit_bytes
     side, t = p.side("primal") + (1 if p.fit_intercept else 0), p.n_targets
@@ -285,10 +306,10 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
     seconds = Site(p, resources, resources.in_caller("memory", threads)).seconds(recipe, peak)
     text = "the features are no more than the rows: a training set has the sums of the other folds"
     reason = Reason("sums-of-folds", text)
-    return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
+    return ScoringPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
 
 
-def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
+def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     """Sums of every fold by transforms, solutions for each fold and λ, and predictions by transforms."""
     p, n_alphas, t, threads = problem, len(problem.alphas), problem.n_targets, resources.local_threads
     side, n_sets, limit = p.side("primal"), 1 if sizes.is_loo else sizes.n_folds, resources.local_limit_bytes
@@ -321,7 +342,7 @@ def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources
     assert isinstance(how, Generated)
     one = replace(one, chosen=replace(one.chosen, how=replace(how, rank_limit=rank_limit)))
     reason = Reason("sums-of-folds", "on a Fourier grid: a training set has the sums of the other folds")
-    return SelectionPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
+    return ScoringPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
 
 
 def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int) -> int:
@@ -339,13 +360,27 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
     return resources.local_baseline_bytes + sums + coefs + blocks + predictions + p.y_bytes_to_come + libraries
 
 
-def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: Reason) -> SelectionPlan:
+def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: Reason) -> ScoringPlan:
     t, n_alphas = problem.n_targets, len(problem.alphas)
     one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
-    return SelectionPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
+    return ScoringPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
 
 
-def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
+def _paths(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
+    """A path of fits through all λ to the training rows of every fold, which are read into memory."""
+    one = make_plan(_of_rows(problem, n_of_fold(sizes, problem.n)), resources)
+    text = "classes have no formula for the errors of folds: each fold has fits of its own, each from the one before it"
+    seconds = sizes.n_folds * one.seconds
+    reason = Reason("paths-of-fits", text)
+    return ScoringPlan("paths", one, sizes, len(problem.alphas), seconds, one.peak_bytes, (reason,))
+
+
+def n_of_fold(sizes: FoldSizes, n: int) -> int:
+    """Training rows of a fold of n rows."""
+    return sizes.n_training or max(1, int(n * (1 - 1 / sizes.n_folds)))
+
+
+def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[ScoringPlan]:
     """Conjugate gradient with all folds and all λ as columns of one block."""
     if sizes.is_loo or isinstance(problem.solver, Cholesky):
         return
@@ -367,17 +402,19 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
         return
     seconds = plan.seconds
     text = "products with K serve all folds and all λ, and hold the predictions of the rows that are left out"
-    reasons = [Reason("products-serve-all", text)]
+    reasons, share = [Reason("products-serve-all", text)], 1.0
     if sizes.races and len(problem.alphas) > RISES and width == t:
         iterating = next(stage.seconds for stage in plan.chosen.stages if stage.name == "conjugate gradient")
-        seconds -= (1.0 - _share_of_a_race(plan)) * iterating
+        share = _share_of_a_race(plan)
+        seconds -= (1.0 - share) * iterating
         text = "the time is a mean over which λ may be the best: those that have lost are given up"
         reasons.append(Reason("lost-are-given-up", text))
     seconds *= ceil(t / width)
     if not sizes.train_on_the_rest:
         reasons.append(NOT_THE_REST)
     peak = max(plan.peak_bytes, own)
-    yield SelectionPlan("sweep", plan, sizes, len(problem.alphas), seconds, peak, tuple(reasons))
+    n_alphas = len(problem.alphas)
+    yield ScoringPlan("sweep", plan, sizes, n_alphas, seconds, peak, tuple(reasons), share=share)
 
 
 def _share_of_a_race(plan: Plan) -> float:
@@ -409,7 +446,7 @@ def _calling_bytes(problem: Problem, plan: Plan, resources: Resources) -> int:
     return own
 
 
-def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
+def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[ScoringPlan]:
     """A Cholesky factor for each λ, and the blocks of its inverse that belong to folds."""
     if not sizes.train_on_the_rest or isinstance(problem.solver, ConjugateGradient):
         return
@@ -438,10 +475,10 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
         ),
     ]
     seconds = n_alphas * one.seconds + Site(problem, resources, place).seconds(recipe, peak)
-    yield SelectionPlan("factors", one, sizes, n_alphas, seconds, peak, (reason,))
+    yield ScoringPlan("factors", one, sizes, n_alphas, seconds, peak, (reason,))
 
 
-def _factors_of_folds(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[SelectionPlan]:
+def _factors_of_folds(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterator[ScoringPlan]:
     """A Cholesky factor for each fold and λ, where no formula has the errors of folds."""
     if sizes.is_loo or sizes.train_on_the_rest or isinstance(problem.solver, ConjugateGradient):
         return
@@ -484,7 +521,7 @@ def refuse_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) ->
         )
 
 
-def plan_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> SelectionPlan:
+def plan_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     """Plan of one evaluation of the cross-validated error and its derivatives, by conjugate gradient for all folds.
 
     Parameters
@@ -510,4 +547,4 @@ def plan_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> S
     )
     (plan,) = plan_sweep(replace(problem, form="dual"), sizes, less)
     text = "two solves for all folds, and one pass over K for the derivatives by all lengths"
-    return replace(plan, seconds=2 * plan.seconds, reasons=(Reason("two-solves", text),))
+    return replace(plan, seconds=2 * plan.seconds, reasons=(Reason("two-solves", text),), asked=problem)

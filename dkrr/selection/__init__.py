@@ -1,6 +1,6 @@
 """Choosing λ and the kernel by held-out predictions, in far less time than separate fits take."""
 
-from dkrr.selection.candidates import Selected, best_of, no_choice, select
+from dkrr.selection.candidates import Selected, best_of, displayed, no_choice, select
 from dkrr.selection.curve import LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Optimum, Search
@@ -14,7 +14,7 @@ from dkrr.selection.scores import (
     times_square,
     without_score,
 )
-from dkrr.selection.scoring import Candidate, SelectionRequest
+from dkrr.selection.scoring import Candidate, SelectionRequest, planned
 
 __all__ = [
     "Candidate",
@@ -28,11 +28,13 @@ __all__ = [
     "Selected",
     "SelectionRequest",
     "best_of",
+    "displayed",
     "gain_of",
     "in_range",
     "named",
     "negative_squared_error",
     "no_choice",
+    "planned",
     "select",
     "times_square",
     "without_score",

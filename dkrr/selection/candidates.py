@@ -15,12 +15,14 @@ from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.processes import Processes
 from dkrr.fitting.requests import DualStart, FitRequest, Targets, plan_of
+from dkrr.fitting.search_plans import within_store
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.detection import detect
+from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import refuse_gradient
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.scores import negative_squared_error
-from dkrr.selection.scoring import Candidate, SelectionRequest, all_scored, within_store
+from dkrr.selection.scoring import Candidate, SelectionRequest, all_scored, planned
 from dkrr.store.lock import owned
 from dkrr.store.paths import resolved_place
 
@@ -51,6 +53,8 @@ class Selected:
     optimum: Optimum | None = None
     """λ and kernel that took the place of the best candidate's."""
     fit: LastFit | None = None
+    plan: SelectionPlan | None = None
+    """Plan of all of it."""
 
 
 def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
@@ -77,13 +81,14 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
 
 def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected:
     scaled = request.in_range()
-    n_parts = len(request.settings) + (request.search is not None) + request.refit
-    with Whole("search", n_parts, show_progress, QUIET_SECONDS) as whole:
-        candidates = all_scored(scaled, whole)
-        found = best_of(candidates, request.values.shape[1])
+    plan = planned(scaled)
+    steps = dict(plan.steps())  # those after the scores are there once
+    with displayed(plan, show_progress) as whole:
+        candidates = all_scored(scaled, plan, whole)
+        found = replace(best_of(candidates, request.values.shape[1]), plan=plan)
         settings, alphas = request.settings[found.kernel], request.alphas[found.alphas]
         if request.search is not None:
-            with whole.part():
+            with whole.part(steps["optimum"].expected):
                 found = _optimised(scaled, request.search, found, show_progress)
             assert found.optimum is not None
             settings, alphas = replace(settings, kernel=found.optimum.kernel), np.full(len(alphas), found.optimum.alpha)
@@ -92,9 +97,16 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
         settings = replace(within_store(settings, "fit"), uncertainty=request.uncertainty)
         last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, processes=Processes)
         start = found.candidates[found.kernel].start
-        with whole.part():
+        with whole.part(steps["last fit"].expected):
             fitted = fit(_continuing(last, start), show_progress)
     return replace(found, fit=LastFit(last, fitted.noted(_of_scores(candidates))))
+
+
+def displayed(plan: SelectionPlan, show_progress: bool | None) -> Whole:
+    """Display of a search, which begins with its plan; nothing by itself where it should be short."""
+    is_short = show_progress is None and plan.seconds_range[1] < 2 * QUIET_SECONDS
+    seconds = sum(step.expected for _, step in plan.steps())
+    return Whole("search", seconds, False if is_short else show_progress, plan.beginning())
 
 
 def _of_scores(candidates: Sequence[Candidate]) -> tuple[str, ...]:

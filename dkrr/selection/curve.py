@@ -87,6 +87,11 @@ class LearningCurve:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    @property
+    def fractions(self) -> tuple[float, ...]:
+        """Rows of the parts over those of a training set, in the mean of the folds."""
+        return tuple((self.sizes.mean(axis=1) / self.n_training.mean()).tolist())
+
     def of_size(self, size: int) -> Folds:
         """The parts of one size as training sets of the folds."""
         parts = tuple(self.training(size, f) for f in range(len(self.folds)))

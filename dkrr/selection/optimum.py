@@ -28,7 +28,8 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.planning.resources import Resources
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_gradient
+from dkrr.planning.searches import Optimising
+from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_gradient
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
 from dkrr.selection.scores import times_square
@@ -75,7 +76,7 @@ class Optimum(Explained):
     """Their scores, of shape (n_evaluations,)."""
     gradients: Array
     """Derivatives of the scores by the logarithms of λ and of the lengths, of shape (n_evaluations, 1 + lengths)."""
-    plan: SelectionPlan
+    plan: ScoringPlan
     """How an evaluation was computed, and what it should have cost."""
     stages: tuple[Stage, ...] = field(repr=False)
     """Time of all evaluations by stage."""
@@ -150,6 +151,19 @@ class Search:
                 f"X is sparse, and optimize={self.what!r} multiplies whole columns; expected dense rows: give "
                 f"X.toarray(), or optimize='alpha'"
             )
+
+    def planned(self, request: FitRequest, sizes: FoldSizes, resources: Resources) -> Optimising:
+        """Plan of all evaluations, from one λ and kernel.
+
+        Parameters
+        ----------
+        request : FitRequest
+            As of `optimise`.
+        """
+        kernel, _ = self.start(request.settings.kernel, request.rows.shape[1])
+        request = request.with_settings(kernel=kernel, tol=max(TOL_RATIO * request.settings.tol, MIN_TOL))
+        plan = plan_gradient(with_spectrum(request.problem(), request.rows), sizes, resources)
+        return Optimising(plan, self.max_evaluations)
 
     def start(self, kernel: Kernel, n_features: int) -> tuple[Kernel, Array]:
         """Kernel to begin with, and the lengths that are to be found, of shape (0,), (1,) or (n_features,)."""

@@ -23,17 +23,21 @@ from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.prediction import predict_in_memory
-from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets, selection_plan
+from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets
 from dkrr.fitting.results import scale_of
 from dkrr.fitting.sampled import about_the_rows
+from dkrr.fitting.search_plans import scoring_plan, search_plan, within_store
 from dkrr.fitting.storage import with_repairs
+from dkrr.kernels.columns import learns
 from dkrr.kernels.implied import is_drawn
 from dkrr.linalg.held_out import LeftOut
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.planning import Direct, Generated, Iterative
 from dkrr.planning.detection import detect
-from dkrr.planning.problem import Form
-from dkrr.planning.selection import FoldSizes, SelectionPlan
+from dkrr.planning.problem import Problem
+from dkrr.planning.resources import Resources
+from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
+from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.fold_sums import PrimalFolds
 from dkrr.selection.folds import Folds, SelectionData
@@ -41,7 +45,6 @@ from dkrr.selection.grid_folds import GridFolds
 from dkrr.selection.optimum import Search
 from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
 from dkrr.selection.sweep import Refit, sweep
-from dkrr.store.paths import resolved_place
 from dkrr.store.run_store import ENDED
 
 Array = NDArray[np.float64]
@@ -99,21 +102,25 @@ class SelectionRequest:
         each = np.full(self.values.shape[1], alphas, np.float64)
         return FitRequest(settings, self.rows, Targets(self.values, each), self.weights)
 
+    def problem(self, number: int) -> Problem:
+        """Problem of a fit to all rows with every λ, of the kernel with this number, to the residual of scores."""
+        fits = self.fit_request(_settings(self, number), float(self.alphas[0]))
+        return replace(fits.problem(), alphas=tuple(sorted(set(self.alphas.tolist()))))
+
     def sizes(self, settings: Settings) -> FoldSizes:
         """What plans depend on of the folds."""
+        sheet = _sheet(self, self.folds, 0)
         return FoldSizes(
             n_folds=len(self.folds),
             is_loo=self.folds.is_loo,
             train_on_the_rest=self.folds.train_on_the_rest,
             n_training=self.folds.n_training,
-            are_learned=is_drawn(settings.kernel),
+            are_learned=is_drawn(settings.kernel) or learns(settings.kernel),
+            targets_together=not sheet.batches,
+            predicts=self.keeps_predictions or not sheet.takes_squares,
+            refit=self.last_fit() is not None,
             races=self.race,
         )
-
-
-def within_store(settings: Settings, name: str) -> Settings:
-    """The same settings with a store within theirs, if they have one."""
-    return settings if settings.store is None else replace(settings, store=f"{resolved_place(settings.store)}/{name}")
 
 
 Numbers = NDArray[np.intp]
@@ -271,7 +278,7 @@ def _of_training_rows(request: FitRequest, folds: Folds, fold: int, alphas: Arra
 class Candidate:
     """Scores of one kernel with every λ."""
 
-    plan: SelectionPlan | None
+    plan: ScoringPlan | None
     """None where fits of their own make up the scores."""
     sheet: ScoreSheet
     """Its λ are in the order of the request."""
@@ -309,7 +316,7 @@ class _Work:
         report = Report(len(order), 1 if folds.is_loo else len(folds))
         return cls(_settings(request, number), request.alphas[order], sheet, report, request.last_fit())
 
-    def candidate(self, request: SelectionRequest, plan: SelectionPlan, seconds: float) -> Candidate:
+    def candidate(self, request: SelectionRequest, plan: ScoringPlan, seconds: float) -> Candidate:
         """The scores, with the λ in the order of the request; warns of what they lack."""
         self.report.seconds = seconds
         for message in self.report.leave_out(self.sheet.values, self.alphas):
@@ -343,36 +350,70 @@ def _descending(request: SelectionRequest) -> Numbers:
     return np.argsort(-request.alphas, kind="stable")
 
 
-def all_scored(request: SelectionRequest, whole: Whole) -> list[Candidate]:
+def planned(request: SelectionRequest) -> SelectionPlan:
+    """Plan of all of it."""
+    settings = request.settings
+    fractions = () if request.curve is None else request.curve.fractions
+    optimising = None
+    if request.search is not None:
+        fits = request.fit_request(replace(settings[0], tol=request.tol, store=None), float(request.alphas[0]))
+        optimising = request.search.planned(fits, request.sizes(settings[0]), _resources(request, 0))
+    return search_plan(
+        [request.problem(k) for k in range(len(settings))],
+        [request.sizes(one) for one in settings],
+        request.rows,
+        _resources(request, 0),
+        fractions,
+        settings[0].tol if request.refit else None,
+        request.values.shape[1] if request.per_target else 1,
+        optimising,
+        {"uncertainty": request.uncertainty is not False, "interval_folds": len(request.interval_folds)},
+    )
+
+
+def _resources(request: SelectionRequest, number: int) -> Resources:
+    settings = _settings(request, number)
+    return detect(settings.memory_limit, settings.store, rows=request.rows.url)
+
+
+def all_scored(request: SelectionRequest, plan: SelectionPlan, whole: Whole) -> list[Candidate]:
     """Scores of every kernel, one after the other, each a part of the whole that is displayed."""
-    candidates = []
-    for number in range(len(request.settings)):
-        with whole.part():
-            candidates.append(_scored(request, number, whole))
-    return candidates
+    return [_scored(request, number, one, whole) for number, one in enumerate(plan.kernels)]
 
 
-def _scored(request: SelectionRequest, number: int, whole: Whole) -> Candidate:
+def _scored(request: SelectionRequest, number: int, plan: ScoringPlan, whole: Whole) -> Candidate:
     """Scores of one kernel; what is damaged in its store is computed again."""
-    plan = _plan(request, _Work.of(request, number))
     begun, show_progress = time.perf_counter(), None
-    whole.expect(plan.seconds)
-    progress = make_progress(show_progress)
+    with whole.part(seconds_of_scores(plan).expected):
+        progress = make_progress(show_progress)
+        plan = _of_now(request, number, plan, progress)
 
-    def scored() -> _Work:
-        work = _Work.of(request, number)
-        _carry_out(request, work, plan, progress, show_progress)
-        return work
+        def scored() -> _Work:
+            work = _Work.of(request, number)
+            _carry_out(request, work, plan, progress, show_progress)
+            return work
 
-    store = _settings(request, number).store
-    work, repairs = with_repairs([] if store is None else [store], scored)
-    for text in repairs:
-        progress.note(text)
-    work.report.messages += repairs
-    found = work.candidate(request, plan, time.perf_counter() - begun)
+        store = _settings(request, number).store
+        work, repairs = with_repairs([] if store is None else [store], scored)
+        for text in repairs:
+            progress.note(text)
+        work.report.messages += repairs
+        found = work.candidate(request, plan, time.perf_counter() - begun)
     if request.curve is None:
         return found
-    return replace(found, parts=_scored_parts(request, request.curve, number, found, plan.plan.form, show_progress))
+    return replace(found, parts=_scored_parts(request, request.curve, number, found, plan, whole))
+
+
+def _of_now(request: SelectionRequest, number: int, plan: ScoringPlan, progress: Progress) -> ScoringPlan:
+    """The plan of a kernel, or another one where the kernels before it have left too little memory or disk for it."""
+    then, now = plan.plan.resources, _resources(request, number)
+    held = max(0, now.local_baseline_bytes - then.local_baseline_bytes)
+    is_full = now.disk_free_bytes is not None and plan.plan.disk_bytes > now.disk_free_bytes
+    if number == 0 or (plan.peak_bytes + held <= plan.limit_bytes and not is_full):
+        return plan
+    found = scoring_plan(request.problem(number), request.sizes(request.settings[number]), request.rows, now)
+    progress.note(f"kernel {number} (counted from 0) is planned again, with what is free now: {found.summary()}")
+    return found
 
 
 def _scored_parts(
@@ -380,43 +421,30 @@ def _scored_parts(
     curve: LearningCurve,
     number: int,
     candidate: Candidate,
-    form: Form,
-    show_progress: bool | None,
+    plan: ScoringPlan,
+    whole: Whole,
 ) -> Array:
     """Scores of the parts of a learning curve, by fits of all λ that the folds have not given up."""
     settings, values = _settings(request, number), candidate.sheet.values
     kept, found = ~candidate.report.stopped, np.full((len(curve), *values.shape), np.nan)
-    alphas = request.alphas[kept]
+    alphas, is_primal = request.alphas[kept], plan.plan.form == "primal"
     for size in range(len(curve)):
         store = None if settings.store is None else f"{settings.store}-size-{size}"
         fits, parts = request.fit_request(replace(settings, store=store), float(alphas[0])), curve.of_size(size)
         sheet, report = _sheet(request, parts, len(alphas)), Report(len(alphas), len(parts))
-        score_by_refits(fits, parts, alphas, sheet, report, show_progress, is_primal=form == "primal")
+        seconds = seconds_of_fit(plan.parts[size]).expected * len(parts) if plan.parts else 0.0
+        with whole.part(seconds):
+            score_by_refits(fits, parts, alphas, sheet, report, None, is_primal=is_primal)
         for message in report.leave_out(sheet.values, alphas):
             warnings.warn(f"learning curve, size {size}: {message}", ConvergenceWarning, stacklevel=7)
         found[size, kept] = sheet.values
     return found
 
 
-def _plan(request: SelectionRequest, work: _Work) -> SelectionPlan:
-    """Plan for one kernel."""
-    settings, sheet = work.settings, work.sheet
-    fits = request.fit_request(settings, float(request.alphas[0]))
-    problem = replace(fits.problem(), alphas=tuple(sorted(set(request.alphas.tolist()))))
-    resources = detect(settings.memory_limit, settings.store, rows=request.rows.url)
-    sizes = replace(
-        request.sizes(settings),
-        targets_together=not sheet.batches,
-        refit=work.refit is not None,
-        predicts=not sheet.takes_squares,
-    )
-    return selection_plan(problem, sizes, request.rows, resources)
-
-
 def _carry_out(
     request: SelectionRequest,
     work: _Work,
-    plan: SelectionPlan,
+    plan: ScoringPlan,
     progress: Progress,
     show_progress: bool | None,
 ) -> None:

@@ -536,7 +536,7 @@ def test_without_finufft_a_search_says_so_and_a_saved_model_refuses_any_number_o
     X, y = many()
     dkrr.save(KernelRidge(kernel="rbf", gamma=12.0).fit(X, y), tmp_path / "model")
     monkeypatch.setattr("dkrr.kernels.nonuniform.is_available", lambda: False)
-    monkeypatch.setattr("dkrr.fitting.requests.is_available", lambda: False)
+    monkeypatch.setattr("dkrr.fitting.search_plans.is_available", lambda: False)
     for n in (3, 20_000):
         with pytest.raises(InputError, match=r"finufft, which is not installed: pip install 'dkrr\[fourier\]'"):
             dkrr.load(tmp_path / "model").predict(X[:n])

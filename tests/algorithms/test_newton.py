@@ -273,7 +273,7 @@ def test_gradients_are_verified_before_every_end(error, most, status):
 
 def test_systems_are_solved_loosely_at_first_and_as_the_worst_one_needs():
     o, lines, progress = hyperbola(30.0, rough=True), [], Progress()
-    progress.note = lines.append
+    progress.detail = lines.append
     found = Newton(o, 1e-8, 100, progress).run()
     assert o.asked[0] == LOOSEST and all(MIN_FORCING <= x <= LOOSEST for x in o.asked)
     assert [s.inner_iterations for s in found.state.history] == [2] * found.state.step

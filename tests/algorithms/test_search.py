@@ -10,6 +10,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, ShuffleSpli
 
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
+from dkrr.estimators.search import edges
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
 from dkrr.planning.strategy import codes_of
@@ -18,6 +19,8 @@ from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictio
 from tests.pairs import every_pair
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+NAN = np.nan
 
 ALPHAS = [10.0, 1e-3, 0.3]
 TIGHT, SQUARES = {"cv_tol": 1e-11, "early_stopping": False}, "neg_mean_squared_error"
@@ -305,7 +308,14 @@ def test_the_search_says_where_the_best_is_at_an_end(data, y):
     assert search.solve_result_.messages[-2:] == search.advice_
     each = KernelRidgeCV([10.0, 30.0, 100.0], gamma=0.2, alpha_per_target=True).fit(data.X, data.y)
     assert f"10, for {np.count_nonzero(each.alpha_ == 10.0)} of 3 targets" in each.advice_[0]
-    assert not any("alpha" in text for text in KernelRidgeCV([10.0, 30.0]).fit(data.X, y).advice_), "of two one is"
+    (two,) = KernelRidgeCV([10.0, 30.0], refit=False).fit(data.X, y).advice_
+    assert two.startswith(
+        "the best alpha is the smaller of the two candidates, 10: the best may lie beyond, try smaller"
+    )
+    (two,) = KernelRidgeCV([1e-7, 0.1], gamma=[0.2], refit=False).fit(data.X, y).advice_
+    assert "the larger of the two candidates, 0.1: the best may lie beyond, try larger values, and some between" in two
+    (two,) = KernelLogisticRegressionCV([30.0, 10.0], kernel="rbf", cv=2, refit=False).fit(data.X, y > 0).advice_
+    assert two.startswith("the best alpha is the smaller of the two candidates, 10")
 
 
 def test_the_search_says_which_candidates_beyond_the_best_have_no_score(data, y):
@@ -321,12 +331,54 @@ def test_the_search_says_which_candidates_beyond_the_best_have_no_score(data, y)
         return np.nan if np.std(estimator.predict(rows)) < 0.25 * np.std(values) else 1.0
 
     search = KernelRidgeCV([0.1], gamma=large, scoring=score, refit=False).fit(data.X, y)
-    assert search.best_params_["gamma"] == 2.0 and len(search.advice_) == 2
-    assert "gamma is the largest with a score, 2: the larger candidates 10, 50 have none" in search.advice_[1]
+    (advice,) = search.advice_
+    assert search.best_params_["gamma"] == 2.0
+    assert "gamma is the largest with a score, 2: the larger candidates 10, 50 have none" in advice
     each = KernelRidgeCV(alphas, gamma=0.2, alpha_per_target=True, **few)
     with pytest.warns(ConvergenceWarning, match="no scores"):
         each.fit(data.X, data.y)
     assert f"10, for {np.count_nonzero(each.alpha_ == 10.0)} of 3 targets: the smaller" in each.advice_[0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([-1.0], []),
+        ([-1.0, -2.0], ["the smaller of the two candidates, 1: the best may lie beyond, try smaller values, and some"]),
+        ([-2.0, -1.0], ["the larger of the two candidates, 2: the best may lie beyond, try larger values, and some"]),
+        ([-1.0, -1.0], []),
+        ([-1.0, -1.0, -2.0], []),
+        ([-1.0, -2.0, -1.0], []),
+        ([-2.0, -2.0, -1.0], ["is the largest of the candidates, 3: the best may lie beyond, try larger values"]),
+        ([-2.0, -1.0, -2.0], []),
+        ([NAN, -1.0], ["is the smallest with a score, 2: the smaller candidates 1 have none, and"]),
+        ([-1.0, NAN, NAN], ["is the largest with a score, 1: the larger candidates 2, 3 have none, and"]),
+        ([-3.0, NAN, -1.0, -2.0], ["is 3: the next smaller candidates 2 have no score, and the best may be among"]),
+        ([-3.0, -2.0, -1.0, NAN], ["is the largest with a score, 3: the larger candidates 4 have none, and the best"]),
+        ([NAN, -3.0, -2.0, -1.0, -2.0], []),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [float, np.int64])
+def test_advice_says_on_which_side_of_the_best_nothing_is_known(scores, expected, kind):
+    grid = [{"alpha": 0.5, "gamma": kind(k + 1)} for k in range(len(scores))]
+    found = list(edges(grid, int(np.nanargmax(scores)), np.array(scores)[:, None], "do this"))
+    assert len(found) == len(expected)
+    for text, part in zip(found, expected, strict=True):
+        assert text.startswith("the best gamma") and part in text and text.endswith(": do this") == ("score" in part)
+
+
+def test_advice_counts_the_targets(data):
+    grid, scores = (
+        [{"alpha": a} for a in (0.1, 1.0, 10.0)],
+        np.array([[-1, -3, NAN, -1], [-2, -2, -1, -1], [-3, -1, -2, -1]]),
+    )
+    found = list(edges(grid, np.array([0, 2, 1, 0]), scores, "do this"))
+    assert [text.partition(":")[0] for text in found] == [
+        "the best alpha is the smallest of the candidates, 0.1, for 1 of 4 targets",
+        "the best alpha is the smallest with a score, 1, for 1 of 4 targets",
+        "the best alpha is the largest of the candidates, 10, for 1 of 4 targets",
+    ]
 
 
 @pytest.mark.nightly

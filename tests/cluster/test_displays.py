@@ -242,30 +242,41 @@ def test_stages_in_memory_say_how_far_they_are(solver, stage, monkeypatch):
 
 
 def test_a_search_has_one_display_and_its_parts_move_it_on(clock, capsys):
-    with Whole("search", 4, show=True, quiet_seconds=1.0) as whole:
-        for k in range(4):
-            with whole.part():
-                whole.expect(20.0)
+    with Whole("search", 160.0, True, "the plan\n  time        80 s") as whole:
+        for k, seconds in enumerate((20.0, 20.0, 100.0, 20.0)):
+            with whole.part(seconds):
                 fit = make_progress(True)
                 with fit.stage("factorisation", 8.0):
                     clock.now += 10.0
                     fit.advance(4.0)
                 if k == 1:
                     fit.note("hello")
+                    fit.detail("Newton step 3; about 5 s left")
                 clock.now += 10.0
             assert [stage.name for stage in fit.take_stages()] == ["factorisation"]
     found = lines(capsys)
+    assert found[:2] == ["the plan", "time        80 s"]
     assert found[-1] == "search: done in 1 min 20 s" and found.count("hello") == 1
     shares = [line[8:12].strip() for line in found if "gone" in line]
-    assert shares == [f"{12.5 * k:.0f}%" for k in range(1, 9)]
+    assert shares == ["12%", "25%", "88%", "100%"]
+    assert not any("factorisation" in line or "Newton" in line for line in found)
+
+
+def test_the_share_of_a_search_never_falls_where_parts_take_longer_or_are_left_out(clock, capsys):
+    with Whole("search", 30.0, True) as whole, whole.part(20.0):
+        for _ in range(50):
+            clock.now += 5.0
+            whole.advance(0.0)
+    shares = [int(line[8:12].strip().rstrip("%")) for line in lines(capsys) if "gone" in line]
+    assert len(shares) > 3 and shares == sorted(shares) and shares[0] == 17 and 60 < shares[-1] < 67
+
+
+def test_a_short_search_shows_nothing_unless_it_is_asked_to(capsys):
+    X = np.random.default_rng(0).standard_normal((40, 2))
+    dkrr.KernelRidgeCV([0.1, 1.0]).fit(X, X[:, 0])
+    assert lines(capsys) == []
+    dkrr.KernelRidgeCV([0.1, 1.0], kernel=["rbf", "laplacian"], train_sizes=[0.5], progress=True).fit(X, X[:, 0])
+    found = lines(capsys)
+    assert found[0] == "dkrr selection: 40 rows × 2 columns, 1 target, 2 kernels × 2 λ × 5 folds"
+    assert any(line.startswith("time        about") and "in all" in line for line in found)
     assert not any("factorisation" in line for line in found)
-
-
-def test_a_short_search_shows_nothing_unless_it_is_asked_to(clock, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with Whole("search", 4, show=None, quiet_seconds=100.0) as whole, whole.part():
-        whole.expect(20.0)
-    assert whole._display is None
-    with Whole("search", 8, show=None, quiet_seconds=100.0) as whole, whole.part():
-        whole.expect(20.0)
-        assert whole._display is not None

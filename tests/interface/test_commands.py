@@ -156,7 +156,8 @@ def test_a_selection_for_classes(data, folder):
     select = "select --x x.npy --y labels.npy --logistic --cv 3 --shuffle 1 --quiet"
     more = "--alphas 0.01,0.1,1 --kernel linear,rbf --gamma 0.1,0.4 --class-weight balanced --out scores.png"
     found = json.loads(run(f"{select} {more} --model m.zarr --json").stdout)
-    assert len(found["candidates"]) == 9 and found["plan"] is None and found["score_name"] == "neg_log_loss"
+    assert len(found["candidates"]) == 9 and found["score_name"] == "neg_log_loss"
+    assert (found["plan"]["method"], found["plan"]["n_kernels"]) == ("paths", 3)
     assert found["best_params"]["class_weight"] == "balanced" and Path("scores.png").stat().st_size > 5000
     expected = KernelLogisticRegression(**found["best_params"]).fit(data.X, labels).predict_proba(data.X)
     np.testing.assert_allclose(load("m.zarr").predict_proba(data.X), expected, rtol=0, atol=1e-6)

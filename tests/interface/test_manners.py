@@ -146,5 +146,37 @@ def test_fit_select_and_plan_take_the_same_kernel_and_the_same_values(data, fold
     found = [json.loads(run(f"select --x x.npy --y y.npy --json {line}").stdout)["candidates"] for line in lines]
     assert found[0] == found[1] and [row["alpha"] for row in found[2]] == pytest.approx([0.1, 1, 10])
     plan = "plan --n 9000 --d 5 --memory-limit 8GiB --cv 5 --train-sizes 0.25,0.5 --alphas"
-    plans = [run(f"{plan} {alphas}").stdout for alphas in ("3", "0.1,1,10", "0.1:10:3")]
+    plans = [run(f"{plan} {alphas}").stdout for alphas in ("0.1 --alphas 1,10", "0.1,1,10", "0.1:10:3")]
     assert plans[0] == plans[1] == plans[2] and "a fit for each of 2 parts" in plans[0]
+
+
+@pytest.mark.parametrize("logistic", [False, True])
+def test_a_search_has_one_plan_in_python_before_and_after_it_and_on_the_command_line(
+    data, folder, small_process, logistic
+):
+    y, line = data.y[:, 0], "plan --x x.npy --y y.npy"
+    if logistic:
+        y, line = y > 0, "plan --x x.npy --y labels.npy --logistic"
+        np.save("labels.npy", y)
+    estimator = dkrr.KernelLogisticRegressionCV if logistic else dkrr.KernelRidgeCV
+    settings = {"kernel": ["rbf", "laplacian", "linear"], "gamma": [0.1, 0.5], "cv": 4, "train_sizes": [0.25, 0.5]}
+    done = estimator([0.1, 1.0, 10.0], **settings).fit(data.X, y).selection_plan_
+    loss = "logistic" if logistic else "squared"
+    planned = dkrr.plan(data.X, y, alphas=[0.1, 1.0, 10.0], loss=loss, **settings)
+    line += " --kernel rbf,laplacian,linear --gamma 0.1,0.5 --cv 4 --train-sizes 0.25,0.5 --alphas"
+    texts = [str(done), str(planned), run(f"{line} 0.1:10:3").stdout.rstrip("\n")]
+    texts = [[one for one in text.splitlines() if not one.startswith("  memory")] for text in texts]
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0][0].endswith("5 kernels × 3 λ × 4 folds") and "rbf × 2: " in texts[0][1]
+    of_sizes = f"--n {len(y)} --d 5" + " --logistic" * logistic + line[line.index(" --kernel") :]
+    found = json.loads(run(f"plan {of_sizes} 0.1:10:3 --json").stdout)
+    assert found["n_kernels"] == 5 and found["seconds_range"] == pytest.approx(list(done.seconds_range), rel=0.5)
+    own = ("n_kernels", "name", "curve", "seconds", "seconds_range", "disk_bytes", "reason_codes")
+    assert [done.to_dict()[name] for name in own] == [planned.to_dict()[name] for name in own]
+    assert done.seconds > sum(kernel.seconds for kernel in done.kernels) and done.last is not None
+
+
+def test_several_values_are_those_of_a_search(folder):
+    for option in ("--kernel rbf,linear", "--gamma 0.1,0.2", "--degree 2 --degree 3 --kernel poly"):
+        found = run(f"plan --n 100 --d 3 {option}", code=2).stderr
+        assert "has several values, candidates of a search; expected one, or --alphas or --cv" in found

@@ -11,7 +11,8 @@ from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, 
 from dkrr.planning import Float32Factor, Layout, Rates, make_plan
 from dkrr.planning.problem import Spectrum
 from dkrr.planning.resources import WorkerShare
-from dkrr.planning.selection import FoldSizes, plan_selection, with_parts
+from dkrr.planning.searches import whole_plan
+from dkrr.planning.selection import FoldSizes, plan_scores, with_parts
 from dkrr.planning.strategy import codes_of
 from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
@@ -201,7 +202,7 @@ def test_decisions_are_those_of_the_golden_file(golden):
     for name, (what, where) in decisions().items():
         lines += [name, *decision(what, where)]
     for name, (what, folds, where) in selections().items():
-        found = plan_selection(what, folds, where)
+        found = plan_scores(what, folds, where)
         plan, codes = found.plan, f"{', '.join(codes_of(found.reasons))}; not {', '.join(codes_of(found.rejected))}"
         sizes = f"{plan.problem.n_targets} targets, {found.seconds:.3g} s, {found.peak_bytes:.3g} B"
         lines += [name, f"  {found.method}: {kind(plan.chosen)}, {sizes}", f"  because {codes}"]
@@ -245,7 +246,9 @@ def test_texts_of_plans_are_those_of_the_golden_file(golden):
     elsewhere = make_plan(problem(300_007, 79), cluster(workers=64, assumed="64 Dask workers of one thread"))
     folds, alphas = FoldSizes(5, refit=True), tuple(0.1 * 2.0**k for k in range(10))
     search = problem(20_011, 13, n_targets=2, alphas=alphas)
-    selection = with_parts(plan_selection(search, folds, laptop), search, (0.25, 0.5), laptop)
+    every = [replace(search, kernel=kernel) for kernel in (RBF(0.1), RBF(0.2), Laplacian(0.2))]
+    scores = [with_parts(plan_scores(one, folds, laptop), (0.25, 0.5)) for one in every]
+    one, selection = whole_plan(scores[:1], None), whole_plan(scores, 1e-8)
     variances = plan_uncertainty(problem(100_003, 13), machine(disk_free_bytes=1000 * GIB), 10)
-    found = [*fits, elsewhere, selection, variances]
+    found = [*fits, elsewhere, one, selection, variances]
     golden("plans.txt", "\n\n".join(map(str, found)) + "\n\n" + "\n".join(map(repr, found)) + "\n")

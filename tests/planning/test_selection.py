@@ -10,7 +10,8 @@ import pytest
 import dkrr
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.planning.problem import Spectrum
-from dkrr.planning.selection import FoldSizes, SelectionPlan, plan_selection
+from dkrr.planning.searches import SelectionPlan
+from dkrr.planning.selection import FoldSizes, plan_scores
 from dkrr.planning.strategy import codes_of
 from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky, ConjugateGradient
@@ -18,8 +19,8 @@ from tests.planning.problems import GIB, MIB, machine, problem
 
 CG = ConjugateGradient()
 WAYS = [
-    ({"n": 100_000, "memory_limit": "64GiB"}, "sweep", 8.0),
-    ({"n": 20_000, "solver": "cg"}, "sweep", 32.0),
+    ({"n": 100_000, "memory_limit": "64GiB"}, "sweep", 16.0),
+    ({"n": 20_000, "solver": "cg"}, "sweep", 64.0),
     ({"n": 8000, "solver": "cholesky"}, "factors", 1.5),
     ({"n": 10**6, "d": 50, "kernel": "linear"}, "primal", 10.0),
 ]
@@ -59,15 +60,15 @@ def test_folds_that_do_not_train_on_the_rest_have_no_factor_in_common():
     """Their factors cost what their training rows do, and are taken where that is less than conjugate gradient."""
     alphas, others = tuple(10.0**k for k in range(-8, 2)), FoldSizes(3, train_on_the_rest=False)
     direct = problem(20_011, 13, alphas=alphas, solver=Cholesky())
-    found = plan_selection(direct, others, machine())
+    found = plan_scores(direct, others, machine())
     assert found.method == "refits" and found.plan.problem.solver == Cholesky() and found.plan.form == "dual"
-    halves = plan_selection(direct, replace(others, n_training=10_007), machine())
+    halves = plan_scores(direct, replace(others, n_training=10_007), machine())
     assert 6 < found.seconds / halves.seconds < 9 and halves.peak_bytes == found.peak_bytes
-    small = plan_selection(problem(31, 13, alphas=alphas), replace(others, n_training=20), machine())
+    small = plan_scores(problem(31, 13, alphas=alphas), replace(others, n_training=20), machine())
     assert (small.method, codes_of(small.rejected)) == ("refits", ["slower"])
-    assert plan_selection(problem(20_011, 13, solver=CG, alphas=alphas), others, machine()).method == "sweep"
+    assert plan_scores(problem(20_011, 13, solver=CG, alphas=alphas), others, machine()).method == "sweep"
     smooth = {"alphas": alphas[4:], "spectrum": Spectrum(thousandth=1e-12, decay=6.0)}
-    soon, later = (plan_selection(problem(n, 3, **smooth), others, machine()) for n in (811, 4001))
+    soon, later = (plan_scores(problem(n, 3, **smooth), others, machine()) for n in (811, 4001))
     assert (
         soon.seconds > 0.1 and "all-scored" in codes_of(soon.reasons) and codes_of(soon.rejected) == ["may-leave-some"]
     )
@@ -80,7 +81,9 @@ def test_folds_that_do_not_train_on_the_rest_have_no_factor_in_common():
         ({"solver": "cg", "cv": "loo"}, "leave-one-out takes a Cholesky factor"),
         ({"cv": "loo", "train_sizes": (0.5,)}, "train_sizes is given without folds; expected .*cv=5"),
         ({"train_sizes": [16_000]}, "train_sizes has 16000, and 5 folds of 20,000 rows train on 16,000"),
-        ({"loss": "logistic"}, "alphas or cv is given with loss='logistic'"),
+        ({"loss": "logistic", "cv": "loo"}, "cv is leave-one-out, which needs a fit for every row"),
+        ({"kernel": ["rbf", "laplacian"], "alphas": None, "cv": None}, "kernel is .* several candidates; expected one"),
+        ({"kernel": ["linear", "cosine"], "gamma": [0.1]}, "gamma is .* which none of the kernels"),
         ({"worker_memory": "4GiB"}, "worker_memory is '4GiB' without workers; .*give workers="),
         ({"worker_memory": "4GiB", "workers": 8, "memory_limit": "8GiB"}, "expected one of them"),
         ({"cores": 4, "workers": 8}, "cores is 4 without worker_memory; expected workers, worker_memory and cores"),
@@ -94,7 +97,7 @@ def test_arguments_that_do_not_go_together_are_refused(change, message):
 def test_too_little_memory_for_columns_is_refused():
     what = problem(100_003, 1511, "linear", 1009, form="primal", alphas=tuple(range(1, 101)))
     with pytest.raises(MemoryLimitError, match="increase memory_limit"):
-        plan_selection(what, FoldSizes(0, is_loo=True), machine(local_limit_bytes=2**31))
+        plan_scores(what, FoldSizes(0, is_loo=True), machine(local_limit_bytes=2**31))
     with pytest.raises(MemoryLimitError):
         plan_uncertainty(problem(400_009, 13, solver=CG), machine(200 * MIB, disk_free_bytes=1000 * GIB), 1009)
 
