@@ -378,8 +378,10 @@ def check_writable(url: str, *, is_grown: bool = False) -> None:
             place_at(f"{folder}/{name}").delete(STORE)
         else:
             file = Path(folder, name)
-            file.touch(exist_ok=False)
-            delete_file(file)
+            try:
+                file.touch(exist_ok=False)
+            finally:  # also where a signal ends the process just here
+                delete_file(file)
 
 
 def check_free(
