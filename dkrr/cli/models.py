@@ -1,5 +1,6 @@
 """``dkrr fit``, ``select``, ``predict`` and ``plan``."""
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,9 @@ SEARCH = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
 LOGISTIC = ("class_weight", "max_iter", "multi_class")
 RIDGE = ("store", "alpha_per_target")
 """Options of a search without --logistic."""
+INPUTS = ("x", "y", "sample_weight")
+NO_MATTER = ("model", "out", "overwrite", "store", "memory_limit", "tile", "json", "quiet")
+"""Options that change where and how a model is computed and what is printed, not the model."""
 SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores")
 
 
@@ -43,6 +47,9 @@ def fit(**given: Any) -> None:
     import dkrr as library
     from dkrr.cli.show import fit_text
 
+    given["command"] = _command_digest("fit", given)
+    if _is_finished(given):
+        return
     _check_places(given)
     _check_store(given["store"])
     _refuse_other_loss(given)
@@ -51,8 +58,6 @@ def fit(**given: Any) -> None:
         raise InputError(f"--uncertainty is given with {what}, which has none; expected a regression of rows")
     X, transformer = _training_rows(given)
     settings = _settings(given) | {"transformer": transformer, "progress": not given["quiet"]}
-    if given["logistic"] and isinstance(settings["alpha"], list):
-        raise InputError("--alpha has several values; expected one value with --logistic")
     model: Any = (library.KernelLogisticRegression if given["logistic"] else library.KernelRidge)(**settings)
     model.fit(X, given["y"], sample_weight=given["sample_weight"])
     result = model.solve_result_
@@ -88,6 +93,9 @@ def select(**given: Any) -> None:
     from dkrr.estimators.model_description import search_summary
 
     _refuse_other_loss(given, RIDGE)
+    given["command"] = _command_digest("select", given)
+    if _is_finished(given):
+        return
     _check_places(given)
     if given["uncertainty"] and given["model"] is None:
         raise InputError("--uncertainty is given without --model; give --model with it")
@@ -183,6 +191,8 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
         found["solver"] = ConjugateGradient(max_iter=given["solver_max_iter"])
     found |= {name: given[name] for name in LOGISTIC if given.get(name) is not None}
+    if given["logistic"] and len(alpha) > 1:
+        raise InputError("--alpha has several values; expected one value with --logistic")
     found["alpha"] = alpha[0] if len(alpha) == 1 else alpha or 1.0
     found["kernel_params"] = kernel_params(given["kernel_param"])
     found["fit_intercept"] = given["logistic"] if given["fit_intercept"] is None else given["fit_intercept"]
@@ -196,6 +206,44 @@ def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -
         if given.get(name) is not None and given[name] is not False:
             remedy = "leave it out" if given["logistic"] else "give --logistic with it"
             raise InputError(f"--{name.replace('_', '-')} is given {word} --logistic; {remedy}")
+
+
+# Finished work
+
+
+def _command_digest(name: str, given: Mapping[str, Any]) -> str:
+    """Digest of a command: of its options that decide what it fits, and of the files that these name as they are now.
+
+    Files are told apart by size and time of change, or the tag of an object: they are not read.
+    """
+    from dkrr.store.places import place_at
+
+    files = []
+    for option in INPUTS:
+        if given[option] is not None:
+            path = location(given[option], f"--{option.replace('_', '-')}").partition("::")[0]
+            with named(f"--{option.replace('_', '-')}"):
+                files.append(place_at(path).versions())
+    content = [name, {option: value for option, value in given.items() if option not in NO_MATTER}, files]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _is_finished(given: Mapping[str, Any]) -> bool:
+    """Whether the model of this very command exists already, and say so: a job that is run again has no more to do."""
+    from dkrr.store.description import COMMAND, describe_model, is_model
+
+    if given["model"] is None or given["overwrite"]:
+        return False
+    path = location(given["model"], "--model", "the path or URL of a model", is_kept=True)
+    with named("--model"):
+        if not is_model(path):
+            return False
+        found = describe_model(path)
+    if found.get(COMMAND) != given["command"]:
+        return False
+    text = f"model       {path}, of the same command and the same files: nothing to do (--overwrite fits again)"
+    answer(given, {"model": path} | (found["solve"] or {}), text)
+    return True
 
 
 # Places of what is written
@@ -257,16 +305,18 @@ def _save(model: Any, given: Mapping[str, Any]) -> None:
     DkrrError
         If it is not at its path.
     """
-    import dkrr as library
+    from dkrr.estimators.saving import write_model
 
     uncertainty = given["uncertainty"]
     try:
-        library.save(model, given["model"], overwrite=given["overwrite"], uncertainty=uncertainty)
+        write_model(
+            model, given["model"], overwrite=given["overwrite"], uncertainty=uncertainty, command=given["command"]
+        )
     except (DkrrError, OSError) as error:
         place = f"{tempfile.mkdtemp(prefix='dkrr-model-', dir=setting('temporary-directory'))}/model.zarr"
         for without in ("", " without its uncertainty") if uncertainty else ("",):
             try:
-                library.save(model, place, uncertainty=uncertainty and not without)
+                write_model(model, place, uncertainty=uncertainty and not without)
             except (DkrrError, OSError) as reason:
                 second = reason
             else:

@@ -231,6 +231,17 @@ class Bucket:
     def size(self, name: str) -> int | None:
         return self._answer("read", name, lambda obstore, store, key: int(obstore.head(store, key)["size"]))
 
+    def versions(self) -> dict[str, list[Any]]:
+        def listed(obstore: Any, store: Any, key: str) -> dict[str, list[Any]]:
+            entries = [entry for page in obstore.list(store, self._below()) for entry in page]
+            return {one["path"].removeprefix(key).lstrip("/"): [int(one["size"]), one["e_tag"]] for one in entries}
+
+        found = self._answer("list", "", listed)
+        if found or self._key() == "":
+            return found or {}
+        one = self._answer("read", "", lambda obstore, store, key: obstore.head(store, key))
+        return {} if one is None else {"": [int(one["size"]), one["e_tag"]]}
+
     def exists(self) -> bool:
         return bool(self.names()) or (self._key() != "" and self.size("") is not None)
 

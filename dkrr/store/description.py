@@ -31,6 +31,9 @@ TARGETS, WEIGHTS, FOLDS = "targets", "weights", "folds"
 KEPT_ARRAYS = {"primal": ("factor", "coef"), "dual": ("factor", "diagonal")}
 """Beginnings of the names of the arrays of a Gaussian process, before the number of its λ, by its form."""
 
+COMMAND = "command"
+"""Name of the digest of the options and inputs of the command that fitted a model, which others do not have."""
+
 REGRESSION, CLASSIFICATION = "KernelRidge", "KernelLogisticRegression"
 FOUND = ("best_score", "best_index", "alpha", "n_splits")
 """Attributes of a search that are numbers, or have one for each target."""
