@@ -149,7 +149,7 @@ def predict(**given: Any) -> None:
     answer(given, {"out": out, "shape": shape}, f"{shape} predictions in {out}")
 
 
-@command("config x y", ROWS, *SIZES, "extent alphas cv train_sizes", MODEL, "json")
+@command("config x y sample_weight", ROWS, *SIZES, "extent alphas cv train_sizes", MODEL, "json")
 def plan(**given: Any) -> None:
     """Show what a fit would do, its projected cost, and the reasons; sizes are enough."""
     import dkrr as library
@@ -174,6 +174,7 @@ def plan(**given: Any) -> None:
         extent=None if given["extent"] is None else candidates([given["extent"]], "--extent"),
         loss="logistic" if given["logistic"] else "squared",
         transformer=transformer,
+        sample_weight=given["sample_weight"],
         alphas=alphas,
         cv=folds(given["cv"]),
         train_sizes=train_sizes(given["train_sizes"]),

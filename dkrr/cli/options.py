@@ -66,7 +66,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         ["error", "zeros"], "With --one-hot: what another value is in new rows, an error or zeros.  [default: error]"
     ),
     "impute": _value(["mean", "median"], "Fill missing numbers."),
-    "plan.x": _value("PATH", "Training rows (only sizes and a sample are read)."),
+    "plan.x": _value("PATH", "Training rows; of more than 256 MiB only sizes and a sample are read."),
     "predict.x": _value("PATH", "Rows to predict."),
     # Sizes instead of data
     "n": _value(int, "Number of rows, instead of --x."),

@@ -20,14 +20,18 @@ from dkrr.checks import (
     n_dimensions,
     shown,
 )
-from dkrr.data import as_rows, in_memory, with_columns
+from dkrr.data import Rows, as_rows, in_memory, with_columns
 from dkrr.data.open import place_of_targets
+from dkrr.data.rows import scan
 from dkrr.errors import InputError
 from dkrr.fitting.grids import Box
 from dkrr.fitting.requests import (
     Settings,
+    check_content,
+    check_sizes,
     checked_kernel,
     checked_likelihood,
+    checked_weights,
     checked_width,
     fields_of_classes,
     fields_of_targets,
@@ -92,13 +96,16 @@ def plan(  # type: ignore[misc]
     train_sizes: Any = None,
     transformer: Any = None,
     extent: Any = None,
+    sample_weight: Any = None,
 ) -> Plan | SelectionPlan:
     """Plan of a fit or of a selection of λ, without carrying it out; it needs only sizes, not data.
 
     Parameters
     ----------
     X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, d), optional
-        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". Only a sample is read.
+        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". What fit refuses is
+        refused: rows of up to 256 MiB are read whole. Of others a sample is read, and left to the fit is what takes a
+        pass over all of them (NaN, whole numbers that float64 does not hold), and whether a Gram matrix is symmetric.
     y : ndarray, table, Dask array, Zarr array, path, or column of X, of shape (n,) or (n, n_targets), optional
         Targets or labels, instead of n_targets or n_classes; targets are used only if X is given, labels always.
     n : int, optional
@@ -164,6 +171,8 @@ def plan(  # type: ignore[misc]
     extent : float or sequence of float, optional
         Largest difference of two rows in each column, where an RBF kernel takes at most three: a Fourier grid depends
         on it. None: it is found in X, all of which is read once; without X no grid is considered.
+    sample_weight : ndarray, table, path, or column of X, of shape (n,), optional
+        Weights of the rows.
 
     Returns
     -------
@@ -201,7 +210,7 @@ def plan(  # type: ignore[misc]
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
-    X, y, _ = with_columns(X, y)
+    X, y, sample_weight = with_columns(X, y, sample_weight)
     if transformer is not None:
         X = _transformed(transformer, X, value, memory_limit)
     elif X is not None and encodes(value):
@@ -219,9 +228,9 @@ def plan(  # type: ignore[misc]
         store=store,
     )
     candidates, sizes = _candidates(alphas, cv, alpha, is_regression=is_regression)
-    likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class)
     rows = None if X is None else as_rows(X)
     n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
+    likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class, n)
     refuse_more_components_than_rows(value, n)
     value = value if rows is None else boxed(value, rows)
     if rows is None and y is not None and is_regression:
@@ -235,7 +244,7 @@ def plan(  # type: ignore[misc]
         fields = fields_of_targets(width, checked_alphas(alpha, 1 if n_dimensions(alpha) == 0 else width))
         if rows is not None and y is not None:
             fields |= place_of_targets(y)
-    fields |= settings.problem_fields()
+    fields |= settings.problem_fields() | _checked_content(value, rows, sample_weight, is_read=transformer is not None)
     # Before the sample, some of whose memory stays in use.
     resources = detect(
         memory_limit,
@@ -264,6 +273,27 @@ def plan(  # type: ignore[misc]
             return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
         found = plan_selection(problem, sizes, resources)
     return with_parts(found, problem, fractions, resources) if fractions else found
+
+
+def _checked_content(kernel: Kernel, rows: Rows | None, sample_weight: Any, *, is_read: bool) -> dict[str, Any]:
+    """Fields of a problem that follow from weights, once rows and weights are what a fit takes.
+
+    `is_read` says that a transformer has read all rows: so does the check.
+    """
+    if rows is None:
+        if sample_weight is not None:
+            raise InputError("sample_weight is given without X; expected X, y and sample_weight, or only sizes")
+        return {}
+    n = rows.shape[0]
+    check_sizes(kernel, rows, n)
+    if is_read:
+        scan(rows, "X")
+    else:
+        check_content(rows, "X")
+    weights = checked_weights(sample_weight, n)
+    if weights is None:
+        return {}
+    return {"n_counting": int(np.count_nonzero(weights)), "total_weight": float(weights.sum())}
 
 
 def _box(extent: Any, kernel: Kernel, d: int) -> Box:
