@@ -24,6 +24,8 @@ ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,
 """Of a scheduler: a protocol, a host and a port."""
 LOG = "dkrr.log"
 """Name of the handler of messages, if the command has its own, in click's context."""
+OTHERS = "Others"
+"""Title of the options that belong to no group: of --help."""
 FAILED, WRONG, LATER = 1, 2, 75
 """Exit statuses: of a failure, of bad usage or input, and where the same command may succeed later (EX_TEMPFAIL)."""
 INTERRUPTED, CLOSED = 130, 141
@@ -46,6 +48,14 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
 
+class Option(click.Option):
+    """An option with the title of its group in the help."""
+
+    def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group = group
+
+
 class Command(click.Command):
     """A command on the cluster that --scheduler names, which says how an interrupted run is resumed."""
 
@@ -59,6 +69,17 @@ class Command(click.Command):
                 f"only: a TOML file of them is given by --config {extra[0]}"
             )
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of the help in their groups, in the order in which the command has them."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            line = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if line is not None:
+                groups.setdefault(getattr(option, "group", OTHERS), []).append(line)
+        for title, lines in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Carry it out."""

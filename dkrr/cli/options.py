@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -10,7 +10,7 @@ import numpy as np
 from click.shell_completion import CompletionItem
 
 from dkrr.checks import shown
-from dkrr.cli.command import Command, options_from_file
+from dkrr.cli.command import OTHERS, Command, Option, options_from_file
 from dkrr.errors import InputError
 
 PATHS = {"PATH", "FILE", "RUN", "MODEL", "PNG"}
@@ -157,13 +157,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Settings of click for each option; of one that a single command has, or has otherwise, behind ``command.``."""
 
 
+GROUPS = {
+    "Data": "config predict.model x y sample_weight columns drop_missing standardize one_hot unknown "
+    "impute keep n d n_targets n_classes extent",
+    "Model": "kernel gamma degree coef0 kernel_param alpha alphas alpha_per_target fit_intercept logistic multi_class "
+    "class_weight cv shuffle scoring train_sizes",
+    "Solver and resources": "form solver tol solver_max_iter max_iter memory_limit tile store scheduler workers "
+    "worker_memory cores folder",
+    "Output": "model out overwrite uncertainty accept_unconverged proba std interval show json quiet",
+}
+"""Groups of the help by their titles, in its order: every option is in one of them, whichever command has it."""
+GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.split()}
+
+
 def command(*names: str, required: str = "", argument: str = "") -> Callable[[Callable[..., None]], Command]:
     """Command with some options, whose values its function takes by name.
 
     Parameters
     ----------
     names : str
-        Names of options, in the order of the help.
+        Names of options.
     required : str
         Those that must be given.
     argument : str
@@ -172,10 +185,17 @@ def command(*names: str, required: str = "", argument: str = "") -> Callable[[Ca
 
     def made(function: Callable[..., None]) -> Command:
         parameters: list[click.Parameter] = []
-        for name in " ".join(names).split():
-            settings = dict(OPTIONS.get(f"{function.__name__}.{name}") or OPTIONS[name])
+        order = [*GROUP_OF, *OPTIONS]
+
+        def own(name: str, known: Mapping[str, Any]) -> str:
+            """Name of an option as a table has it: behind that of the command, if it is another there."""
+            return name if (special := f"{function.__name__}.{name}") not in known else special
+
+        for name in sorted(" ".join(names).split(), key=lambda name: order.index(own(name, GROUP_OF))):
+            settings = dict(OPTIONS[own(name, OPTIONS)])
             flags = settings.pop("flags", [f"--{name.replace('_', '-')}"])
-            parameters.append(click.Option(flags, required=name in required.split(), **settings))
+            group = GROUP_OF.get(own(name, GROUP_OF), OTHERS)
+            parameters.append(Option(flags, group=group, required=name in required.split(), **settings))
         if argument:
             is_optional = argument.startswith("[")
             parameters.append(click.Argument(["path"], metavar=argument, required=not is_optional, type=PathText()))

@@ -17,6 +17,7 @@ from click.shell_completion import BashComplete
 
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV, load
 from dkrr.cli import dkrr
+from dkrr.cli.options import GROUPS, OPTIONS
 from dkrr.errors import ConvergenceWarning
 from dkrr.planning import Rates
 from dkrr.planning.profile import Profile, machine_fingerprint, save_profile
@@ -118,6 +119,22 @@ def test_shells_complete_commands_options_choices_and_paths():
     for words in (["fit", "--x"], ["fit", "--model"], ["fit", "--store"], ["fit", "--config"], ["verify"]):
         assert completions(*words, incomplete="da") == {"da": "file"}, words
     assert completions("fit", "--memory-limit", incomplete="4") == {}
+
+
+def test_every_option_is_in_one_group_of_the_help():
+    known = [name for names in GROUPS.values() for name in names.split()]
+    bare = {name.rpartition(".")[2] for name in OPTIONS}
+    hidden = {name.rpartition(".")[2] for name, settings in OPTIONS.items() if settings.get("hidden")}
+    assert len(known) == len(set(known)) and {*known} <= {*OPTIONS, *bare}
+    assert bare - hidden <= {*known}, f"no group of the help has {bare - hidden - {*known}}: dkrr.cli.options.GROUPS"
+    for name, command in dkrr.commands.items():
+        shown = re.findall(r"^  (?:-h, )?--([a-z0-9-]+)|^([A-Z].*):$", run(f"{name} --help").stdout, re.M)
+        options, titles = [option for option, _ in shown if option], [title for _, title in shown if title]
+        of_command = [
+            parameter.opts[0].removeprefix("--") for parameter in command.params if parameter.opts != ["path"]
+        ]
+        assert sorted(options) == sorted({"help", *of_command} - {"store" if name == "calibrate" else ""})
+        assert titles == [title for title in (*GROUPS, "Others") if title in titles] and titles[-1] == "Others"
 
 
 # Selection
