@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ from dkrr.cli.options import candidates, command, folds, kernel_params, train_si
 from dkrr.config import setting
 from dkrr.errors import DkrrError, InputError, InputTypeError
 
-ROWS = "columns drop_missing standardize one_hot unknown impute"
+logger = logging.getLogger("dkrr")
+
+ROWS = "columns exclude numeric drop_missing standardize one_hot unknown impute"
 MODEL = (
     "kernel gamma degree coef0 kernel_param alpha logistic multi_class fit_intercept form solver tol solver_max_iter "
     "memory_limit tile store scheduler"
@@ -61,25 +64,20 @@ def fit(**given: Any) -> None:
     model: Any = (library.KernelLogisticRegression if given["logistic"] else library.KernelRidge)(**settings)
     model.fit(X, given["y"], sample_weight=given["sample_weight"])
     result = model.solve_result_
-    is_saved = given["accept_unconverged"] or result.status.is_good
-    if is_saved:
-        _save(model, given)
+    is_saved = _save_if_good(model, given)
     path = given["model"] if is_saved else None
     values = {"model": path} | result.to_dict() | {"plan": model.plan_.to_dict()}
     answer(given, values, fit_text(model, path, is_short=given["quiet"]))
     if not is_saved:
-        raise DkrrError(
-            f"the fit ended with status {result.status.name}, and its model was not saved: "
-            "--accept-unconverged saves such a model, and with --store the same command resumes the fit"
-        )
+        raise _not_saved(result)
 
 
 @command(
     "config x y sample_weight",
     ROWS,
-    "model overwrite uncertainty alphas cv shuffle scoring kernel gamma degree kernel_param alpha_per_target "
-    "train_sizes fit_intercept logistic multi_class class_weight max_iter solver tol memory_limit store scheduler out "
-    "json quiet",
+    "model overwrite uncertainty accept_unconverged rows alphas cv shuffle scoring kernel gamma degree kernel_param",
+    "alpha_per_target train_sizes fit_intercept logistic multi_class class_weight max_iter solver tol memory_limit",
+    "store scheduler out json quiet",
     required="x y",
 )
 def select(**given: Any) -> None:
@@ -103,6 +101,9 @@ def select(**given: Any) -> None:
         pictures.check_path(given["out"], overwrite=given["overwrite"])
     _check_store(given["store"], is_folder=True)
     X, transformer = _training_rows(given)
+    rows, sample = (X, given["y"], given["sample_weight"]), None
+    if given["rows"] is not None:
+        rows, sample = _sampled(rows, given)
     kernels = ",".join(given["kernel"]).split(",")
     settings: dict[str, Any] = {
         "kernel": kernels if len(kernels) > 1 else kernels[0],
@@ -110,23 +111,35 @@ def select(**given: Any) -> None:
         "transformer": transformer,
         "train_sizes": train_sizes(given["train_sizes"]),
         "cv": folds(given["cv"], given["shuffle"], is_classification=given["logistic"]),
-        "refit": given["model"] is not None,
+        "refit": given["model"] is not None and sample is None,
         "progress": not given["quiet"],
         **{name: candidates(given[name], f"--{name}") for name in ("alphas", "gamma", "degree")},
         **{name: given[name] for name in (*SEARCH, *(LOGISTIC if given["logistic"] else RIDGE))},
     }
     settings = {name: value for name, value in settings.items() if value not in (None, [])}
     search: Any = (library.KernelLogisticRegressionCV if given["logistic"] else library.KernelRidgeCV)(**settings)
-    search.fit(X, given["y"], sample_weight=given["sample_weight"])
-    if given["model"] is not None:
-        _save(search, given)
+    search.fit(*rows)
+    path = given["model"]
+    if path is not None:
+        if sample is not None:
+            search._fit_to(X, given["y"], given["sample_weight"])
+        path = path if _save_if_good(search, given) else None
     if given["out"] is not None:
         pictures.write(given["out"], *pictures.of_search(search_summary(search)), overwrite=given["overwrite"])
-    values = search_values(search, given["model"])
+    values = search_values(search, path)
+    if sample is not None:
+        values["sample"] = sample
+        if given["model"] is not None:
+            values["fit"] = search.solve_result_.to_dict() | {"plan": search.plan_.to_dict()}
     answer(given, values, search_text(search, values))
+    if path is None and given["model"] is not None:
+        raise _not_saved(search.solve_result_)
 
 
-@command("config model x columns out keep overwrite scheduler proba std interval json", required="model x out")
+@command(
+    "config model x columns exclude numeric out keep overwrite scheduler proba std interval json",
+    required="model x out",
+)
 def predict(**given: Any) -> None:
     """Predict with a saved model, one block of rows at a time; --out is created only when it is complete."""
     import dkrr as library
@@ -143,6 +156,8 @@ def predict(**given: Any) -> None:
         raise InputError(
             f"--proba is given, but {path} is a {type(model).__name__}; expected a KernelLogisticRegression"
         )
+    if hasattr(model, "feature_names_in_"):
+        given["numeric"] = False  # the model takes its columns by name
     options: Any = {name: given[name] for name in ("keep", "interval", "overwrite")}
     X = _chosen_rows(given)
     shape = list(library.predict_to(model, X, out, probabilities=given["proba"], return_std=given["std"], **options))
@@ -298,6 +313,21 @@ def _refuse_others_than_folders(url: str, expected: str) -> None:
         raise InputError(f"--store is {shown(url)}, {what}; expected {expected}, or none")
 
 
+def _save_if_good(model: Any, given: Mapping[str, Any]) -> bool:
+    """Save a model, unless its fit did not reach the required accuracy and is not accepted; whether it is saved."""
+    if not given["accept_unconverged"] and not model.solve_result_.status.is_good:
+        return False
+    _save(model, given)
+    return True
+
+
+def _not_saved(result: Any) -> DkrrError:
+    return DkrrError(
+        f"the fit ended with status {result.status.name}, and its model was not saved: "
+        "--accept-unconverged saves such a model, and with --store the same command resumes the fit"
+    )
+
+
 def _save(model: Any, given: Mapping[str, Any]) -> None:
     """Save a model; where that fails, in a temporary folder, so that the work is not lost.
 
@@ -343,9 +373,40 @@ def _table(X: Any, option: str, value: str | None = None) -> Any:
 
 
 def _chosen_rows(given: Mapping[str, Any]) -> Any:
-    """Columns of the table --x that --columns names; without it --x."""
-    X, columns = given["x"], given["columns"]
-    return X if columns is None else _table(X, "--columns", columns).select(columns, "--columns")
+    """Columns of the table --x that --columns, --exclude and --numeric leave; without them --x."""
+    X, columns, exclude = given["x"], given["columns"], given["exclude"]
+    if columns is not None:
+        X = _table(X, "--columns", columns).select(columns, "--columns")
+    if exclude is not None:
+        table = _table(X, "--exclude", exclude)
+        X = table.without(table.select(exclude, "--exclude").names)
+    return _columns_of_numbers(_table(X, "--numeric"), given) if given["numeric"] else X
+
+
+def _columns_of_numbers(table: Any, given: Mapping[str, Any]) -> Any:
+    """Table of the columns that hold numbers or that --one-hot names; says which are left out, but for targets."""
+    from dkrr.data import with_columns
+    from dkrr.text import first_names
+
+    rest, one_hot = with_columns(table, given.get("y"), given.get("sample_weight"))[0], given.get("one_hot")
+    kept = () if one_hot is None else table.select(one_hot, "--one-hot").names
+    left = [column for column in rest.columns if column.kind != "number" and column.name not in kept]
+    if left:
+        names = first_names([f"{column.name} ({column.kind})" for column in left])
+        logger.info("--numeric leaves out %d of %d columns: %s", len(left), len(rest.names), names)
+    return table.without(column.name for column in left)
+
+
+def _sampled(rows: tuple[Any, Any, Any], given: Mapping[str, Any]) -> tuple[tuple[Any, Any, Any], dict[str, int]]:
+    """Random sample of rows, targets and weights to choose by, and what is said of it."""
+    from dkrr.data import sampled
+
+    if "precomputed" in ",".join(given["kernel"]).split(","):
+        raise InputError("--rows is given with --kernel precomputed, a matrix of all rows; expected another kernel")
+    count, seed = given["rows"], given["shuffle"] or 0
+    X, y, sample_weight, n = sampled(*rows, count, seed, is_classification=given["logistic"], name="--rows")
+    logger.info("choosing by %s of %s rows, drawn at random (seed %d)", f"{count:,}", f"{n:,}", seed)
+    return (X, y, sample_weight), {"rows": count, "of": n, "seed": seed}
 
 
 def _training_rows(given: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -56,6 +56,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "y": _value("PATH|NAME", "Targets or class labels, or their column in --x."),
     "sample_weight": _value("PATH|NAME", "Weights of the rows, or their column in --x."),
     "columns": _value("NAMES", "Columns of the table --x to use: names and patterns such as 'dep_*,origin'."),
+    "exclude": _value("NAMES", "Columns of the table --x to leave out: names and patterns."),
+    "numeric": _flag(
+        "Take the columns of the table --x that hold numbers, and those that --one-hot names; says which are left out."
+    ),
     "drop_missing": _flag(
         "Leave out the rows of the table --x with missing values in columns that are used; with --impute only those "
         "without a target or weight."
@@ -116,6 +120,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         flags=["--alphas", "--alpha"],
         multiple=True,
     ),
+    "rows": _value(
+        int,
+        "Choose by so many rows, drawn at random (seed: that of --shuffle, or 0), and fit all with what was chosen; "
+        "--logistic: of each class in proportion.",
+    ),
     "select.cv": _value(None, "Number of folds, or loo: leave one row out at a time.", default="5"),
     "shuffle": _value(int, "Folds of random rows, not of consecutive ones.", metavar="SEED"),
     "scoring": _value(None, "One of scikit-learn's scorers.  [default: mean squared error, log loss]"),
@@ -158,8 +167,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 GROUPS = {
-    "Data": "config predict.model x y sample_weight columns drop_missing standardize one_hot unknown "
-    "impute keep n d n_targets n_classes extent",
+    "Data": "config predict.model x y sample_weight columns exclude numeric drop_missing standardize one_hot unknown "
+    "impute rows keep n d n_targets n_classes extent",
     "Model": "kernel gamma degree coef0 kernel_param alpha alphas alpha_per_target fit_intercept logistic multi_class "
     "class_weight cv shuffle scoring train_sizes",
     "Solver and resources": "form solver tol solver_max_iter max_iter memory_limit tile store scheduler workers "

@@ -143,9 +143,14 @@ def search_values(search: Any, path: str | None) -> dict[str, Any]:
 
 def search_text(search: Any, values: dict[str, Any]) -> str:
     """Table of scores, the learning curve and advice, from what `search_values` returned."""
+    sample = values.get("sample")
     names = list(dict.fromkeys(name for parameters in search.cv_results_["params"] for name in parameters))
     has_errors = any(one["rmse"] is not None for one in values["candidates"])
     lines = [str(search.selection_plan_)] if values["plan"] else []
+    if sample:
+        rows, n, seed = (f"{sample[name]:,}" for name in ("rows", "of", "seed"))
+        lines.append(f"sample      λ and parameters are chosen by {rows} of {n} rows, drawn at random (seed {seed});")
+        lines.append("            the fit of all rows takes them as they are")
     lines.append(f"scores      {values['score_name']}, mean of the folds; larger is better")
     more = f"{'RMSE':>12}{'R²':>9}" if has_errors else ""
     lines.append("  " + "".join(f"{name:>12}" for name in names) + f"{'score':>14}{'± std':>12}{more}")
@@ -165,6 +170,8 @@ def search_text(search: Any, values: dict[str, Any]) -> str:
             lines.append(f"  {size:>12,}{_cell(mean, '>14.6g')}{_cell(spread, '>12.2g')}  {alphas}")
         lines.append(f"more rows   {curve['conclusion']}")
     lines += [f"advice      {text}" for text in values["advice"]]
+    if sample and hasattr(search, "plan_"):
+        lines += [str(search.plan_), search.solve_result_.explained(search.plan_.chosen.stages)]
     return "\n".join([*lines, f"model       {values['model'] or 'not saved'}"])
 
 
