@@ -171,7 +171,7 @@ def _left_of(options: Mapping[str, Any] | None) -> str:
     """What an interrupt has left of a command."""
     if options is None:  # while libraries are imported
         return "; no work was begun"
-    if "store" not in options:
+    if not {"store", "quiet"} <= options.keys():  # only a fit and a search show progress, and resume
         return ""
     if options["store"] is None:
         return "; nothing of it is kept; with --store the same command would resume"

@@ -247,6 +247,7 @@ def _command_digest(name: str, given: Mapping[str, Any]) -> str:
 def _is_finished(given: Mapping[str, Any]) -> bool:
     """Whether the model of this very command exists already, and say so: a job that is run again has no more to do."""
     from dkrr.store.description import COMMAND, describe_model, is_model
+    from dkrr.store.places import place_at
 
     if given["model"] is None or given["overwrite"]:
         return False
@@ -255,10 +256,13 @@ def _is_finished(given: Mapping[str, Any]) -> bool:
         if not is_model(path):
             return False
         found = describe_model(path)
-    if found.get(COMMAND) != given["command"]:
+    out = given.get("out")  # a picture, which is drawn with the search
+    if found.get(COMMAND) != given["command"] or (out is not None and not place_at(out).exists()):
         return False
+    search = found["search"] or {}
+    chosen = {name: search[name] for name in ("best_params", "best_score") if name in search}
     text = f"model       {path}, of the same command and the same files: nothing to do (--overwrite fits again)"
-    answer(given, {"model": path} | (found["solve"] or {}), text)
+    answer(given, {"model": path} | chosen | (found["solve"] or {}), text)
     return True
 
 

@@ -182,7 +182,7 @@ def test_a_selection_for_classes(data, folder):
     assert "scores      accuracy" in run(f"{select} --scoring accuracy --multi-class ovr --max-iter 200").stdout
 
 
-@pytest.mark.parametrize("x", ["x.npy", "data.zarr/x", "t.csv::a,b,c,d,e"])
+@pytest.mark.parametrize("x", ["data.zarr/x", "t.csv::a,b,c,d,e"])
 def test_a_random_sample_chooses_for_the_fit_of_all_rows(data, folder, x):
     line = f"{SELECT.replace('x.npy', x)} --rows 60 --alphas 0.01,0.1,1 --gamma 0.1,0.4"
     line = line.replace("d.npz::y", "y.npy") + " --solver cholesky"

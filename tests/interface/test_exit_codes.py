@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,16 @@ import pytest
 
 import dkrr
 from dkrr.cluster import dask_client
-from dkrr.errors import ClusterError, DiskSpaceError, InputError, StoreError, UnreachableStoreError, is_transient
+from dkrr.errors import (
+    ClusterError,
+    DiskSpaceError,
+    InputError,
+    StoreError,
+    UnreachableStoreError,
+    is_transient,
+)
+from dkrr.linalg.result import Status
+from dkrr.store import buckets
 from dkrr.store.lock import this_owner
 from dkrr.store.paths import store_error
 from tests.interface.conftest import run
@@ -56,15 +66,12 @@ def test_a_store_in_use_is_for_later(place, line, store):
 
 
 @pytest.mark.parametrize("line", [f"{FIT} --store s --tile 64", SELECT, PREDICT])
-@pytest.mark.parametrize(
-    ("number", "code"), [(errno.ENOSPC, 75), (errno.EDQUOT, 75), (errno.EIO, 75), (errno.EROFS, 1)]
-)
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 75), (errno.EROFS, 1)])
 def test_a_disk_that_is_full_or_away_while_writing_is_for_later(place, monkeypatch, line, number, code):
     def fail(*_):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("dkrr.store.places._write_all", fail)
-    monkeypatch.setattr("numpy.lib.format.write_array_header_1_0", fail)
     monkeypatch.setattr("dkrr.estimators.predict_to._write_npy", fail)
     assert os.strerror(number) in run(line, code=code).stderr
     assert not Path("m.zarr").exists() and not Path("p.npy").exists()
@@ -89,13 +96,29 @@ def test_errors_say_whether_the_same_call_may_succeed_later():
     assert all(
         map(is_transient, (DiskSpaceError("full"), ClusterError("lost"), TimeoutError(), ConnectionResetError()))
     )
-    for number, expected in ((errno.ENOSPC, True), (errno.ESTALE, True), (errno.EACCES, False), (errno.EFBIG, False)):
+    passing = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN), True)
+    for number, expected in (passing | dict.fromkeys((errno.EACCES, errno.EROFS, errno.EFBIG), False)).items():
         found = store_error("write x", OSError(number, "why"))
         assert is_transient(found) == expected
         wrapped = InputError("--store: why")
         wrapped.__cause__ = found
         assert is_transient(wrapped) == expected
     assert not any(map(is_transient, (StoreError("damaged"), UnreachableStoreError("no"), InputError("x"), None)))
+
+
+def test_a_search_whose_last_fit_is_not_accurate_is_a_failure(place, monkeypatch):
+    fit = dkrr.KernelRidgeCV.fit
+
+    def stall(self, *arguments):
+        fit(self, *arguments)
+        self.solve_result_ = replace(self.solve_result_, status=Status.STALLED)
+
+    monkeypatch.setattr(dkrr.KernelRidgeCV, "fit", stall)
+    result = run(f"{SELECT} --json", code=1)
+    assert json.loads(result.stdout)["model"] is None and "STALLED, and its model was not saved" in result.stderr
+    assert not Path("m.zarr").exists()
+    run(f"{SELECT} --accept-unconverged")
+    assert Path("m.zarr").exists()
 
 
 # Finished
@@ -107,7 +130,8 @@ def test_a_finished_command_that_is_run_again_has_nothing_to_do(place, line):
     run(line)
     before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
     assert "m.zarr, of the same command and the same files: nothing to do" in run(f"{line} --quiet").stdout
-    assert json.loads(run(f"{line} --json").stdout)["status"] in ("SOLVED", "CONVERGED")
+    found = json.loads(run(f"{line} --json").stdout)
+    assert found["status"] in ("SOLVED", "CONVERGED") and ("best_params" in found) == line.startswith("select")
     assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
 
 
@@ -121,6 +145,8 @@ def test_another_model_at_the_path_is_refused(place):
         SELECT,
     ):
         assert "m.zarr exists already" in run(other, code=2).stderr
+    run(SELECT.replace("m.zarr", "s.zarr"))
+    assert "s.zarr exists already" in run(f"{SELECT.replace('m.zarr', 's.zarr')} --out new.png", code=2).stderr
     np.save("y.npy", np.load("y.npy") + 1.0)
     assert "m.zarr exists already" in run(f"{FIT} --kernel linear", code=2).stderr
     dkrr.save(dkrr.load("model.zarr"), "m.zarr", overwrite=True)  # of no command
@@ -198,6 +224,33 @@ def test_a_command_that_is_ended_while_it_writes_the_model_leaves_none_and_resum
     assert not Path("m.zarr").exists() and not list(Path().glob(".dkrr*"))
     run(f"{line} --quiet")
     assert "nothing to do" in run(line).stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.guard
+def test_a_bucket_that_goes_away_during_the_work_is_for_later_and_a_missing_one_is_not(
+    place, bucket, s3_host, monkeypatch
+):
+    from tests.s3 import failing_server
+
+    monkeypatch.setattr(buckets, "RETRY_SECONDS", 0.5)
+    lines = (
+        (f"{FIT} --store {bucket}/run.zarr --tile 64 --solver cholesky", 40),
+        (f"{SELECT} --store {bucket}/runs", 12),
+        (f"predict --model model.zarr --x x.npy --out {bucket}/p.parquet", 8),
+    )
+    for line, last in lines:
+        with failing_server(s3_host, lambda number, last=last: number > last) as host:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}")
+            buckets._answered.clear()
+            buckets._silent.clear()
+            text = run(line, code=75).stderr
+        assert "s3://" in text and not Path("m.zarr").exists()
+        buckets._silent.clear()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{s3_host}")
+        run(line)
+        shutil.rmtree("m.zarr", ignore_errors=True)
+    assert "the bucket does not exist" in run("fit --x x.npy --y y.npy --model s3://dkrr-none/m.zarr", code=2).stderr
 
 
 FULL = """
