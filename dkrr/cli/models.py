@@ -11,7 +11,7 @@ from dkrr.checks import location, shown
 from dkrr.cli.command import answer, echo, named
 from dkrr.cli.options import candidates, command, folds, kernel_params, train_sizes, whole
 from dkrr.config import setting
-from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.errors import DkrrError, InputError, InputTypeError, is_transient
 
 logger = logging.getLogger("dkrr")
 
@@ -227,19 +227,27 @@ def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -
 # Finished work
 
 
-def _command_digest(name: str, given: Mapping[str, Any]) -> str:
+def _command_digest(name: str, given: Mapping[str, Any]) -> str | None:
     """Digest of a command: of its options that decide what it fits, and of the files that these name as they are now.
 
-    Files are told apart by size and time of change, or the tag of an object: they are not read.
+    Files are told apart by size and time of change, or the tag of an object: they are not read. None where one is at a
+    URL that tells neither.
     """
+    from dkrr.checks import may_keep
     from dkrr.store.places import place_at
 
     files = []
     for option in INPUTS:
-        if given[option] is not None:
-            path = location(given[option], f"--{option.replace('_', '-')}").partition("::")[0]
+        path = str(given[option] or "").partition("::")[0]
+        if not may_keep(path):
+            return None
+        try:
             with named(f"--{option.replace('_', '-')}"):
-                files.append(place_at(path).versions())
+                files.append(place_at(path).versions() if path else {})
+        except ValueError as error:  # InputError too: what is not the name of a file may be that of a column
+            if is_transient(error):
+                raise
+            files.append({})
     content = [name, {option: value for option, value in given.items() if option not in NO_MATTER}, files]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -249,7 +257,7 @@ def _is_finished(given: Mapping[str, Any]) -> bool:
     from dkrr.store.description import COMMAND, describe_model, is_model
     from dkrr.store.places import place_at
 
-    if given["model"] is None or given["overwrite"]:
+    if given["model"] is None or given["overwrite"] or given["command"] is None:
         return False
     path = location(given["model"], "--model", "the path or URL of a model", is_kept=True)
     with named("--model"):

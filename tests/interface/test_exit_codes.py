@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dkrr
@@ -151,6 +152,14 @@ def test_another_model_at_the_path_is_refused(place):
     assert "m.zarr exists already" in run(f"{FIT} --kernel linear", code=2).stderr
     dkrr.save(dkrr.load("model.zarr"), "m.zarr", overwrite=True)  # of no command
     assert "m.zarr exists already" in run(f"{FIT} --kernel linear", code=2).stderr
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "km/h"])
+def test_a_column_may_have_a_name_that_no_file_has(place, name):
+    pd.DataFrame({"a": [1.0, 2.0, 3.0], name: [1.0, 2.0, 4.0]}).to_csv("t.csv", index=False)
+    line = "fit --x t.csv --model m.zarr --y"
+    run(line, name)
+    assert "nothing to do" in run(line, name).stdout
 
 
 # Signals, and a disk that is full
