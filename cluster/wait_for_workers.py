@@ -1,4 +1,7 @@
-"""Wait until a Dask scheduler answers and has its workers; print its address on stdout."""
+"""Wait until a Dask scheduler answers and has its workers; print its address on stdout.
+
+Exit status 75, as of dkrr's own commands, if they did not appear: the same may succeed later.
+"""
 
 import json
 import sys
@@ -6,6 +9,8 @@ import time
 from pathlib import Path
 
 import click
+
+LATER = 75
 
 
 @click.command()
@@ -25,7 +30,9 @@ def main(scheduler: str | None, scheduler_file: Path | None, workers: int, timeo
         with Client(address, timeout=deadline - time.monotonic()) as client:
             client.wait_for_workers(workers, timeout=max(1.0, deadline - time.monotonic()))
     except OSError as error:  # TimeoutError is one
-        raise click.ClickException(f"{workers} Dask workers did not appear within {timeout:g} s: {error}") from error
+        absent = click.ClickException(f"{workers} Dask workers did not appear within {timeout:g} s: {error}")
+        absent.exit_code = LATER
+        raise absent from error
     click.echo(address)
 
 

@@ -1,5 +1,6 @@
 """Errors and warnings of dkrr; each message says what is wrong, what was expected and what to do."""
 
+import errno
 import traceback
 from itertools import takewhile
 from pathlib import Path
@@ -17,6 +18,14 @@ class DkrrError(Exception):
     Its text is one line that may be printed whatever it names: control characters are escaped, and URLs are without
     names, passwords and queries.
     """
+
+    is_transient = False
+    """Whether the same call may succeed later: the cause is a state of a machine, a server or another process."""
+
+    def __init__(self, *arguments: object, is_transient: bool | None = None) -> None:
+        super().__init__(*arguments)
+        if is_transient is not None:  # unlike most errors of this class
+            self.is_transient = is_transient
 
     def __str__(self) -> str:
         return one_line(safe_message(super().__str__().strip()))
@@ -67,6 +76,8 @@ class WrongStoreError(StoreError, InputError):
 class DiskSpaceError(PlanError, StoreError):
     """A disk has less free space than the plan needs, or is full."""
 
+    is_transient = True
+
 
 class DamagedChunkError(StoreError):
     """A part of a store is missing, truncated, or does not match its checksum.
@@ -95,9 +106,16 @@ class UnreachableStoreError(StoreError):
 class BusyStoreError(UnreachableStoreError):
     """A store belongs to another run at the moment; the message says whose, and where."""
 
+    is_transient = True
+
 
 class ClusterError(DkrrError):
-    """The scheduler or the workers of a Dask cluster were lost, or none started; the same call with a store resumes."""
+    """The scheduler or the workers of a Dask cluster do not answer, were lost, or none started.
+
+    The same call with a store resumes.
+    """
+
+    is_transient = True
 
 
 class Float32BreakdownError(DkrrError):
@@ -141,6 +159,32 @@ class NotFiniteError(DkrrError, FloatingPointError):
 
     def __reduce__(self) -> tuple[type, tuple[str, int | None]]:
         return type(self), (self.message, self.row)
+
+
+_OF_THE_MOMENT = {
+    getattr(errno, name)
+    for name in (
+        # Space, and what others use at the moment.
+        *("ENOSPC", "EDQUOT", "EAGAIN", "EBUSY", "ENFILE"),
+        # Disks and servers of files that are away.
+        *("EIO", "ESTALE", "ENOTCONN", "ENODEV", "ENXIO", "EREMOTEIO"),
+        # Networks.
+        *("ETIMEDOUT", "ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "ENETDOWN", "ENETUNREACH", "EHOSTDOWN"),
+        *("EHOSTUNREACH", "ENETRESET", "EPIPE"),
+    )
+    if hasattr(errno, name)
+}
+"""Numbers of errors of the system that may have passed when the same is tried later."""
+
+
+def is_transient(error: BaseException | None) -> bool:
+    """Whether the same call may succeed later: an error that says so, or is caused by one, or one of the system."""
+    if isinstance(error, DkrrError) and error.is_transient:
+        return True
+    if isinstance(error, OSError) and not isinstance(error, DkrrError):
+        is_of_network = isinstance(error, TimeoutError | ConnectionError)  # libraries raise these without a number
+        return error.errno in _OF_THE_MOMENT or (is_of_network and error.errno is None)
+    return error is not None and is_transient(error.__cause__)
 
 
 class InputWarning(UserWarning):

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import tomllib
 import warnings
@@ -16,13 +17,17 @@ from typing import Any, NoReturn
 import click
 
 from dkrr.checks import is_existing_folder, shown
-from dkrr.errors import DkrrError, InputError, PlanError
+from dkrr.errors import DkrrError, InputError, PlanError, is_transient
 from dkrr.text import format_bytes, one_line, printable, safe_message
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
 """Of a scheduler: a protocol, a host and a port."""
 LOG = "dkrr.log"
 """Name of the handler of messages, if the command has its own, in click's context."""
+OTHERS = "Others"
+"""Title of the options that belong to no group: of --help."""
+FAILED, WRONG, LATER = 1, 2, 75
+"""Exit statuses: of a failure, of bad usage or input, and where the same command may succeed later (EX_TEMPFAIL)."""
 INTERRUPTED, CLOSED = 130, 141
 """Exit statuses after Ctrl-C, and where nothing reads the output any more (SIGPIPE), as shells have them."""
 MAX_CONFIG_BYTES = 2**15
@@ -43,6 +48,14 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
 
+class Option(click.Option):
+    """An option with the title of its group in the help."""
+
+    def __init__(self, *arguments: Any, group: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.group = group
+
+
 class Command(click.Command):
     """A command on the cluster that --scheduler names, which says how an interrupted run is resumed."""
 
@@ -57,12 +70,26 @@ class Command(click.Command):
             )
         return super().parse_args(ctx, args)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of the help in their groups, in the order in which the command has them."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            line = option.get_help_record(ctx) if isinstance(option, click.Option) else None
+            if line is not None:
+                groups.setdefault(getattr(option, "group", OTHERS), []).append(line)
+        for title, lines in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(lines)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Carry it out."""
         handler = ctx.meta.get(LOG)
         if ctx.params.get("quiet") and handler is not None:
             handler.setLevel(logging.WARNING)
-        with readable_errors(ctx.params), cluster(ctx.params.pop("scheduler", None)):
+        from dkrr.cluster.process import ended_in_order  # with libraries that --help does without
+
+        # A signal that asks to end is reported as Ctrl-C is, and ends this process when all is cleared up.
+        with ended_in_order(), readable_errors(ctx.params), cluster(ctx.params.pop("scheduler", None)):
             return super().invoke(ctx)
 
 
@@ -99,23 +126,34 @@ def readable_errors(options: Mapping[str, Any] | None = None) -> Iterator[None]:
     try:
         yield
     except DkrrError as error:
-        _end(str(error), 2 if isinstance(error, InputError | PlanError) else 1)
+        _end(str(error), status_of(error))
     except BrokenPipeError:  # whoever reads what this prints has enough: `dkrr info | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         sys.exit(CLOSED)
     except MemoryError as error:
         _end(f"out of memory{f': {error}' if str(error) else ''}{_address_limit_note()}", 1)
     except OSError as error:  # of the machine, during the work
-        _end(f"{type(error).__name__}: {error}", 1)
+        _end(f"{type(error).__name__}: {error}", status_of(error))
     except RuntimeError as error:
         if "can't start new thread" not in str(error):
             raise
         _end(f"no thread can be started{_address_limit_note() or '; allow more processes (ulimit -u)'}", 1)
     except KeyboardInterrupt:
         _end("interrupted" + _left_of(options), INTERRUPTED)
+    except SystemExit as ended:
+        if (number := getattr(ended, "number", None)) is None:  # of a command
+            raise
+        _end(f"ended by {signal.Signals(number).name}{_left_of(options)}", 128 + number)
     except click.ClickException as error:
         vars(error)["message"] = one_line(safe_message(error.message))
         raise
+
+
+def status_of(error: Exception) -> int:
+    """Exit status of a command that an error ends: whether the same command may succeed later, or never, or failed."""
+    if is_transient(error):
+        return LATER
+    return WRONG if isinstance(error, InputError | PlanError) else FAILED
 
 
 def _end(message: str, status: int) -> NoReturn:
@@ -133,7 +171,7 @@ def _left_of(options: Mapping[str, Any] | None) -> str:
     """What an interrupt has left of a command."""
     if options is None:  # while libraries are imported
         return "; no work was begun"
-    if "store" not in options:
+    if not {"store", "quiet"} <= options.keys():  # only a fit and a search show progress, and resume
         return ""
     if options["store"] is None:
         return "; nothing of it is kept; with --store the same command would resume"

@@ -1,7 +1,9 @@
 """``dkrr fit``, ``predict``, ``plan``, ``info``, ``calibrate`` ...; also ``dask dkrr ...``.
 
-Exit status: 0 on success; 2 on bad usage or bad input, such as a missing model; 1 on failure, and if a fit did not
-reach the required accuracy; 130 after Ctrl-C; 141 where nothing reads the output any more, as of ``dkrr info | true``.
+Exit status: 0 on success, also where the model of the same command exists already; 2 on bad usage or bad input, such as
+a missing model; 75 if the same command may succeed later, as where a disk is full; 1 on failure, and if a fit did not
+reach the required accuracy; 130 after Ctrl-C, 143 after SIGTERM; 141 where nothing reads the output any more, as of
+``dkrr info | true``.
 Results go to stdout, everything else to stderr.
 """
 

@@ -1,6 +1,8 @@
 """``dkrr fit``, ``select``, ``predict`` and ``plan``."""
 
+import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +14,11 @@ from dkrr.checks import location, shown
 from dkrr.cli.command import answer, echo, named
 from dkrr.cli.options import candidates, command, folds, kernel_params, train_sizes, whole
 from dkrr.config import setting
-from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.errors import DkrrError, InputError, InputTypeError, is_transient
 
-ROWS = "columns drop_missing standardize one_hot unknown impute"
+logger = logging.getLogger("dkrr")
+
+ROWS = "columns exclude numeric drop_missing standardize one_hot unknown impute"
 MODEL = (
     "kernel gamma degree coef0 kernel_param alpha logistic multi_class fit_intercept form solver tol solver_max_iter "
     "memory_limit tile store scheduler"
@@ -30,6 +34,9 @@ OF_NEW_ROWS = {"x", "columns", "model", "proba", "std", "interval", "memory_limi
 """Options of a plan of predictions."""
 KERNEL = ("kernel", "gamma", "degree")
 """Options of which a search takes several values."""
+INPUTS = ("x", "y", "sample_weight")
+NO_MATTER = ("model", "out", "overwrite", "store", "memory_limit", "tile", "json", "quiet")
+"""Options that change where and how a model is computed and what is printed, not the model."""
 SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores")
 
 
@@ -50,36 +57,32 @@ def fit(**given: Any) -> None:
     import dkrr as library
     from dkrr.cli.show import fit_text
 
+    given["command"] = _command_digest("fit", given)
+    if _is_finished(given):
+        return
     _check_places(given)
     _check_store(given["store"])
     _refuse_other_loss(given)
     _refuse_uncertainty(given)
     X, transformer = _training_rows(given)
     settings = _settings(given) | {"transformer": transformer, "progress": not given["quiet"]} | _uncertainty(given)
-    if given["logistic"] and isinstance(settings["alpha"], list):
-        raise InputError("--alpha has several values; expected one value with --logistic")
     model: Any = (library.KernelLogisticRegression if given["logistic"] else library.KernelRidge)(**settings)
     model.fit(X, given["y"], sample_weight=given["sample_weight"])
     result = model.solve_result_
-    is_saved = given["accept_unconverged"] or result.status.is_good
-    if is_saved:
-        _save(model, given)
+    is_saved = _save_if_good(model, given)
     path = given["model"] if is_saved else None
     values = {"model": path} | result.to_dict() | {"plan": model.plan_.to_dict()}
     answer(given, values, fit_text(model, path, is_short=given["quiet"]))
     if not is_saved:
-        raise DkrrError(
-            f"the fit ended with status {result.status.name}, and its model was not saved: "
-            "--accept-unconverged saves such a model, and with --store the same command resumes the fit"
-        )
+        raise _not_saved(result)
 
 
 @command(
     "config x y sample_weight",
     ROWS,
-    "model overwrite uncertainty intervals alphas cv shuffle scoring kernel gamma degree kernel_param alpha_per_target "
-    "train_sizes fit_intercept logistic multi_class class_weight max_iter solver tol memory_limit store scheduler out "
-    "json quiet",
+    "model overwrite uncertainty intervals accept_unconverged rows alphas cv shuffle scoring kernel gamma degree",
+    "kernel_param alpha_per_target train_sizes fit_intercept logistic multi_class class_weight max_iter solver tol",
+    "memory_limit store scheduler out json quiet",
     required="x y",
 )
 def select(**given: Any) -> None:
@@ -93,6 +96,9 @@ def select(**given: Any) -> None:
     from dkrr.estimators.model_description import search_summary
 
     _refuse_other_loss(given, RIDGE)
+    given["command"] = _command_digest("select", given)
+    if _is_finished(given):
+        return
     _check_places(given)
     _refuse_uncertainty(given)
     if (option := _uncertainty_option(given)) and given["model"] is None:
@@ -101,30 +107,42 @@ def select(**given: Any) -> None:
         pictures.check_path(given["out"], overwrite=given["overwrite"])
     _check_store(given["store"], is_folder=True)
     X, transformer = _training_rows(given)
+    rows, sample = (X, given["y"], given["sample_weight"]), None
+    if given["rows"] is not None:
+        rows, sample = _sampled(rows, given)
     settings: dict[str, Any] = {
         **_kernels(given, is_search=True),
         "kernel_params": kernel_params(given["kernel_param"]),
         "transformer": transformer,
         "train_sizes": train_sizes(given["train_sizes"]),
         "cv": folds(given["cv"], given["shuffle"], is_classification=given["logistic"]),
-        "refit": given["model"] is not None,
+        "refit": given["model"] is not None and sample is None,
         "progress": not given["quiet"],
         "alphas": candidates(given["alphas"], "--alphas"),
         **{name: given[name] for name in (*SEARCH, *(LOGISTIC if given["logistic"] else RIDGE))},
     }
     settings = {name: value for name, value in settings.items() if value not in (None, [])} | _uncertainty(given)
     search: Any = (library.KernelLogisticRegressionCV if given["logistic"] else library.KernelRidgeCV)(**settings)
-    search.fit(X, given["y"], sample_weight=given["sample_weight"])
-    if given["model"] is not None:
-        _save(search, given)
+    search.fit(*rows)
+    path = given["model"]
+    if path is not None:
+        if sample is not None:
+            search._fit_to(X, given["y"], given["sample_weight"])
+        path = path if _save_if_good(search, given) else None
     if given["out"] is not None:
         pictures.write(given["out"], *pictures.of_search(search_summary(search)), overwrite=given["overwrite"])
-    values = search_values(search, given["model"])
+    values = search_values(search, path)
+    if sample is not None:
+        values["sample"] = sample
+        if given["model"] is not None:
+            values["fit"] = search.solve_result_.to_dict() | {"plan": search.plan_.to_dict()}
     answer(given, values, search_text(search, values))
+    if path is None and given["model"] is not None:
+        raise _not_saved(search.solve_result_)
 
 
 @command(
-    "config model x columns out keep overwrite memory_limit scheduler proba std interval json quiet",
+    "config model x columns exclude numeric out keep overwrite memory_limit scheduler proba std interval json quiet",
     required="model x out",
 )
 def predict(**given: Any) -> None:
@@ -142,6 +160,8 @@ def predict(**given: Any) -> None:
         raise InputError(
             f"--proba is given, but {path} is a {type(model).__name__}; expected a KernelLogisticRegression"
         )
+    if hasattr(model, "feature_names_in_"):
+        given["numeric"] = False  # the model takes its columns by name
     X, asked = _chosen_rows(given), _asked(given)
     plan = library.plan(X, model=model, **asked)
     written: Any = {
@@ -170,7 +190,7 @@ def _loaded(path: str) -> Any:
 
 
 @command(
-    "config x y",
+    "config x y sample_weight",
     ROWS,
     *SIZES,
     "extent alphas cv train_sizes uncertainty intervals",
@@ -209,6 +229,7 @@ def plan(**given: Any) -> None:
         extent=None if given["extent"] is None else candidates([given["extent"]], "--extent"),
         loss="logistic" if given["logistic"] else "squared",
         transformer=transformer,
+        sample_weight=given["sample_weight"],
         alphas=alphas,
         cv=folds(given["cv"]),
         train_sizes=train_sizes(given["train_sizes"]),
@@ -246,6 +267,8 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError("--solver-max-iter is given without --solver cg; give --solver cg with it")
         found["solver"] = ConjugateGradient(max_iter=given["solver_max_iter"])
     found |= {name: given[name] for name in LOGISTIC if given.get(name) is not None}
+    if given["logistic"] and len(alpha) > 1:
+        raise InputError("--alpha has several values; expected one value with --logistic")
     found["alpha"] = alpha[0] if len(alpha) == 1 else alpha or 1.0
     found["kernel_params"] = kernel_params(given["kernel_param"])
     found["fit_intercept"] = given["logistic"] if given["fit_intercept"] is None else given["fit_intercept"]
@@ -293,6 +316,56 @@ def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -
         if given.get(name) is not None and given[name] is not False:
             remedy = "leave it out" if given["logistic"] else "give --logistic with it"
             raise InputError(f"--{name.replace('_', '-')} is given {word} --logistic; {remedy}")
+
+
+# Finished work
+
+
+def _command_digest(name: str, given: Mapping[str, Any]) -> str | None:
+    """Digest of a command: of its options that decide what it fits, and of the files that these name as they are now.
+
+    Files are told apart by size and time of change, or the tag of an object: they are not read. None where one is at a
+    URL that tells neither.
+    """
+    from dkrr.checks import may_keep
+    from dkrr.store.places import place_at
+
+    files = []
+    for option in INPUTS:
+        path = str(given[option] or "").partition("::")[0]
+        if not may_keep(path):
+            return None
+        try:
+            with named(f"--{option.replace('_', '-')}"):
+                files.append(place_at(path).versions() if path else {})
+        except ValueError as error:  # InputError too: what is not the name of a file may be that of a column
+            if is_transient(error):
+                raise
+            files.append({})
+    content = [name, {option: value for option, value in given.items() if option not in NO_MATTER}, files]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _is_finished(given: Mapping[str, Any]) -> bool:
+    """Whether the model of this very command exists already, and say so: a job that is run again has no more to do."""
+    from dkrr.store.description import COMMAND, describe_model, is_model
+    from dkrr.store.places import place_at
+
+    if given["model"] is None or given["overwrite"] or given["command"] is None:
+        return False
+    path = location(given["model"], "--model", "the path or URL of a model", is_kept=True)
+    with named("--model"):
+        if not is_model(path):
+            return False
+        found = describe_model(path)
+    out = given.get("out")  # a picture, which is drawn with the search
+    if found.get(COMMAND) != given["command"] or (out is not None and not place_at(out).exists()):
+        return False
+    search = found["search"] or {}
+    chosen = {name: search[name] for name in ("best_params", "best_score") if name in search}
+    text = f"model       {path}, of the same command and the same files: nothing to do (--overwrite fits again)"
+    answer(given, {"model": path} | chosen | (found["solve"] or {}), text)
+    return True
 
 
 # Places of what is written
@@ -346,6 +419,21 @@ def _refuse_others_than_folders(url: str, expected: str) -> None:
         raise InputError(f"--store is {shown(url)}, {what}; expected {expected}, or none")
 
 
+def _save_if_good(model: Any, given: Mapping[str, Any]) -> bool:
+    """Save a model, unless its fit did not reach the required accuracy and is not accepted; whether it is saved."""
+    if not given["accept_unconverged"] and not model.solve_result_.status.is_good:
+        return False
+    _save(model, given)
+    return True
+
+
+def _not_saved(result: Any) -> DkrrError:
+    return DkrrError(
+        f"the fit ended with status {result.status.name}, and its model was not saved: "
+        "--accept-unconverged saves such a model, and with --store the same command resumes the fit"
+    )
+
+
 def _save(model: Any, given: Mapping[str, Any]) -> None:
     """Save a model; where that fails, in a temporary folder, so that the work is not lost.
 
@@ -354,16 +442,18 @@ def _save(model: Any, given: Mapping[str, Any]) -> None:
     DkrrError
         If it is not at its path.
     """
-    import dkrr as library
+    from dkrr.estimators.saving import write_model
 
     uncertainty = bool(_uncertainty_option(given))
     try:
-        library.save(model, given["model"], overwrite=given["overwrite"], uncertainty=uncertainty)
+        write_model(
+            model, given["model"], overwrite=given["overwrite"], uncertainty=uncertainty, command=given["command"]
+        )
     except (DkrrError, OSError) as error:
         place = f"{tempfile.mkdtemp(prefix='dkrr-model-', dir=setting('temporary-directory'))}/model.zarr"
         for without in ("", " without its uncertainty") if uncertainty else ("",):
             try:
-                library.save(model, place, uncertainty=uncertainty and not without)
+                write_model(model, place, uncertainty=uncertainty and not without)
             except (DkrrError, OSError) as reason:
                 second = reason
             else:
@@ -389,9 +479,40 @@ def _table(X: Any, option: str, value: str | None = None) -> Any:
 
 
 def _chosen_rows(given: Mapping[str, Any]) -> Any:
-    """Columns of the table --x that --columns names; without it --x."""
-    X, columns = given["x"], given["columns"]
-    return X if columns is None else _table(X, "--columns", columns).select(columns, "--columns")
+    """Columns of the table --x that --columns, --exclude and --numeric leave; without them --x."""
+    X, columns, exclude = given["x"], given["columns"], given["exclude"]
+    if columns is not None:
+        X = _table(X, "--columns", columns).select(columns, "--columns")
+    if exclude is not None:
+        table = _table(X, "--exclude", exclude)
+        X = table.without(table.select(exclude, "--exclude").names)
+    return _columns_of_numbers(_table(X, "--numeric"), given) if given["numeric"] else X
+
+
+def _columns_of_numbers(table: Any, given: Mapping[str, Any]) -> Any:
+    """Table of the columns that hold numbers or that --one-hot names; says which are left out, but for targets."""
+    from dkrr.data import with_columns
+    from dkrr.text import first_names
+
+    rest, one_hot = with_columns(table, given.get("y"), given.get("sample_weight"))[0], given.get("one_hot")
+    kept = () if one_hot is None else table.select(one_hot, "--one-hot").names
+    left = [column for column in rest.columns if column.kind != "number" and column.name not in kept]
+    if left:
+        names = first_names([f"{column.name} ({column.kind})" for column in left])
+        logger.info("--numeric leaves out %d of %d columns: %s", len(left), len(rest.names), names)
+    return table.without(column.name for column in left)
+
+
+def _sampled(rows: tuple[Any, Any, Any], given: Mapping[str, Any]) -> tuple[tuple[Any, Any, Any], dict[str, int]]:
+    """Random sample of rows, targets and weights to choose by, and what is said of it."""
+    from dkrr.data import sampled
+
+    if "precomputed" in ",".join(given["kernel"]).split(","):
+        raise InputError("--rows is given with --kernel precomputed, a matrix of all rows; expected another kernel")
+    count, seed = given["rows"], given["shuffle"] or 0
+    X, y, sample_weight, n = sampled(*rows, count, seed, is_classification=given["logistic"], name="--rows")
+    logger.info("choosing by %s of %s rows, drawn at random (seed %d)", f"{count:,}", f"{n:,}", seed)
+    return (X, y, sample_weight), {"rows": count, "of": n, "seed": seed}
 
 
 def _training_rows(given: Mapping[str, Any]) -> tuple[Any, Any]:

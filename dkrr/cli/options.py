@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -10,7 +10,7 @@ import numpy as np
 from click.shell_completion import CompletionItem
 
 from dkrr.checks import shown
-from dkrr.cli.command import Command, options_from_file
+from dkrr.cli.command import OTHERS, Command, Option, options_from_file
 from dkrr.errors import InputError
 
 PATHS = {"PATH", "FILE", "RUN", "MODEL", "PNG"}
@@ -56,6 +56,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "y": _value("PATH|NAME", "Targets or class labels, or their column in --x."),
     "sample_weight": _value("PATH|NAME", "Weights of the rows, or their column in --x."),
     "columns": _value("NAMES", "Columns of the table --x to use: names and patterns such as 'dep_*,origin'."),
+    "exclude": _value("NAMES", "Columns of the table --x to leave out: names and patterns."),
+    "numeric": _flag(
+        "Take the columns of the table --x that hold numbers, and those that --one-hot names; says which are left out."
+    ),
     "drop_missing": _flag(
         "Leave out the rows of the table --x with missing values in columns that are used; with --impute only those "
         "without a target or weight."
@@ -66,7 +70,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         ["error", "zeros"], "With --one-hot: what another value is in new rows, an error or zeros.  [default: error]"
     ),
     "impute": _value(["mean", "median"], "Fill missing numbers."),
-    "plan.x": _value("PATH", "Training rows (only sizes and a sample are read)."),
+    "plan.x": _value("PATH", "Training rows; of more than 256 MiB only sizes and a sample are read."),
     "predict.x": _value("PATH", "Rows to predict."),
     # Sizes instead of data
     "n": _value(int, "Number of rows, instead of --x."),
@@ -115,6 +119,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "Candidates of λ: 0.1,1,10 or from:to:how-many.  [default: ten by the data's scale]",
         flags=["--alphas", "--alpha"],
         multiple=True,
+    ),
+    "rows": _value(
+        int,
+        "Choose by so many rows, drawn at random (seed: that of --shuffle, or 0), and fit all with what was chosen; "
+        "--logistic: of each class in proportion.",
     ),
     "select.cv": _value(None, "Number of folds, or loo: leave one row out at a time.", default="5"),
     "shuffle": _value(int, "Folds of random rows, not of consecutive ones.", metavar="SEED"),
@@ -173,13 +182,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Settings of click for each option; of one that a single command has, or has otherwise, behind ``command.``."""
 
 
+GROUPS = {
+    "Data": "config predict.model x y sample_weight columns exclude numeric drop_missing standardize one_hot unknown "
+    "impute rows keep n d n_targets n_classes extent",
+    "Model": "kernel gamma degree coef0 kernel_param alpha alphas alpha_per_target fit_intercept logistic multi_class "
+    "class_weight cv shuffle scoring train_sizes",
+    "Solver and resources": "form solver tol solver_max_iter max_iter memory_limit tile store scheduler workers "
+    "worker_memory cores folder",
+    "Output": "model out overwrite uncertainty accept_unconverged proba std interval show json quiet",
+}
+"""Groups of the help by their titles, in its order: every option is in one of them, whichever command has it."""
+GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.split()}
+
+
 def command(*names: str, required: str = "", argument: str = "") -> Callable[[Callable[..., None]], Command]:
     """Command with some options, whose values its function takes by name.
 
     Parameters
     ----------
     names : str
-        Names of options, in the order of the help.
+        Names of options.
     required : str
         Those that must be given.
     argument : str
@@ -188,10 +210,17 @@ def command(*names: str, required: str = "", argument: str = "") -> Callable[[Ca
 
     def made(function: Callable[..., None]) -> Command:
         parameters: list[click.Parameter] = []
-        for name in " ".join(names).split():
-            settings = dict(OPTIONS.get(f"{function.__name__}.{name}") or OPTIONS[name])
+        order = [*GROUP_OF, *OPTIONS]
+
+        def own(name: str, known: Mapping[str, Any]) -> str:
+            """Name of an option as a table has it: behind that of the command, if it is another there."""
+            return name if (special := f"{function.__name__}.{name}") not in known else special
+
+        for name in sorted(" ".join(names).split(), key=lambda name: order.index(own(name, GROUP_OF))):
+            settings = dict(OPTIONS[own(name, OPTIONS)])
             flags = settings.pop("flags", [f"--{name.replace('_', '-')}"])
-            parameters.append(click.Option(flags, required=name in required.split(), **settings))
+            group = GROUP_OF.get(own(name, GROUP_OF), OTHERS)
+            parameters.append(Option(flags, group=group, required=name in required.split(), **settings))
         if argument:
             is_optional = argument.startswith("[")
             parameters.append(click.Argument(["path"], metavar=argument, required=not is_optional, type=PathText()))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.checks import is_object
+from dkrr.store.description import CLASSIFICATION
 from dkrr.text import format_bytes, format_seconds, one_line
 
 MAX_BUSY_CORES = 0.2
@@ -45,7 +46,38 @@ def model_text(description: dict[str, Any], path: str) -> str:
         reached = f"{solve['form']}, {solve['status']}, {what} {solve['residual']:.1e}"
         cost = f"{format_seconds(solve['seconds'])}, {format_bytes(solve['peak_bytes'])} peak of a process"
         add("fit", f"{reached}, {cost}")
+    for what, how in gives(description):
+        add("gives" if what == "predictions" else "", f"{what}: {how}" if how else what)
     return "\n".join(map(one_line, lines))
+
+
+def gives(description: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a saved model can be asked for, each with what that costs, or with what is missing."""
+    if description["estimator"] == CLASSIFICATION:
+        return [("predictions", ""), ("probabilities (--proba)", "at the cost of predictions")]
+    kept, form = description.get("uncertainty"), (description["solve"] or {}).get("form")
+    std, loo, likelihood = "standard deviations (--std)", "leave-one-out residuals", "likelihood"
+    if kept is None:
+        missing = "not available: save with --uncertainty, or dkrr.save(..., uncertainty=True)"
+        return [
+            ("predictions", ""),
+            (std, missing),
+            ("intervals (--interval)", missing),
+            (f"{loo}, {likelihood}", missing),
+        ]
+    work = "a pass over the rows" if form == "primal" else "n³/3 operations for n rows"
+    later = f"from a factor that the first call computes ({work})"
+    of_factor = "from the factor that the model holds" if kept["factors"] else later
+    is_iterated = not kept["factors"] and kept["solver"] not in ("auto", "cholesky")
+    of_process = "by conjugate gradient, at each call" if is_iterated else of_factor
+    has_std = description["kernel"].get("kernel") != "precomputed"
+    return [
+        ("predictions", ""),
+        (std, of_process if has_std else "not available: k(x, x) of new rows is not known"),
+        ("intervals (--interval)", "from models without each fold, which the first call computes"),
+        (loo, of_factor),
+        (likelihood, of_process),
+    ]
 
 
 def machine_text(description: dict[str, Any]) -> str:
@@ -111,9 +143,14 @@ def search_values(search: Any, path: str | None) -> dict[str, Any]:
 
 def search_text(search: Any, values: dict[str, Any]) -> str:
     """Table of scores, the learning curve and advice, from what `search_values` returned."""
+    sample = values.get("sample")
     names = list(dict.fromkeys(name for parameters in search.cv_results_["params"] for name in parameters))
     has_errors = any(one["rmse"] is not None for one in values["candidates"])
     lines = [str(search.selection_plan_)] if values["plan"] else []
+    if sample:
+        rows, n, seed = (f"{sample[name]:,}" for name in ("rows", "of", "seed"))
+        lines.append(f"sample      λ and parameters are chosen by {rows} of {n} rows, drawn at random (seed {seed});")
+        lines.append("            the fit of all rows takes them as they are")
     lines.append(f"scores      {values['score_name']}, mean of the folds; larger is better")
     more = f"{'RMSE':>12}{'R²':>9}" if has_errors else ""
     lines.append("  " + "".join(f"{name:>12}" for name in names) + f"{'score':>14}{'± std':>12}{more}")
@@ -133,6 +170,8 @@ def search_text(search: Any, values: dict[str, Any]) -> str:
             lines.append(f"  {size:>12,}{_cell(mean, '>14.6g')}{_cell(spread, '>12.2g')}  {alphas}")
         lines.append(f"more rows   {curve['conclusion']}")
     lines += [f"advice      {text}" for text in values["advice"]]
+    if sample and hasattr(search, "plan_"):
+        lines += [str(search.plan_), search.solve_result_.explained(search.plan_.chosen.stages)]
     return "\n".join([*lines, f"model       {values['model'] or 'not saved'}"])
 
 

@@ -230,8 +230,10 @@ def connect(address: str, timeout: str = "10s") -> Client:
 
     Raises
     ------
+    ClusterError
+        If no scheduler answers within `timeout`.
     InputError
-        If no scheduler answers within `timeout`, or certificates are missing.
+        If the address is not that of a scheduler, or certificates are missing.
     """
     needed = [dask.config.get(f"distributed.comm.tls.{name}", None) for name in ("ca-file", "client.cert")]
     if address.startswith("tls://") and not all(needed):
@@ -248,7 +250,8 @@ def connect(address: str, timeout: str = "10s") -> Client:
         failed = current_client()
         if failed is not None and failed is not before:
             failed.close(timeout=1)
-        raise InputError(
+        kind = ClusterError if isinstance(error, OSError) else InputError
+        raise kind(
             f"no Dask scheduler answers at {address}: {error}; expected the address of a running one: start it, or "
             f"give another"
         ) from error

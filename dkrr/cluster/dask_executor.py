@@ -82,7 +82,8 @@ class DaskExecutor:
         except ImportError as error:
             raise ClusterError(
                 f"the workers cannot import what the kernel or the store needs: {error}; expected the same packages "
-                f"and modules as here: install them where the workers run"
+                f"and modules as here: install them where the workers run",
+                is_transient=False,
             ) from error
         except OSError as error:  # no connection to a worker, or to the scheduler
             self._watch.refuse_a_lost_scheduler()

@@ -358,6 +358,7 @@ class EndedBySignal(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
+        self.number = number
 
 
 @contextmanager

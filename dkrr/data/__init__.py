@@ -13,6 +13,7 @@ from dkrr.data.open import (
     refuse_unreadable,
 )
 from dkrr.data.rows import Rows, scan, scan_tasks
+from dkrr.data.sampling import sampled
 from dkrr.data.stored import CheckedRows, described_rows, whole, write_rows
 from dkrr.data.table import Table
 from dkrr.data.table_opening import (
@@ -47,6 +48,7 @@ __all__ = [
     "refuse_changed",
     "refuse_group",
     "refuse_unreadable",
+    "sampled",
     "scan",
     "scan_tasks",
     "unframed",

@@ -44,7 +44,7 @@ from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
 from dkrr.fitting.prediction import predict
-from dkrr.fitting.requests import Settings, checked_kernel, checked_store, checked_weights
+from dkrr.fitting.requests import Settings, check_sizes, checked_kernel, checked_store, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import boxed
 from dkrr.kernels import Kernel
@@ -491,14 +491,3 @@ def is_plain(value: Any, max_dimensions: int = 2, min_dimensions: int = 2) -> bo
         and min_dimensions <= value.ndim <= max_dimensions
         and value.size > 0
     )
-
-
-def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
-    """Refuse targets of another length than the rows, and a Gram matrix that is not square."""
-    n, d = rows.shape
-    if n_targets != n:
-        raise InputError(
-            f"Found input variables with inconsistent numbers of samples: X has {n} rows and y {n_targets}"
-        )
-    if kernel.is_precomputed and n != d:
-        raise InputError(f"Precomputed matrix must be a square matrix. Input is a {n}x{d} matrix.")

@@ -271,6 +271,11 @@ class KernelLogisticRegressionCV(KernelClassifier):
         result = model.solve_result_
         self.solve_result_ = replace(result, messages=(*result.messages, *self.advice_))
 
+    def _fit_to(self, X: Any, y: Any, sample_weight: Any) -> None:
+        """Fit the model that was chosen to other rows than those of the search, of which these may be a sample."""
+        last = self._model_with(self.best_params_ | {"transformer": self.transformer}).fit(X, y, sample_weight)
+        self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
+
     def _leave_out(self, values: Array, solved: NDArray[np.bool_], alphas: Array, gradients: Array) -> None:
         """Set the scores of fits that have not converged to NaN, and warn of them; shapes as in `scored`."""
         values[~solved] = np.nan

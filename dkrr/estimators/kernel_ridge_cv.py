@@ -55,6 +55,8 @@ from dkrr.selection import (
     planned,
     select,
 )
+from dkrr.store.paths import resolved_place
+from dkrr.store.places import place_at
 
 Array = NDArray[np.float64]
 
@@ -368,6 +370,15 @@ class KernelRidgeCV(RidgeRegressor):
         model = self._ridge_with(self.best_params_)
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
         return model
+
+    def _fit_to(self, X: Any, y: Any, sample_weight: Any) -> None:
+        """Fit the model that was chosen to other rows than those of the search, of which these may be a sample."""
+        store = None if self.store is None else f"{resolved_place(self.store)}/fit"
+        if self.store is not None:
+            place_at(resolved_place(self.store)).make()
+        last = self._ridge_with(self.best_params_ | {"store": store}).fit(X, y, sample_weight=sample_weight)
+        self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
+        self._folds = None
 
     def _search_by_fits(self, request: SelectionRequest, X: Any, y: Array, grid: list[dict[str, Any]]) -> Self:
         """Search where a kernel learns from the training rows: every fold has a kernel, and so a fit, of its own."""

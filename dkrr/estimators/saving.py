@@ -106,6 +106,18 @@ def save(
     >>> bool(np.all(again.predict(np.eye(3)) == model.predict(np.eye(3))))
     True
     """
+    write_model(model, path, overwrite=overwrite, uncertainty=uncertainty)
+
+
+def write_model(
+    model: KernelEstimator,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    uncertainty: bool | Literal["data"] = False,
+    command: str | None = None,
+) -> None:
+    """Save a fitted model as `save` does, with the digest of the command that fitted it, by which that knows it."""
     path = location(path, "path", "the path or URL of the new model", is_kept=True)
     overwrite = flag(overwrite, "overwrite")
     if not isinstance(uncertainty, str) or uncertainty != "data":
@@ -157,6 +169,7 @@ def save(
     held = getattr(parts.get(form.ROWS), "array", None)  # the order of numbers in memory decides last digits
     is_column_major = isinstance(held, np.ndarray) and held.flags.f_contiguous and not held.flags.c_contiguous
     description |= {"search": search, "uncertainty": uncertain, "column_major": is_column_major, "report": summary}
+    description |= {} if command is None else {form.COMMAND: command}
     check_readable(description, f"the description of the model {path}")
     with ended_in_order(), written_aside(path, overwrite=overwrite, listed=form.FILES) as url:
         root = place_at(url, description["id"])

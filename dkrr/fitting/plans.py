@@ -25,13 +25,17 @@ from dkrr.checks import (
 )
 from dkrr.data import Rows, as_rows, in_memory, opened, with_columns
 from dkrr.data.open import place_of_targets
+from dkrr.data.rows import scan
 from dkrr.errors import InputError
 from dkrr.fitting.grids import Box
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
     Settings,
+    check_content,
+    check_sizes,
     checked_kernel,
     checked_likelihood,
+    checked_weights,
     checked_width,
     fields_of_classes,
     fields_of_targets,
@@ -110,6 +114,7 @@ def plan(  # type: ignore[misc]
     probabilities: bool = False,
     return_std: bool = False,
     interval: float | None = None,
+    sample_weight: Any = None,
 ) -> Plan | SelectionPlan | PredictionPlan:
     """Plan of a fit, of a search or of predictions, without carrying it out.
 
@@ -118,7 +123,9 @@ def plan(  # type: ignore[misc]
     Parameters
     ----------
     X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, d), optional
-        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". Only a sample is read.
+        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". What fit refuses is
+        refused: rows of up to 256 MiB are read whole. Of others a sample is read, and left to the fit is what takes a
+        pass over all of them (NaN, whole numbers that float64 does not hold), and whether a Gram matrix is symmetric.
     y : ndarray, table, Dask array, Zarr array, path, or column of X, of shape (n,) or (n, n_targets), optional
         Targets or labels, instead of n_targets or n_classes; targets are used only if X is given, labels always.
     n : int, optional
@@ -187,7 +194,6 @@ def plan(  # type: ignore[misc]
     uncertainty : bool or "intervals", default=False
         What a KernelRidge, or the last fit of a search, is to keep for standard deviations and intervals, with its
         price.
-
     model : KernelRidge, KernelLogisticRegression or a search, optional
         Fitted or loaded estimator: the plan is that of its predictions of the new rows X, as `predict_to` carries it
         out. Of all other arguments only the next three and `memory_limit` may be given with it.
@@ -197,6 +203,8 @@ def plan(  # type: ignore[misc]
         With `model`: plan the standard deviations of the predictions, too.
     interval : float, optional
         With `model`: plan intervals of this coverage, too.
+    sample_weight : ndarray, table, path, or column of X, of shape (n,), optional
+        Weights of the rows.
 
     Returns
     -------
@@ -242,7 +250,7 @@ def plan(  # type: ignore[misc]
     given = {"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}
     kernels = _kernels(given, kernel_params, is_search=alphas is not None or cv is not None)
     value, is_learning = kernels[0], any(is_drawn(one) or learns(one) for one in kernels)
-    X, y, _ = with_columns(X, y)
+    X, y, sample_weight = with_columns(X, y, sample_weight)
     if transformer is not None:
         X = _transformed(transformer, X, value, memory_limit)
     elif X is not None and encodes(value):
@@ -264,9 +272,9 @@ def plan(  # type: ignore[misc]
     candidates, sizes = _candidates(alphas, cv, alpha)
     if sizes is not None and sizes.is_loo and not is_regression:
         raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
-    likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class)
     rows = None if X is None else as_rows(X)
     n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
+    likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class, n)
     refuse_more_components_than_rows(value, n)
     value = value if rows is None else boxed(value, rows)
     if rows is None and y is not None and is_regression:
@@ -280,7 +288,7 @@ def plan(  # type: ignore[misc]
         fields = fields_of_targets(width, checked_alphas(alpha, 1 if n_dimensions(alpha) == 0 else width))
         if rows is not None and y is not None:
             fields |= place_of_targets(y)
-    fields |= settings.problem_fields()
+    fields |= settings.problem_fields() | _checked_content(value, rows, sample_weight, is_read=transformer is not None)
     n_folds = 0
     if uncertainty == "intervals":
         n_folds = sizes.n_folds if sizes is not None and not sizes.is_loo else min(INTERVAL_FOLDS, n)
@@ -348,6 +356,27 @@ def _uncertainty_of(uncertainty: Any, *, is_regression: bool) -> Any:
             f"deviations and intervals"
         )
     return found
+
+
+def _checked_content(kernel: Kernel, rows: Rows | None, sample_weight: Any, *, is_read: bool) -> dict[str, Any]:
+    """Fields of a problem that follow from weights, once rows and weights are what a fit takes.
+
+    `is_read` says that a transformer has read all rows: so does the check.
+    """
+    if rows is None:
+        if sample_weight is not None:
+            raise InputError("sample_weight is given without X; expected X, y and sample_weight, or only sizes")
+        return {}
+    n = rows.shape[0]
+    check_sizes(kernel, rows, n)
+    if is_read:
+        scan(rows, "X")
+    else:
+        check_content(rows, "X")
+    weights = checked_weights(sample_weight, n)
+    if weights is None:
+        return {}
+    return {"n_counting": int(np.count_nonzero(weights)), "total_weight": float(weights.sum())}
 
 
 def _box(extent: Any, kernel: Kernel, d: int) -> Box:

@@ -21,6 +21,7 @@ from dkrr.checks import (
 )
 from dkrr.data import Rows, as_rows, load_array, load_labels
 from dkrr.data.open import place_of_targets
+from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
 from dkrr.fitting.grids import (
     SURELY_FASTER,
@@ -55,6 +56,9 @@ Array = NDArray[np.float64]
 
 INTERVAL_FOLDS = 10
 """Folds of `predict_interval` where none are given."""
+READ_BYTES = 256 * 2**20
+"""Most bytes of rows and of targets that a plan reads whole, to refuse what the fit would refuse: some tenths of a
+second."""
 
 
 @dataclass(frozen=True)
@@ -406,6 +410,17 @@ def checked_store(store: Any) -> str | None:
     return place
 
 
+def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
+    """Refuse targets of another length than the rows, and a Gram matrix that is not square."""
+    n, d = rows.shape
+    if n_targets != n:
+        raise InputError(
+            f"Found input variables with inconsistent numbers of samples: X has {n} rows and y {n_targets}"
+        )
+    if kernel.is_precomputed and n != d:
+        raise InputError(f"Precomputed matrix must be a square matrix. Input is a {n}x{d} matrix.")
+
+
 def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     """Sample weights of shape (n,), finite, ≥ 0 and not all 0; None where all are 1."""
     if sample_weight is None:
@@ -425,13 +440,15 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     return None if (weights == 1).all() else weights
 
 
-def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any) -> Likelihood:
-    """Likelihood of labels y, or of a number of classes where y is None."""
+def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any, n: int) -> Likelihood:
+    """Likelihood of labels y of n rows, or of a number of classes where y is None."""
     is_multinomial = checked_multi_class(multi_class)
     if y is not None:
         labels = load_labels(y)
         if labels.ndim not in (1, 2) or labels.size == 0 or (labels.ndim == 2 and labels.shape[1] != 1):
             raise InputError(f"y has shape {labels.shape}; expected (n_samples,): one label for every row")
+        if len(labels) != n:
+            raise InputError(f"y has {len(labels)} rows, and X has {n}; expected the same number")
         if labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
             raise InputError("y holds continuous values; expected class labels: loss='squared' plans a regression")
         try:
@@ -453,6 +470,12 @@ def likelihood_of(n_classes: int, *, is_multinomial: bool) -> Likelihood:
     return Softmax(n_classes) if is_multinomial else Bernoulli(n_classes)
 
 
+def check_content(rows: Rows, name: str) -> None:
+    """Refuse what a fit refuses of rows or targets, if they are few enough for a plan to read all of them."""
+    if not rows.is_computed and rows.n_bytes <= READ_BYTES:
+        scan(rows, name)
+
+
 def checked_width(y: Any, n: int) -> int:
     """Number of targets in y, which has a row for each of n."""
     rows = as_rows(y, "y")
@@ -461,4 +484,5 @@ def checked_width(y: Any, n: int) -> int:
     n_rows, width = rows.shape
     if n_rows != n:
         raise InputError(f"y has {n_rows} rows, and X has {n}; expected the same number")
+    check_content(rows, "y")
     return width

@@ -231,6 +231,17 @@ class Bucket:
     def size(self, name: str) -> int | None:
         return self._answer("read", name, lambda obstore, store, key: int(obstore.head(store, key)["size"]))
 
+    def versions(self) -> dict[str, list[Any]]:
+        def listed(obstore: Any, store: Any, key: str) -> dict[str, list[Any]]:
+            entries = [entry for page in obstore.list(store, self._below()) for entry in page]
+            return {one["path"].removeprefix(key).lstrip("/"): [int(one["size"]), one["e_tag"]] for one in entries}
+
+        found = self._answer("list", "", listed)
+        if found or self._key() == "":
+            return found or {}
+        one = self._answer("read", "", lambda obstore, store, key: obstore.head(store, key))
+        return {} if one is None else {"": [int(one["size"]), one["e_tag"]]}
+
     def exists(self) -> bool:
         return bool(self.names()) or (self._key() != "" and self.size("") is not None)
 
@@ -412,11 +423,7 @@ def errors_of(url: str, what: str = "read") -> Iterator[None]:
         raise _unreachable(what, url, error) from error
 
 
-_UNREACHED, _CHECK = (
-    "the server {server}cannot be reached:",
-    "check the address (for S3 AWS_ENDPOINT_URL) and the network",
-)
-_CAUSES = {
+_SETTINGS = {
     "no credentials; expected them in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and "
     "AWS_ENDPOINT_URL for a server of your own)": (
         # Libraries that find none ask the machine's own service, which only clouds have.
@@ -430,24 +437,35 @@ _CAUSES = {
         "InvalidAccessKeyId",
         "SignatureDoesNotMatch",
     ),
+}
+"""Causes that do not pass by themselves, with signs of them in the errors of libraries."""
+_UNREACHED, _CHECK = (
+    "the server {server}cannot be reached:",
+    "check the address (for S3 AWS_ENDPOINT_URL) and the network",
+)
+_AWAY = {
     _UNREACHED + f" it refuses connections; {_CHECK}": ("ConnectionRefused",),
     _UNREACHED + f" no server has this name (DNS); {_CHECK}": ("dns error",),
     _UNREACHED + f" it does not answer in time; {_CHECK}": ("TimedOut",),
 }
-"""Causes that users can remove, with signs of them in the errors of libraries."""
+"""Causes that may pass."""
 _ADDRESS = re.compile(r"https?://[^/\s]+")
 """Address of a server in the error of a request."""
 _TRIES = re.compile(r"after \d+ retries")
+_OVERLOADED = re.compile(r"status code: (5\d\d|429)|error sending request")
+"""What else may pass, where it was not tried again."""
 
 
 def _unreachable(what: str, url: str, error: Exception) -> UnreachableStoreError:
     text = str(error)
-    causes = (cause for cause, signs in _CAUSES.items() if any(sign in text for sign in signs))
+    causes = (cause for cause, signs in (_SETTINGS | _AWAY).items() if any(sign in text for sign in signs))
     address, tries = _ADDRESS.search(text), _TRIES.search(text)
-    cause = next(causes, _first_line(error)).replace("{server}", f"{address[0]} " if address else "")
+    known = next(causes, None)
+    cause = (known or _first_line(error)).replace("{server}", f"{address[0]} " if address else "")
     return UnreachableStoreError(
         f"cannot {what} in the store {url}: {cause}{f' ({tries[0]})' if tries and tries[0] not in cause else ''}. What "
-        f"is finished is kept: when the store can be reached and written to, run again with the same store"
+        f"is finished is kept: when the store can be reached and written to, run again with the same store",
+        is_transient=known not in _SETTINGS and bool(known or tries or _OVERLOADED.search(text)),
     )
 
 

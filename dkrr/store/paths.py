@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from dkrr.checks import location, shown
-from dkrr.errors import DamagedChunkError, DiskSpaceError, DkrrError, InputError, StoreError, UnreachableStoreError
+from dkrr.errors import (
+    DamagedChunkError,
+    DiskSpaceError,
+    DkrrError,
+    InputError,
+    StoreError,
+    UnreachableStoreError,
+    is_transient,
+)
 
 MAX_NAME_BYTES = 200
 """Longest file name made of text; file systems take 255 bytes, and dkrr puts a few before or behind it."""
@@ -207,8 +215,9 @@ def store_error(what: str, error: OSError, then: str = AGAIN) -> StoreError:
     said = error.strerror or str(error) or type(error).__name__
     if error.filename is not None and str(error.filename) not in what:
         said = f"{said} ({error.filename})"
+    text = f"cannot {what}: {said}. {_REMEDIES.get(error.errno or 0, 'Remove the cause')}; {then}"
     kind: type[StoreError] = DiskSpaceError if error.errno in _FULL else UnreachableStoreError
-    return kind(f"cannot {what}: {said}. {_REMEDIES.get(error.errno or 0, 'Remove the cause')}; {then}")
+    return kind(text, is_transient=is_transient(error))
 
 
 def unreadable(path: Path | str, error: OSError) -> StoreError:

@@ -95,6 +95,12 @@ class Place(Protocol):
     def size(self, name: str) -> int | None:
         """Size of a file; None if there is none."""
 
+    def versions(self) -> dict[str, list[Any]]:
+        """What tells the content of each file here, also of those in folders, from another one: size, and time or tag.
+
+        Of a file its own, under an empty name; empty if nothing is here.
+        """
+
     def exists(self) -> bool:
         """Whether anything is here: a file too, or a link."""
 
@@ -238,6 +244,16 @@ class LocalFolder:
             return size
         return None
 
+    def versions(self) -> dict[str, list[Any]]:
+        with faults_of(f"read {self.path}", "then run again"):
+            inside = [Path(folder, name) for folder, _, names in os.walk(self.path) for name in names]
+            found = {}
+            for file in [self.path] if self.path.is_file() else inside:
+                status = file.stat()
+                name = "" if file == self.path else str(file.relative_to(self.path))
+                found[name] = [status.st_size, status.st_mtime_ns]
+        return found
+
     def exists(self) -> bool:
         return os.path.lexists(self.path)
 
@@ -378,8 +394,10 @@ def check_writable(url: str, *, is_grown: bool = False) -> None:
             place_at(f"{folder}/{name}").delete(STORE)
         else:
             file = Path(folder, name)
-            file.touch(exist_ok=False)
-            delete_file(file)
+            try:
+                file.touch(exist_ok=False)
+            finally:  # also where a signal ends the process just here
+                delete_file(file)
 
 
 def check_free(

@@ -23,7 +23,7 @@ from dkrr.cluster.dask_client import check_folder_is_shared, connect
 from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.cluster.process import ambient_client
-from dkrr.errors import DkrrError, InputError, NotPositiveDefiniteError, StoreError
+from dkrr.errors import ClusterError, DkrrError, InputError, NotPositiveDefiniteError, StoreError
 from dkrr.linalg import TASK_MODULES
 from tests.cluster.clients import all_released
 from tests.cluster.tasks import (
@@ -183,11 +183,14 @@ def test_connect_takes_certificates_from_the_configuration_as_a_users_are(client
 
 
 @pytest.mark.parametrize(
-    ("address", "match"),
-    [("tcp://127.0.0.1:9", "no Dask scheduler answers at tcp://127.0.0.1:9"), ("nowhere://here", "nowhere://here")],
+    ("address", "kind", "match"),
+    [
+        ("tcp://127.0.0.1:9", ClusterError, "no Dask scheduler answers at tcp://127.0.0.1:9"),
+        ("nowhere://here", InputError, "nowhere://here"),
+    ],
 )
-def test_an_address_without_a_scheduler_is_named_and_leaves_no_client(address, match):
-    with pytest.raises(InputError, match=match):
+def test_an_address_without_a_scheduler_is_named_and_leaves_no_client(address, kind, match):
+    with pytest.raises(kind, match=match):
         connect(address, timeout="200ms")
     assert ambient_client() is None
 

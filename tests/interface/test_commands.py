@@ -17,7 +17,10 @@ from click.shell_completion import BashComplete
 
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV, load
 from dkrr.cli import dkrr
+from dkrr.cli.options import GROUPS, OPTIONS
+from dkrr.data import sampled
 from dkrr.errors import ConvergenceWarning
+from dkrr.estimators.search import shuffled_folds
 from dkrr.planning import Rates
 from dkrr.planning.profile import Profile, machine_fingerprint, save_profile
 from tests.interface.conftest import run
@@ -120,6 +123,22 @@ def test_shells_complete_commands_options_choices_and_paths():
     assert completions("fit", "--memory-limit", incomplete="4") == {}
 
 
+def test_every_option_is_in_one_group_of_the_help():
+    known = [name for names in GROUPS.values() for name in names.split()]
+    bare = {name.rpartition(".")[2] for name in OPTIONS}
+    hidden = {name.rpartition(".")[2] for name, settings in OPTIONS.items() if settings.get("hidden")}
+    assert len(known) == len(set(known)) and {*known} <= {*OPTIONS, *bare}
+    assert bare - hidden <= {*known}, f"no group of the help has {bare - hidden - {*known}}: dkrr.cli.options.GROUPS"
+    for name, command in dkrr.commands.items():
+        shown = re.findall(r"^  (?:-h, )?--([a-z0-9-]+)|^([A-Z].*):$", run(f"{name} --help").stdout, re.M)
+        options, titles = [option for option, _ in shown if option], [title for _, title in shown if title]
+        of_command = [
+            parameter.opts[0].removeprefix("--") for parameter in command.params if parameter.opts != ["path"]
+        ]
+        assert sorted(options) == sorted({"help", *of_command} - {"store" if name == "calibrate" else ""})
+        assert titles == [title for title in (*GROUPS, "Others") if title in titles] and titles[-1] == "Others"
+
+
 # Selection
 
 
@@ -162,6 +181,37 @@ def test_a_selection_for_classes(data, folder):
     expected = KernelLogisticRegression(**found["best_params"]).fit(data.X, labels).predict_proba(data.X)
     np.testing.assert_allclose(load("m.zarr").predict_proba(data.X), expected, rtol=0, atol=1e-6)
     assert "scores      accuracy" in run(f"{select} --scoring accuracy --multi-class ovr --max-iter 200").stdout
+
+
+@pytest.mark.parametrize("x", ["data.zarr/x", "t.csv::a,b,c,d,e"])
+def test_a_random_sample_chooses_for_the_fit_of_all_rows(data, folder, x):
+    line = f"{SELECT.replace('x.npy', x)} --rows 60 --alphas 0.01,0.1,1 --gamma 0.1,0.4"
+    line = line.replace("d.npz::y", "y.npy") + " --solver cholesky"
+    chosen = np.sort(np.random.default_rng(7).choice(211, 60, replace=False))
+    folds = shuffled_folds(5, 7, is_classification=False)
+    sample = KernelRidgeCV([0.01, 0.1, 1.0], gamma=[0.1, 0.4], cv=folds, solver="cholesky")
+    sample.fit(data.X[chosen], data.y[chosen, 0])
+    found = json.loads(run(f"{line} --shuffle 7 --model m.zarr --json --store s").stdout)
+    assert found["sample"] == {"rows": 60, "of": 211, "seed": 7} and found["fit"]["plan"]["problem"]["n"] == 211
+    scores = [one["mean_test_score"] for one in found["candidates"]]
+    np.testing.assert_allclose(scores, sample.cv_results_["mean_test_score"], rtol=1e-8)
+    expected = KernelRidge(**sample.best_params_).fit(data.X, data.y[:, 0]).predict(data.X)
+    text = run(f"{line} --shuffle 7 --model m.zarr --overwrite --uncertainty").stdout
+    assert "chosen by 60 of 211 rows, drawn at random (seed 7)" in text and "dkrr plan: 211 rows" in text
+    run(f"predict --model m.zarr --x {x} --out p.npy --interval 0.9")  # by folds of all rows
+    np.testing.assert_allclose(np.load("p.npy")[:, 0], expected, rtol=0, atol=1e-8)
+
+
+def test_a_random_sample_of_labels_has_all_classes(data, folder):
+    labels = np.array(["rare", "often"])[(np.arange(211) % 30 > 0).astype(int)]
+    pd.DataFrame(dict(zip("abcde", data.X.T, strict=True)) | {"kind": labels}).to_csv("l.csv", index=False)
+    line = "select --x l.csv --y kind --logistic --rows 60 --alphas 0.1,1 --cv 2 --model m.zarr --quiet"
+    assert json.loads(run(f"{line} --json").stdout)["sample"]["rows"] == 60
+    X, y, weights, n = sampled("l.csv", "kind", None, 60, 0, is_classification=True)
+    assert (X.n_rows, weights, n) == (60, None, 211) and np.count_nonzero(y.values() == "rare") == 2
+    assert json.loads(run("info m.zarr --json").stdout)["n_samples"] == 211
+    for rows, said in ((211, "expected fewer"), (0, "expected fewer"), (1, "all classes of y")):
+        assert said in run(f"{line.replace('60', str(rows))} --overwrite", code=2).stderr
 
 
 # Uncertainty

@@ -62,6 +62,26 @@ def test_a_selection_takes_columns_and_transformers(table):
     assert np.load("p.npy").shape == (300,)
 
 
+def test_columns_are_excluded_and_those_of_numbers_taken(table, caplog):
+    fit = "fit --x flights.parquet --y arr_delay --sample-weight w --impute mean --model m.zarr --quiet"
+    with caplog.at_level("INFO", "dkrr"):
+        run(f"{fit} --numeric --exclude d*")
+    assert "--numeric leaves out 4 of 5 columns: origin (" in caplog.text and "flight (text)" in caplog.text
+    assert dkrr.load("m.zarr").feature_names_in_.tolist() == ["hour"]
+    run(f"{fit} --numeric --exclude late --one-hot origin --overwrite")
+    names = dkrr.load("m.zarr").feature_names_in_.tolist()
+    assert names == [name for name in table if name in ("hour", "distance", "delay", "origin")]
+    predict = "predict --model m.zarr --x flights.parquet --out p.npy --overwrite"
+    run(f"{predict} --numeric --exclude late")  # the model takes its own columns, those of text too
+    assert "X is chosen without its column 'origin'" in run(f"{predict} --exclude origin", code=2).stderr
+    assert "--exclude has 'nothing'" in run(f"{predict} --exclude nothing", code=2).stderr
+    plan = run("plan --x flights.parquet --y arr_delay --numeric --exclude w,hour --impute mean").stdout
+    assert "300 rows × 2 columns" in plan
+    np.save("x.npy", np.ones((3, 2)))
+    for option in ("--numeric", "--exclude a"):
+        assert "--x is not a table" in run(f"plan --x x.npy {option}", code=2).stderr
+
+
 def test_arrays_are_standardised(folder):
     run("fit --x x.npy --y y.npy --model m.zarr --standardize --quiet")
     assert "transformer StandardScaler()\n" in run("info m.zarr").stdout

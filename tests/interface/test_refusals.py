@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import zarr
 
 from tests.interface.conftest import run, write_inputs
 
@@ -99,6 +100,44 @@ REFUSED = [
 ]  # fmt: skip
 
 
+A = "--x x.npy --y y.npy"
+OF_PLANS = [
+    # Rows
+    ("--x bad.npy --y y.npy", "row 210, column 2"),
+    ("--x bad.npy --y y.npy --standardize", "row 210 has it in column 'x2' behind the transformer"),
+    ("--x bad.zarr --y y.npy", "row 210, column 2"),
+    ("--x gaps.parquet --y y --columns a,b", "missing values .* in column 'b' .*row 5"),
+    ("--x gaps.parquet --y y --columns b,name --one-hot name", "row 5 has it in column 'b' behind the transformer"),
+    ("--x huge.npy --y y.npy", "which float64 does not hold exactly"),
+    ("--x labels.npy --y y.npy", "expected numbers|not a matrix of numbers|could not convert"),
+    ("--x t.csv --y y", "the column 'name' of text"),
+    ("--x t.csv --y y --columns a,missing", "'missing', and t.csv has no such column"),
+    ("--x none.npy --y y.npy", "does not exist"),
+    ("--x narrow.npy --y y.npy --kernel precomputed", "must be a square matrix"),
+    # Targets, labels and weights
+    ("--x x.npy --y bad.npy", "y contains NaN.*row 210, column 2"),
+    ("--x gaps.parquet --y b --columns a", "y has missing values"),
+    ("--x x.npy --y short.npy", "9"),
+    ("--x x.npy --y short_labels.npy --logistic", "9"),
+    ("--x x.npy --y y.npy --logistic", "class labels"),
+    ("--x x.npy --y labels.npy", "labels|numbers"),
+    (f"{A} --sample-weight bad.npz::w", "sample_weight is nan in row 3"),
+    (f"{A} --sample-weight short.npy", r"sample_weight has shape \(9,\)"),
+    ("--x gaps.parquet --y y --columns a --sample-weight b", "sample_weight has missing values"),
+    # The model
+    (f"{A} --alpha -1", "alpha"),
+    (f"{A} --alpha 1,2", "alpha"),
+    ("--x x.npy --y labels.npy --logistic --alpha 1,2", "--alpha has several values"),
+    (f"{A} --kernel nope", "kernel is 'nope'"),
+    (f"{A} --kernel matern --kernel-param nu=-1", "nu"),
+    (f"{A} --kernel laplacian --form primal", "primal"),
+    (f"{A} --tol 0", "tol is 0"),
+    (f"{A} --tile 0", "tile is 0"),
+    (f"{A} --store no/run.zarr", "no does not exist"),
+]
+"""Options with which `fit` and `plan` refuse, and what both say."""
+
+
 @pytest.fixture(scope="module")
 def place(data, tmp_path_factory):
     """A folder with inputs, models, runs and a report, of which no test may change a file."""
@@ -109,6 +148,14 @@ def place(data, tmp_path_factory):
         bad = data.X.copy()
         bad[-1, 2] = np.nan
         np.save("bad.npy", bad)
+        zarr.save_array("bad.zarr", bad)
+        np.savez("bad.npz", w=np.where(np.arange(len(bad)) == 3, np.nan, 1.0))
+        np.save("huge.npy", np.full(data.X.shape, 2**60 + 1))
+        np.save("short.npy", np.ones(9))
+        np.save("short_labels.npy", np.arange(9) % 2)
+        table = pd.read_csv("t.csv")
+        table.loc[5, "b"] = np.nan
+        table.to_parquet("gaps.parquet")
         Path("other.csv").write_text(Path("t.csv").read_text().replace("a,b", "a,B", 1))
         kinds = {"date": pd.Timestamp("2026-01-02"), "decimal": Decimal(1), "bytes": b"1"}
         pd.DataFrame({"y": np.arange(9.0)}).assign(**kinds).to_parquet("kinds.parquet")
@@ -132,3 +179,11 @@ def test_a_wrong_command_is_refused_in_one_line_and_changes_nothing(place, monke
     is_one_line = text.startswith("dkrr: ") and text.count("\n") == 1
     assert re.search(message, text) and (is_one_line or text.startswith("Usage: ")), text
     assert times(place) == before
+
+
+@pytest.mark.parametrize(("options", "message"), OF_PLANS, ids=[options for options, _ in OF_PLANS])
+def test_a_plan_refuses_what_a_fit_refuses(place, monkeypatch, options, message):
+    monkeypatch.chdir(place)
+    for command in ("fit --quiet --model m.zarr", "plan"):
+        text = run(f"{command} {options}", code=2).stderr
+        assert text.startswith("dkrr: ") and text.count("\n") == 1 and re.search(message, text), text

@@ -46,6 +46,14 @@ def test_what_commands_print_is_in_the_golden_file(golden):
     measured = {"measured": MEASURED, "profile": "profile.json"}
     texts = [machine_text(MACHINE), machine_text(MACHINE | measured), model_text(MODEL, "m.zarr")]
     texts.append(model_text(MODEL | OF_TABLE, "m.zarr"))
+    factor = {"alpha": 0.1, "form": "dual"}
+    for kept in (
+        {"solver": "auto", "factors": [factor]},
+        {"solver": "auto", "factors": []},
+        {"solver": {}, "factors": []},
+    ):
+        texts.append(model_text(MODEL | {"solve": SOLVE, "uncertainty": kept}, "m.zarr"))
+    texts.append(model_text(MODEL | {"uncertainty": kept, "kernel": {"kernel": "precomputed"}}, "m.zarr"))
     for one, path in ((search(np.array([0.75, 0.5, np.nan]), [0.5]), "m.zarr"), (search(None), None)):
         values = search_values(one, path)
         texts += [search_text(one, values), json.dumps(values, indent=1)]

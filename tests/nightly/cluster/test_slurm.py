@@ -110,6 +110,16 @@ def test_sbatch_script_takes_memory_of_cores_or_of_nodes_and_returns_the_status_
         assert status == 7 and f"--memory-limit {limit} " in noted.read_text(), log.read_text()
 
 
+@pytest.mark.parametrize(("status", "count", "is_again"), [(75, "0", True), (75, "5", False), (1, "0", False)])
+def test_a_job_that_may_succeed_later_is_put_back_into_the_queue(allocation, tmp_path, status, count, is_again):
+    log, noted = tmp_path / "log", tmp_path / "requeued"
+    python = 'case $1 in *certificates.py) mkdir "$2" && touch "$2/environment.sh" ;; esac'
+    scripts = {"srun": "exit 0", "dask": "exit 0", "dkrr": f"exit {status}", "python": python}
+    stand_ins(tmp_path / "bin", **scripts, scontrol=f'echo "$@" > {noted}')
+    assert run_job(allocation | {"SLURM_RESTART_COUNT": count}, log) == status
+    assert noted.exists() == is_again and (not is_again or noted.read_text() == "requeue 17\n")
+
+
 def test_job_script(tmp_path):
     pytest.importorskip("dask_jobqueue")
     given = ["--x", "X", "--y", "y", "--shared", tmp_path]
