@@ -4,8 +4,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dkrr.linalg.cholesky import n_tasks
-from dkrr.linalg.memory import ONE_TILE
+from dkrr.linalg.cholesky import factor_bytes, n_tasks
+from dkrr.linalg.memory import ONE_TILE, memory_bytes
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import against_float32
 from dkrr.planning.multiplied import settings_of
@@ -23,6 +23,7 @@ from dkrr.planning.strategy import (
     codes_of,
 )
 from dkrr.planning.transforms import GOAL
+from dkrr.store import TileGrid
 from dkrr.text import Explained, format_bytes, format_count, format_seconds, plural
 
 SMALL_SECONDS = 3.0
@@ -256,13 +257,19 @@ def why_kept(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> Reason:
     """What the fit keeps for standard deviations, and where; or why it keeps nothing."""
     if c.form == "primal" and min(p.alphas) > 0 and c.how.keeps_factors:
         what = "the sums over the rows are" if isinstance(c.how, Generated) else "the factor is"
-        return Reason("factor-kept", f"{what} kept for standard deviations, in memory")
+        size = format_bytes(8 * len(p.alphas) * p.side("primal") ** 2)
+        return Reason("factor-kept", f"{what} kept for standard deviations: {size} in memory after the fit")
     if c.form == "primal":
         text = "no factor is kept: standard deviations take a second pass over the rows when they are first asked for"
         return Reason("second-pass", text)
     if c.how.keeps_factors:
-        where = "in memory" if c.place.is_memory else "in the store" if p.keeps_store else "in the temporary folder"
-        return Reason("factor-kept", f"the factor is kept for standard deviations, {where}")
+        grid = TileGrid(p.n, c.how.tiling.tile, c.how.tiling.panel)
+        each = memory_bytes(grid, keeps=False) if c.place.is_memory else factor_bytes(grid)
+        where = (
+            "memory after the fit" if c.place.is_memory else "the store" if p.keeps_store else "the temporary folder"
+        )
+        size = format_bytes(len(p.alphas) * each)
+        return Reason("factor-kept", f"the factor is kept for standard deviations: {size} in {where}")
     if isinstance(c.how, Float32Factor):
         return Reason(
             "no-factor-kept",

@@ -114,10 +114,12 @@ def _check_intervals(problem: Problem) -> None:
     """Refuse models that leave out folds where no factor is made from which they follow."""
     is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
     if is_needed and isinstance(problem.settings, ConjugateGradient):
-        where = "" if problem.layout is None else f", which began the run in the store {problem.layout.store}"
+        layout = problem.layout
+        began = "solver is 'cg'" if layout is None else f"the run in {layout.store} began with solver={layout.solver!r}"
+        expected = "solver='auto' or 'cholesky'" if layout is None else "another store="
         raise InputError(
-            f"uncertainty is 'intervals', and solver is 'cg'{where}: the models that leave out folds follow from a "
-            f"Cholesky factor in float64; expected solver='auto' or 'cholesky', or uncertainty=True"
+            f"uncertainty is 'intervals', and {began}: the models without a fold follow from a Cholesky factor in "
+            f"float64; expected {expected}, or uncertainty=True"
         )
 
 

@@ -64,7 +64,7 @@ REFUSED = [
     (f"{SELECT} --train-sizes 0.5 --cv loo", "train_sizes is given, and cv is leave-one-out"),
     (f"{FIT} --uncertainty --logistic", "--uncertainty is given with --logistic"),
     (f"{FIT} --intervals --kernel precomputed", "--intervals is given with --kernel precomputed"),
-    (f"{FIT} --intervals --solver cg", "the models that leave out folds follow from a Cholesky factor"),
+    (f"{FIT} --intervals --solver cg", "the models without a fold follow from a Cholesky factor"),
     (f"{PLAN} --uncertainty --logistic", "--uncertainty is given with --logistic"),
     (f"{SELECT} --uncertainty", "--uncertainty is given without --model"),
     (f"{PREDICT} --interval 0.9", "--uncertainty"),
