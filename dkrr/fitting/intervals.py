@@ -20,13 +20,13 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
 from dkrr.fitting.fold_models import Array, FoldModels, Numbers, lists_of, predictions_beside, sorted_sizes
-from dkrr.fitting.gaussian_process import power_of_two
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Learned, Targets
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.shifted_lists import ShiftedLists
 from dkrr.planning.detection import usable_threads
+from dkrr.planning.predictions import power_of_two
 
 INTERVAL_ROWS, INTERVAL_BYTES = 2**14, 2**24
 """Most rows whose intervals are computed together, and most bytes of the predictions of all folds for them."""

@@ -339,8 +339,8 @@ class Processes:
     def _planned(self, alpha: float, n_rows: int, resources: Resources, *, in_stores: bool) -> Deviations:
         kept, known = self._kept.get(alpha), self._factored.get(alpha)
         n, threads = len(self._outputs.values), resources.local_threads
-        is_saved = kept is not None and kept.left is None
-        if is_saved and kept.numbers["form"] == "dual" and (known is None or in_stores):
+        is_saved = kept is not None and kept.left is None and kept.numbers["form"] == "dual"
+        if kept is not None and is_saved and (known is None or in_stores):
             grid = TileGrid(n, kept.numbers["tile"], kept.numbers["panel"])
             room = room_for(resources, resources.local_baseline_bytes)
             is_stored = (in_stores and is_read_by_workers(memory_of(grid))) or not is_kept_in_memory(grid, room)
