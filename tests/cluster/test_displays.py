@@ -269,3 +269,18 @@ def test_a_short_search_shows_nothing_unless_it_is_asked_to(clock, capsys, monke
     with Whole("search", 8, show=None, quiet_seconds=100.0) as whole, whole.part():
         whole.expect(20.0)
         assert whole._display is not None
+
+
+@pytest.mark.parametrize("transformer", [None, "standardize"])
+def test_long_predictions_of_an_estimator_are_shown(monkeypatch, caplog, transformer):
+    X = np.random.default_rng(0).standard_normal((120, 2))
+    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, X[:, 0])
+    monkeypatch.setattr("dkrr.fitting.prediction_plans.MIN_PLANNED", 0.0)
+    for quiet, progress, lines in ((1e9, True, 0), (0.0, False, 0), (0.0, None, 2)):
+        monkeypatch.setattr("dkrr.fitting.prediction_plans.QUIET_SECONDS", quiet)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "dkrr.progress"):
+            model.set_params(progress=progress)
+            np.testing.assert_array_equal(model.predict(X), model.predict(X, return_std=True)[0])
+        done = [text for text in caplog.messages if text.startswith("predictions, 120 rows: done in")]
+        assert len(done) == lines
