@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -44,6 +45,7 @@ from dkrr.errors import InputError, InputTypeError, short_traceback
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
 from dkrr.fitting.prediction import predict
+from dkrr.fitting.prediction_plans import displayed
 from dkrr.fitting.requests import Settings, check_sizes, checked_kernel, checked_store, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import boxed
@@ -342,7 +344,15 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     def _scores(self, X: Any) -> Any:
         """f(x) of every row, of shape (n, columns): an ndarray, or lazy for a Dask or Zarr array."""
         rows = self._new_rows(X)
-        return predict(self._model, rows)
+        with self._displayed(rows) as (tell, _):
+            return predict(self._model, rows, tell)
+
+    def _displayed(self, rows: Rows, *, return_std: bool = False) -> Any:
+        """Context in which the progress of long predictions is shown."""
+        model = self._model
+        n = model.coef.shape[0] if model.coef is not None else model.dual_coef.shape[0]  # type: ignore[union-attr]
+        plan = partial(self._prediction_plan, rows, return_std=return_std)
+        return displayed(rows, n, self.progress, plan, return_std=return_std)
 
     @abstractmethod
     def _prediction_plan(

@@ -28,7 +28,7 @@ from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.intervals import CrossValidationIntervals
-from dkrr.fitting.prediction import at_once, by_blocks
+from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.processes import Processes, Variances
 from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
@@ -103,12 +103,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """
         flag(return_std, "return_std")
         scale, X = positive_or_none(scale, "scale"), opened(X)
-        values = self._scores(X)
-        mean = self._predictions_of(values)
         if not return_std:
-            return mean
+            return self._predictions_of(self._scores(X))
         rows = self._new_rows(X)
-        return mean, self._by_blocks(rows, self._variances(rows.shape[0], scale).deviations, 1)[0]
+        with self._displayed(rows, return_std=True) as (tell, tell_deviations):
+            mean = self._predictions_of(predict(self._model, rows, tell))
+            rows, compute = self._new_rows(X), self._variances(rows.shape[0], scale).deviations
+            return mean, self._by_blocks(rows, compute, 1, tell_deviations)[0]
 
     def _predictions_of(self, scores: Any) -> Any:
         return scores[:, 0] if self._is_vector else scores
@@ -190,12 +191,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 "log_marginal_likelihood_ do without"
             )
 
-    def _by_blocks(self, rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]], n_arrays: int) -> list[Any]:
+    def _by_blocks(
+        self, rows: Rows, compute: Callable[..., NDArray[np.float64]], n_arrays: int, advance: Advance | None = None
+    ) -> list[Any]:
         """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
         t = self._model.n_targets
         found = by_blocks(rows, n_arrays * t, compute)
         if found is None:
-            found = at_once(rows, compute)
+            found = at_once(rows, compute, advance)
         parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
         return [part[:, 0] if self._is_vector else part for part in parts]
 

@@ -23,7 +23,7 @@ from dkrr.estimators.kernel_logistic import KernelClassifier
 from dkrr.fitting.context import progress_of
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import by_blocks, check_rows, predict, predict_in_memory
-from dkrr.fitting.prediction_plans import BLOCK_BYTES, rows_per_block
+from dkrr.fitting.prediction_plans import BLOCK_BYTES, SHOWN, rows_per_block
 from dkrr.fitting.results import FittedFunction
 from dkrr.planning.predictions import PredictionPlan, power_of_two
 from dkrr.store.paths import local_path, refuse_enclosing
@@ -37,8 +37,6 @@ ARRAYS = (".zarr", ".npy")
 FORMATS = TABLES + ARRAYS
 """Ends of the names of what predictions are written to."""
 PREDICTION = "prediction"
-SHOWN = 1e9
-"""Units of a display in a second: it counts in whole operations."""
 
 
 def predict_to(

@@ -27,6 +27,9 @@ from dkrr.fitting.results import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.planning.detection import usable_threads
 
+Advance = Callable[[float], None]
+"""Is told which fraction of the work was done since the last call."""
+
 BLOCK_ROWS = 1024
 """Rows that are predicted together."""
 TRANSFORMED_ROWS, TRANSFORMED_BYTES = 2**18, 2**26
@@ -41,13 +44,16 @@ LAZY_BLOCK_BYTES = 16 * 2**20
 """Bound for the rows and for the predictions of a block of a lazy prediction."""
 
 
-def predict(model: FittedFunction, rows: Rows) -> Any:
-    """Predictions of shape (n, t): an ndarray, or a lazy Dask array if the rows are."""
+def predict(model: FittedFunction, rows: Rows, advance: Advance | None = None) -> Any:
+    """Predictions of shape (n, t): an ndarray, or a lazy Dask array if the rows are.
+
+    `advance` is told which fraction of those in this process each block was.
+    """
     check_rows(model, rows)
     # Tasks do not carry the owner of a temporary folder, which does not leave the process.
     lazy = by_blocks(rows, model.n_targets, partial(predict_in_memory, replace(model, keep_alive=None)))
     if lazy is None:
-        return at_once(rows, partial(predict_in_memory, model))
+        return at_once(rows, partial(predict_in_memory, model), advance)
     if model.keep_alive is not None:
         weakref.finalize(lazy, _release, model.keep_alive)  # holds the owner as long as the array, which reads it
     return lazy
@@ -63,17 +69,28 @@ def check_rows(model: FittedFunction, rows: Rows) -> None:
         refuse_changed(model.rows, FEW)
 
 
-def at_once(rows: Rows, compute: Callable[[Rows, int], NDArray[np.float64]]) -> NDArray[np.float64]:
-    """What is computed of all rows, one block of those behind a transformer after another; see `by_blocks`."""
+def at_once(
+    rows: Rows, compute: Callable[..., NDArray[np.float64]], advance: Advance | None = None
+) -> NDArray[np.float64]:
+    """What is computed of all rows, one block of those behind a transformer after another; see `by_blocks`.
+
+    `compute` is given `advance`, if there is one, which is told the fraction of all rows that is done.
+    """
     if not isinstance(rows, TransformedRows):
-        return compute(rows, 0)
-    blocks = rows.blocks(0, rows.shape[0], rows.block_rows)
-    return np.concatenate([compute(MemoryRows(block), where.start) for where, block in blocks])
+        return compute(rows, 0) if advance is None else compute(rows, 0, advance=advance)
+    found, n = [], rows.shape[0]
+    for where, block in rows.blocks(0, n, rows.block_rows):
+        found.append(compute(MemoryRows(block), where.start))
+        if advance is not None:
+            advance((where.stop - where.start) / n)
+    return np.concatenate(found)
 
 
-def predict_in_memory(model: FittedFunction, rows: Rows, first: int = 0) -> NDArray[np.float64]:
+def predict_in_memory(
+    model: FittedFunction, rows: Rows, first: int = 0, advance: Advance | None = None
+) -> NDArray[np.float64]:
     """Predictions of rows as one array, of shape (n, t); `first` is the number of the first row, for messages."""
-    return predict_together((model,), rows, first, check_predictions)[0]
+    return predict_together((model,), rows, first, check_predictions, advance)[0]
 
 
 Check = Callable[[NDArray[np.float64], int], None]
@@ -81,7 +98,7 @@ Check = Callable[[NDArray[np.float64], int], None]
 
 
 def predict_together(
-    models: Sequence[FittedFunction], rows: Rows, first: int, check: Check
+    models: Sequence[FittedFunction], rows: Rows, first: int, check: Check, advance: Advance | None = None
 ) -> list[NDArray[np.float64]]:
     """Predictions by several models with `shared_values`, from one evaluation of the kernel or the features.
 
@@ -93,6 +110,8 @@ def predict_together(
     first : int
         Number of the first row, for messages.
     check : callable
+    advance : callable, optional
+        Is told the fraction of the rows that is done.
 
     Returns
     -------
@@ -112,6 +131,10 @@ def predict_together(
             out[start:stop] = found
             check(out[start:stop], first + start)
 
+    def tell(start: int) -> None:
+        if advance is not None:
+            advance(min(height, n - start) / n)
+
     size = 0 if model.rows is None else n * model.rows.shape[0]
     share = usable_threads()
     is_transform = model.feature_map is not None and model.feature_map.is_transform
@@ -123,10 +146,12 @@ def predict_together(
             with blas.one_thread(share == 1 or 2.0 * width * max(size, n) < blas.SMALL_FLOPS):
                 for start in starts:
                     block(start)
+                    tell(start)
         else:
             # Half of a kernel's time is elementwise work, which BLAS does not divide among threads.
             with blas.one_thread(), ThreadPoolExecutor(threads) as pool:
-                list(pool.map(block, starts))
+                for start, _ in zip(starts, pool.map(block, starts), strict=True):
+                    tell(start)
     return outs
 
 

@@ -1,13 +1,20 @@
 """Plans of predictions by a fitted function: its sizes and those of new rows, for `planning.predictions`."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from dkrr.cluster import Progress, make_progress
 from dkrr.cluster.process import ambient_client
 from dkrr.data import DaskRows, MemoryRows, Rows
 from dkrr.data.dask_rows import PartitionRows
 from dkrr.data.table import FrameRows
 from dkrr.data.transformers import HeldRows, TransformedRows
+from dkrr.errors import DkrrError
+from dkrr.fitting.context import QUIET_SECONDS
+from dkrr.fitting.prediction import Advance
 from dkrr.fitting.processes import Processes
 from dkrr.fitting.results import FittedFunction
 from dkrr.planning.detection import detect
@@ -22,8 +29,13 @@ from dkrr.planning.predictions import (
 )
 from dkrr.planning.problem import Problem
 from dkrr.planning.strategy import Reason
-from dkrr.text import format_bytes
+from dkrr.text import format_bytes, plural
 
+MIN_PLANNED, FLOPS_PER_ENTRY = 1e8, 100.0
+"""Entries of k from which predictions are planned, to show progress; operations of a substitution that take as long as
+one of them."""
+SHOWN = 1e9
+"""Units of a display in a second: it counts in whole operations."""
 BLOCK_BYTES = 16 * 2**20
 """Rows, and predictions, of a block that is read and written."""
 MAX_BLOCK_ROWS = 65536
@@ -142,3 +154,31 @@ def _why_block(plan: PredictionPlan) -> list[Reason]:
         return []
     text = f"a factor of {format_bytes(read)} is read for each block: more memory allows higher blocks, and fewer"
     return [Reason("factor-read", text)]
+
+
+@contextmanager
+def displayed(
+    rows: Rows, n_training: int, show: bool | None, plan: Callable[[], PredictionPlan], *, return_std: bool = False
+) -> Iterator[tuple[Advance | None, Advance | None]]:
+    """Show the progress of predictions that are not lazy, if they take long.
+
+    Yields
+    ------
+    tuple of callables or None
+        What predictions and standard deviations tell how far they have come.
+    """
+    size = float(rows.shape[0]) * n_training * (n_training / FLOPS_PER_ENTRY if return_std else 1.0)
+    found = None
+    if show is not False and size >= MIN_PLANNED and not is_in_blocks(rows):
+        with suppress(DkrrError):  # what cannot be computed says so itself, and predictions alone need little memory
+            found = plan().parts
+    if found is None or found.seconds < QUIET_SECONDS:
+        yield None, None
+        return
+    deviations = found.deviations + found.iterations
+    with make_progress(show).stage("predictions", found.after * SHOWN, detail=plural(rows.shape[0], "row")) as stage:
+        yield partial(_advance, stage, found.rows), partial(_advance, stage, deviations)
+
+
+def _advance(progress: Progress, seconds: float, fraction: float) -> None:
+    progress.advance(seconds * SHOWN * fraction)

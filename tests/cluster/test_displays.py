@@ -280,3 +280,18 @@ def test_a_short_search_shows_nothing_unless_it_is_asked_to(capsys):
     assert found[0] == "dkrr selection: 40 rows × 2 columns, 1 target, 2 kernels × 2 λ × 5 folds"
     assert any(line.startswith("time        about") and "in all" in line for line in found)
     assert not any("factorisation" in line for line in found)
+
+
+@pytest.mark.parametrize("transformer", [None, "standardize"])
+def test_long_predictions_of_an_estimator_are_shown(monkeypatch, caplog, transformer):
+    X = np.random.default_rng(0).standard_normal((120, 2))
+    model = dkrr.KernelRidge(kernel="rbf", transformer=transformer).fit(X, X[:, 0])
+    monkeypatch.setattr("dkrr.fitting.prediction_plans.MIN_PLANNED", 0.0)
+    for quiet, progress, lines in ((1e9, True, 0), (0.0, False, 0), (0.0, None, 2)):
+        monkeypatch.setattr("dkrr.fitting.prediction_plans.QUIET_SECONDS", quiet)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "dkrr.progress"):
+            model.set_params(progress=progress)
+            np.testing.assert_array_equal(model.predict(X), model.predict(X, return_std=True)[0])
+        done = [text for text in caplog.messages if text.startswith("predictions, 120 rows: done in")]
+        assert len(done) == lines
