@@ -183,6 +183,20 @@ def test_conjugate_gradient_that_was_stopped_in_this_process_is_resumed_by_worke
     check(way, [model.predict(X), model.rkhs_norm_, model.intercept_])
 
 
+def test_workers_keep_the_preconditioner_and_this_process_goes_on_with_it(tmp_path, workers):
+    X, Y, _, _ = sample()
+    settings = {**RBF_KERNEL, "alpha": 0.1, "tile": 40, "store": str(tmp_path / "run.zarr")}
+    cg = ConjugateGradient(RPCholesky(21), max_iter=3)
+    slow, warned = dask.config.set({"dkrr.rates.gemm-gflops": 1e-3}), pytest.warns(ConvergenceWarning, match="after 3")
+    with workers.as_current(), slow, warned:
+        first = KernelRidge(**settings, solver=cg).fit(X, Y)
+    assert first.plan_.execution == "dask" and dkrr.verify(settings["store"]).is_whole
+    again = KernelRidge(**settings, solver=replace(cg, max_iter=1000)).fit(X, Y)
+    keys = [task.key for task in again.solve_result_.record.tasks]
+    assert "read_columns-0" in keys and not [key for key in keys if key.startswith(("extend_rows", "rebuild_rows"))]
+    assert_allclose(again.predict(X), KernelRidge(0.1, **RBF_KERNEL).fit(X, Y).predict(X), atol=1e-6)
+
+
 # What is missing or damaged
 
 
