@@ -1,5 +1,7 @@
 """Searches for λ and the kernel choose by the scores that one fit after another has, whatever way the plan takes."""
 
+from dataclasses import replace
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -9,11 +11,12 @@ from sklearn.kernel_ridge import KernelRidge as SkKernelRidge
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, ShuffleSplit, StratifiedKFold, TimeSeriesSplit
 
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
-from dkrr.errors import ConvergenceWarning, InputError, StoreError
+from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, StoreError
 from dkrr.estimators.search import edges
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
 from dkrr.planning.strategy import codes_of
+from dkrr.selection import scoring
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores, scores_of
 from tests.pairs import every_pair
@@ -379,6 +382,21 @@ def test_advice_counts_the_targets(data):
         "the best alpha is the smallest with a score, 1, for 1 of 4 targets",
         "the best alpha is the largest of the candidates, 10, for 1 of 4 targets",
     ]
+
+
+def test_a_kernel_is_planned_again_where_those_before_it_have_left_too_little_memory(data, y, monkeypatch):
+    found, resources = [], scoring._resources
+
+    def fuller(request, number):
+        now = resources(request, number)
+        found.append(number)
+        return replace(now, local_baseline_bytes=now.local_baseline_bytes + number * now.local_limit_bytes)
+
+    monkeypatch.setattr(scoring, "_resources", fuller)
+    search = KernelRidgeCV([0.1, 1.0], gamma=[0.1, 0.2], refit=False)
+    with pytest.raises(MemoryLimitError, match="of the .* that are allowed: increase memory_limit"):
+        search.fit(data.X, y)
+    assert found == [0, 0, 1], "the first kernel was scored by then"
 
 
 @pytest.mark.nightly

@@ -44,6 +44,30 @@ def test_a_plan_says_its_way_and_parts_of_a_learning_curve_have_fits_of_their_ow
     assert all(text in str(plain) for text in (*plain.reasons, *plain.rejected))
 
 
+@pytest.mark.parametrize(("settings", "method"), [(settings, method) for settings, method, _ in WAYS])
+def test_a_plan_is_that_of_all_kernels_and_its_range_says_something(settings, method):
+    kernels = {"kernel": ["cosine"]} if method == "primal" else {"kernel": ["rbf", "laplacian"]}
+    more = {} if method == "primal" else {"gamma": [0.1 * 2.0**k for k in range(6)]}
+    one, found = selection(**settings), selection(**settings | kernels | more)
+    assert len(found.kernels) == (1 if method == "primal" else 12) and found.last is not None
+    for plan in (one, found):
+        low, high = plan.seconds_range
+        assert low < plan.seconds < high < (10 if method == "sweep" else 4) * low
+        assert sum(seconds.expected for _, seconds in plan.steps()) < plan.seconds
+        assert plan.peak_bytes >= max(p.peak_bytes for p in plan.kernels) and plan.disk_bytes >= 0
+    if method != "primal":
+        assert found.seconds > 8 * one.seconds
+        assert "rbf × 6: " in str(found) and "laplacian × 6: " in str(found) and str(found).count("in one run;") <= 2
+        assert [len(group["seconds"]) for group in found.to_dict()["kernels"]] == [6, 6]
+
+
+def test_stores_that_are_kept_need_the_disk_of_all_kernels(tmp_path):
+    settings = {"n": 20_000, "solver": "cholesky", "gamma": [0.1, 0.2, 0.3], "memory_limit": "2GiB"}
+    kept = selection(**settings, store=str(tmp_path / "run"))
+    assert kept.disk_bytes == sum(p.plan.disk_bytes for p in kept.kernels) + kept.last.disk_bytes > 4 * 2**30
+    assert "in the stores that are kept" in str(kept)
+
+
 def test_rows_of_parts_are_those_of_the_training_rows():
     assert selection(n=1000, train_sizes=[100, 400]).curve == (0.125, 0.5)
 
