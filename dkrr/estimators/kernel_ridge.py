@@ -208,7 +208,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Of every fold the model without it says how far off predictions of unseen rows are; the interval is between
         quantiles of all models' predictions less and plus these errors. The models of all folds follow from one factor;
         with a kernel that learns from the training rows (Nystroem, a bag of words) each is a fit of its own, whose
-        kernel has not seen the fold. A transformer is that of the fit of all rows. It presumes that new rows and
+        kernel has not seen the fold. The first call computes them, and shows its progress as `fit` does; they are kept
+        for these folds, whatever the coverage, and saved by ``dkrr.save(model, path, uncertainty=True)`` where the
+        folds are those that None takes. A transformer is that of the fit of all rows. It presumes that new rows and
         training rows are exchangeable: not so if X drifts, or rows of one group are in several folds. The coverage is
         one over all rows; where the noise depends on x, it is larger in some places than in others.
 

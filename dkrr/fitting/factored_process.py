@@ -43,6 +43,7 @@ from dkrr.fitting.sampled import about_the_rows
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.held_out import LeftOut, columns_at_once
+from dkrr.linalg.memory import memory_grid
 from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
@@ -153,8 +154,10 @@ class DualPosterior(FactoredProcess):
         return found
 
     def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
-        columns = columns_at_once(self.data.n, len(folds))
-        in_memory = not self._matrix_factor.is_stored and 8.0 * self.data.n * columns <= self._room
+        factor, bytes_in_memory = self._matrix_factor, 8.0 * self.data.n * columns_at_once(self.data.n, len(folds))
+        # By the tiles, not by where they are: those of a factor in a store are in memory where a saved model is loaded.
+        was_in_memory = not factor.is_stored and factor.grid == memory_grid(self.data.n)
+        in_memory = was_in_memory and bytes_in_memory <= self._room
         progress = Progress() if context is None else context.progress
         with ThreadExecutor(self._threads) as executor:
             left_out = self._left_out(executor)

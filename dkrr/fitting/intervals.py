@@ -28,7 +28,7 @@ from dkrr.linalg.shifted_lists import ShiftedLists
 from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import power_of_two
 
-INTERVAL_ROWS, INTERVAL_BYTES = 2**14, 2**24
+INTERVAL_ROWS, INTERVAL_BYTES = 2**14, 2**22
 """Most rows whose intervals are computed together, and most bytes of the predictions of all folds for them."""
 MIN_THREAD_ROWS = 2**12
 """Rows from which a thread of its own is worth while."""

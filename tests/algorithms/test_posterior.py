@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.model_selection import KFold, ShuffleSplit
 
-from dkrr import KernelRidge, KernelRidgeCV, load, save
+from dkrr import KernelRidge, KernelRidgeCV, load, predict_to, save
 from dkrr.errors import ConvergenceWarning, InputError, NotFiniteError
 from dkrr.features import Nystroem, whitened
 from dkrr.kernels import RBF, BagOfWords, Linear, Polynomial
@@ -303,6 +303,34 @@ def test_intervals_hold_new_targets():
         assert np.mean((lower <= y[400:]) & (y[400:] <= upper)) == pytest.approx(coverage, abs=0.05)
     assert np.isinf(search.predict_interval(X[:3], 0.999)).all(), "400 rows say nothing of one in a thousand"
     assert np.isfinite(search.predict_interval(X[:3], 0.9975)).all(), "but of one in four hundred"
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, "linear", Nystroem(KERNEL, 20)], ids=str)
+def test_models_without_a_fold_are_computed_once_and_shown(data, monkeypatch, capsys, kernel):
+    model = KernelRidge(kernel=kernel, progress=True).fit(data.X, data.y)
+    capsys.readouterr()
+    model.predict_interval(data.X_new)
+    shown = capsys.readouterr().err
+    assert "leave out one of 10 folds" in shown and "held-out models" in shown
+    for name in ("factored_process.LeftOut", "factored_process.NormalSums", "intervals.fit"):
+        monkeypatch.setattr(f"dkrr.fitting.{name}", None)
+    assert_array_equal(model.predict_interval(data.X_new, 0.5), model.predict_interval(data.X_new, coverage=0.5, cv=10))
+    assert "folds" not in capsys.readouterr().err
+
+
+def test_a_file_of_predictions_and_intervals_takes_one_evaluation_of_the_kernel(data, tmp_path, monkeypatch):
+    entries = []
+
+    def kernel(X, Y):
+        entries.append(len(X) * len(Y))
+        return KERNEL(X, Y)
+
+    model = KernelRidge(kernel=kernel, alpha=[0.1, 0.2, 0.1]).fit(data.X, data.y)
+    expected = np.hstack([model.predict(data.X_new), *model.predict_interval(data.X_new)])
+    entries.clear()
+    predict_to(model, data.X_new, tmp_path / "p.npy", interval=0.9)
+    assert sum(entries) == 211 * 37
+    assert_array_equal(np.load(tmp_path / "p.npy"), expected)
 
 
 @every_pair(settings=[{}, {"fit_intercept": True}, {"solver": "cg"}, {"tile": 40}], weighted=[False, True], ids=str)
