@@ -123,7 +123,7 @@ advance, seen = Progress.advance, []
 
 def advanced(self, flops):
     seen.append(flops)
-    if len(seen) == 5:
+    if len(seen) == 9:  # of several displays each
         os.kill(os.getpid(), signal.SIGKILL)
     return advance(self, flops)
 
