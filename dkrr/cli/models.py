@@ -170,9 +170,7 @@ def predict(**given: Any) -> None:
         "progress": False if given["quiet"] else None,
     }
     shape = list(library.predict_to(model, X, out, **asked, **written))
-    text = f"{shape} predictions in {out}"
-    values = {"out": out, "shape": shape, "plan": plan.to_dict()}
-    answer(given, values, text if given["quiet"] else f"{plan}\n{text}")
+    answer(given, {"out": out, "shape": shape, "plan": plan.to_dict()}, f"{shape} predictions in {out}")
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,7 +189,7 @@ GROUPS = {
     "class_weight cv shuffle scoring train_sizes",
     "Solver and resources": "form solver tol solver_max_iter max_iter memory_limit tile store scheduler workers "
     "worker_memory cores folder",
-    "Output": "model out overwrite uncertainty accept_unconverged proba std interval show json quiet",
+    "Output": "model out overwrite uncertainty intervals accept_unconverged proba std interval show json quiet",
 }
 """Groups of the help by their titles, in its order: every option is in one of them, whichever command has it."""
 GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.split()}

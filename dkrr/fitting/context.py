@@ -502,7 +502,8 @@ def _asked(plan: Plan, max_iter: int | None) -> dict[str, Any]:
     if max_iter is None and isinstance(solver, ConjugateGradient):
         max_iter = solver.max_iter
     planned = [[stage.name, stage.seconds] for stage in plan.chosen.stages]
-    return {"tol": plan.problem.tol, "max_iter": max_iter, "planned": planned}
+    folds = plan.problem.interval_folds
+    return {"tol": plan.problem.tol, "max_iter": max_iter, "folds": folds, "planned": planned}
 
 
 def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) -> Context:

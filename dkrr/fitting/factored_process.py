@@ -285,7 +285,7 @@ class PrimalPosterior(FactoredProcess):
 
     @property
     def factor_size(self) -> FactorSize:
-        return FactorSize.of_features(len(self._factor))
+        return FactorSize.of_normal(len(self._factor))
 
     def variances_of(self, x: Any) -> VarianceBounds:
         found, part = self.alpha * self._lengths(self._features(x)), self._rounded_fraction

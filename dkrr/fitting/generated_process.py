@@ -151,7 +151,7 @@ class GeneratedPosterior(FactoredProcess):
 
     @property
     def factor_size(self) -> FactorSize:
-        return FactorSize.of_features(self._grid.dimension, is_transform=True)
+        return FactorSize.of_normal(self._grid.dimension, is_transform=True)
 
     def variances(
         self,

@@ -352,7 +352,7 @@ class Processes:
         if kept is not None or (self._is_primal and alpha > 0):
             dimension = self._problem.dimension or 0
             side = kept.arrays["factor"].shape[0] if kept is not None else dimension + 1
-            size = FactorSize.of_features(side, is_transform=self._request.settings.grid is not None)
+            size = FactorSize.of_normal(side, is_transform=self._request.settings.grid is not None)
             flops = 0.0 if kept is not None else float(n) * side**2 + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
         plan = plan_uncertainty(replace(self._problem, alphas=(alpha,)), resources, n_rows)

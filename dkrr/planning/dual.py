@@ -177,7 +177,9 @@ def _strategy(
             keeps_rows=keeps_rows,
             keeps_matrix=keeps_matrix,
         )
-    stages = site.price(recipe, peak) + (site.held_out(peak) if how.keeps_factors else ())
+    stages = site.price(recipe, peak) + (
+        site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if how.keeps_factors else ()
+    )
     return Strategy(form="dual", place=site.place, how=how, stages=stages, n_steps=newton_steps(p))
 
 

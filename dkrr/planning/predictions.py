@@ -1,6 +1,6 @@
 """Plans of predictions: how many rows at a time, where, for how long and in how much memory, and why."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
 
@@ -36,12 +36,14 @@ STRIP_BYTES = 40 * 2**20
 """Memory of each thread that predicts: a strip of the kernel and its temporaries."""
 FEATURE_SECONDS = 5e-9
 """Time of one feature of one row, besides its product."""
+COPY_SECONDS = 1.5e-8
+"""Time to copy one feature for a substitution, and to sum its square."""
 TRANSFORM_SECONDS = 2e-6
 """Time of one row of a Fourier grid on one core."""
 INTERVAL_SECONDS = 1e-5
 """Time to find the ends of an interval among the shifted errors of all folds."""
-ROW_SECONDS = 1e-6
-"""Time to read, check and write one row, whatever it holds."""
+ROW_SECONDS, NUMBER_SECONDS = 1e-7, 2e-8
+"""Time to read, check and write one row, and each number of it."""
 
 
 def power_of_two(number: int) -> int:
@@ -79,6 +81,8 @@ class FactorSize:
     """Memory of the factor once it is loaded, or made."""
     most_rows: int = ROWS_TOGETHER
     """Most rows of a block."""
+    of_features: bool = False
+    """It is a factor of the features' normal matrix, not of all training rows."""
 
     @classmethod
     def of_tiles(cls, grid: TileGrid, threads: int, *, is_stored: bool) -> "FactorSize":
@@ -90,10 +94,10 @@ class FactorSize:
         return cls(grid.n, row, fixed, 0.0, memory_of(grid))
 
     @classmethod
-    def of_features(cls, side: int, *, is_transform: bool = False) -> "FactorSize":
+    def of_normal(cls, side: int, *, is_transform: bool = False) -> "FactorSize":
         """Factor of the features' normal matrix: of every row its features, and three copies of them."""
         most = TRANSFORMED_ROWS if is_transform else ROWS_TOGETHER
-        return cls(side, 256 if is_transform else 32 * side, loaded_bytes=8 * side**2, most_rows=most)
+        return cls(side, 256 if is_transform else 32 * side, loaded_bytes=8 * side**2, most_rows=most, of_features=True)
 
     def rows_within(self, room: float) -> int:
         """Rows of a block that takes no more memory, a power of two; 0 if there is none for one row."""
@@ -385,7 +389,11 @@ def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
     rates, rates_of_x = resources.rates, resources.rates_of_rows
     threads = resources.worker_threads if job.n_workers else resources.local_threads
     before, iterations, deviations, intervals = 0.0, 0.0, 0.0, 0.0
-    forming = float(p.n) * m * p.entry_time() / threads
+    forming, side = float(p.n) * m * p.entry_time() / threads, p.dimension or 0
+    is_transform = p.feature_map is not None and p.feature_map.is_transform
+    features = 0.0 if side == p.d else FEATURE_SECONDS * m * side  # the columns of X themselves
+    if is_transform:
+        features = TRANSFORM_SECONDS * m * p.n_targets / threads
     for one in job.deviations:
         before += one.seconds_before
         if one.size is None:
@@ -393,22 +401,23 @@ def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
             iterations += one.plan.seconds
             continue
         before += one.plan.plan.seconds if one.plan is not None else 0.0
-        sweep = Work(gemm_flops=float(one.size.side) ** 2 * m, element_seconds=forming)
+        made = features + COPY_SECONDS * m * side if one.size.of_features else forming
+        sweep = Work(gemm_flops=float(one.size.side) ** 2 * m, element_seconds=made)
         read = Work(read_bytes=one.size.read_bytes * ceil(m / fitting))
         deviations += (rates.seconds(sweep, threads) + resources.rates_of_disk.seconds(read)) / n_workers
-    rows = ROW_SECONDS * m + rates_of_x.seconds(Work(read_bytes=job.x_bytes))
+    rows = m * (ROW_SECONDS + NUMBER_SECONDS * job.n_columns) + rates_of_x.seconds(Work(read_bytes=job.x_bytes))
     if job.form == "dual":
-        product = Work(gemm_flops=2.0 * p.n * m * p.n_targets, element_seconds=forming)
+        # Strips of the kernel are larger than caches, from which a product with few vectors would read them.
+        strips = 8.0 * p.n * m
+        product = Work(gemm_flops=2.0 * p.n * m * p.n_targets, element_seconds=forming, memory_bytes=strips)
         product += Work(read_bytes=job.training_bytes * ceil(m / ROWS_TOGETHER))
-    elif p.feature_map is not None and p.feature_map.is_transform:
-        product = Work(element_seconds=TRANSFORM_SECONDS * m * p.n_targets / threads)
     else:
-        side = p.dimension or 0
-        product = Work(gemm_flops=2.0 * m * side * (p.d + p.n_targets), element_seconds=FEATURE_SECONDS * m * side)
+        flops = 0.0 if is_transform else 2.0 * m * side * (p.d + p.n_targets)
+        product = Work(gemm_flops=flops, element_seconds=features)
     rows += rates.seconds(product, threads) / n_workers
     if job.n_folds:
         if not job.has_folds:
             before += rates.seconds(Work(gemm_flops=job.folds_flops), resources.local_threads)
-        more = Work(gemm_flops=product.gemm_flops * job.n_folds, element_seconds=product.element_seconds)
+        more = replace(product, gemm_flops=product.gemm_flops * job.n_folds, read_bytes=0.0)
         intervals = rates.seconds(more, threads) / n_workers + INTERVAL_SECONDS * m * p.n_targets / n_workers
     return Parts(before, rows, deviations, iterations, intervals)

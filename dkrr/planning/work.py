@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from dkrr.cost import Stage, Work
-from dkrr.linalg.held_out import columns_at_once, folds_flops
+from dkrr.linalg.held_out import columns_at_once, folds_flops, stored_bytes, stored_work
 from dkrr.linalg.normal import TARGET_PASSES
 from dkrr.linalg.products import Precision, multiply_bytes, pass_work
 from dkrr.linalg.sources import KERNEL_BLOCK, gram_workspace_bytes
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Rates, Resources, Workplace, cold_fraction
+from dkrr.store import TileGrid
 
 BATCH_VECTORS = 14
 """Arrays of the size of a batch of targets that the calling process holds at most."""
@@ -104,15 +105,27 @@ class Site:
             Stage(name, seconds, read, written, disk, peak) for name, (seconds, read, written, disk) in sums.items()
         )
 
-    def held_out(self, peak: int) -> tuple[Stage, ...]:
-        """Models that leave out the folds of intervals, from a factor of every λ; nothing without folds."""
-        p = self.problem
-        if not p.interval_folds or p.folds_are_fitted:
+    def held_out(self, peak: int, grid: TileGrid) -> tuple[Stage, ...]:
+        """Models that leave out the folds of intervals, from a factor of every λ; nothing without folds.
+
+        In memory where the columns of L⁻¹ of a fold fit beside the factor, else in tiles of a store.
+        """
+        p, k = self.problem, self.problem.interval_folds
+        if not k or p.folds_are_fitted:
             return ()
-        flops = folds_flops(p.n, p.interval_folds) + 4.0 * p.interval_folds * p.n_targets * float(p.n) ** 2
-        held = 8 * p.n * (columns_at_once(p.n, p.interval_folds) + (2 + p.interval_folds) * p.n_right_sides)
-        (stage,) = self.price([Step("held-out models", Work(gemm_flops=flops), len(p.alphas), "blas")], peak + held)
-        return (stage,)
+        models = 8 * p.n * (2 + k) * p.n_right_sides
+        whole = peak + models + 8 * p.n * columns_at_once(p.n, k)
+        if self.place.is_memory and whole <= self.place.usable_bytes:
+            work = Work(gemm_flops=folds_flops(p.n, k) + 4.0 * k * p.n_targets * float(p.n) ** 2)
+            return self.price([Step("held-out models", work, len(p.alphas), "blas")], whole)
+        shared = stored_bytes(grid, k, 0)
+        each = stored_bytes(grid, k, 1) - shared
+        if self.place.is_memory:
+            peak += models + shared + self.place.threads * each
+        else:  # of a cluster the calling process is not counted
+            peak = max(peak, self.peak(0 if self.place.execution == "dask" else models + shared, each))
+        work = stored_work(grid, k, p.n_right_sides)
+        return self.price([Step("held-out models", work, len(p.alphas), "tasks")], peak)
 
     def seconds(self, recipe: Recipe, peak: int) -> float:
         """Time of all steps."""

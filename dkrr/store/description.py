@@ -129,8 +129,8 @@ CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain"
 """A checkpoint: its turn, its arrays with their checksums, its values, and which of these a user sees."""
 STAGE_NOTE = {"name": TEXT, "done": is_amount}
 """A stage that has begun, and the fraction of it that was done when this was noted."""
-ASKED_NOTE = {"tol": is_amount, "max_iter": (None, SIZE), "planned": list_of([TEXT, is_amount])}
-"""What a call asked for, and the seconds of the plan's stages."""
+ASKED_NOTE = {"tol": is_amount, "max_iter": (None, SIZE), "folds": SIZE, "planned": list_of([TEXT, is_amount])}
+"""What a call asked for, with the folds without which models are computed, and the seconds of the plan's stages."""
 FACTOR_NOTE = {
     "panels": list_of([SIZE, COUNT], minimum=1),
     "segments": list_of([SIZE, COUNT], minimum=1),
