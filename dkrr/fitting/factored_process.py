@@ -156,8 +156,7 @@ class DualPosterior(FactoredProcess):
     def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
         factor, bytes_in_memory = self._matrix_factor, 8.0 * self.data.n * columns_at_once(self.data.n, len(folds))
         # By the tiles, not by where they are: those of a factor in a store are in memory where a saved model is loaded.
-        was_in_memory = not factor.is_stored and factor.grid == memory_grid(self.data.n)
-        in_memory = was_in_memory and bytes_in_memory <= self._room
+        in_memory = factor.grid == memory_grid(self.data.n) and bytes_in_memory <= self._room
         progress = Progress() if context is None else context.progress
         with ThreadExecutor(self._threads) as executor:
             left_out = self._left_out(executor)

@@ -231,7 +231,7 @@ def test_the_time_of_stages_is_measured(clock):
 @pytest.mark.parametrize(("solver", "stage"), [("cholesky", "factorisation"), ("cg", "preconditioner")])
 def test_stages_in_memory_say_how_far_they_are(solver, stage, monkeypatch):
     display, steps = Progress(), {}
-    monkeypatch.setattr("dkrr.fitting.run.make_progress", lambda show: display)
+    monkeypatch.setattr("dkrr.fitting.context.make_progress", lambda show: display)
     monkeypatch.setattr(display, "begin", lambda name, total, done: steps.setdefault(name, [total]))
     monkeypatch.setattr(display, "advance", lambda flops: steps[next(reversed(steps))].append(flops))
     X = np.random.default_rng(0).standard_normal((2300, 3))  # more than one tile
