@@ -249,14 +249,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self, coverage: float, cv: Any = None, groups: Any = None, name: str = "coverage"
     ) -> CrossValidationIntervals:
         """Intervals with a given probability, of this name in messages."""
+        coverage = checked_coverage(coverage, name)
         processes = self._processes()
-        folds = self._partition(coverage, cv, groups, name, processes.targets)
-        return processes.intervals(folds, float(coverage))
+        return processes.intervals(self._partition(cv, groups, processes.targets), coverage)
 
-    def _partition(self, coverage: float, cv: Any, groups: Any, name: str, targets: NDArray[np.float64]) -> Any:
-        """Rows of every fold of intervals, of whose probability the name in messages is given."""
-        if not is_real(coverage) or not 0 < coverage < 1:
-            raise InputError(f"{name} is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
+    def _partition(self, cv: Any, groups: Any, targets: NDArray[np.float64]) -> Any:
+        """Rows of every fold of intervals."""
         folds = self._interval_folds(cv, targets, groups)
         if not folds.serve_intervals:
             raise InputError(
@@ -270,12 +268,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     ) -> PredictionPlan:
         refuse_other_kind(self, {"probabilities": probabilities}, "a classifier such as KernelLogisticRegression")
         n_columns, processes, folds = self._model.n_targets * (1 + return_std + 2 * (interval is not None)), None, ()
+        if interval is not None:
+            checked_coverage(interval, "interval")
         if return_std or interval is not None:
             processes = self._processes()
         if return_std:
             self._refuse_precomputed()
         if processes is not None and interval is not None:
-            folds = self._partition(interval, None, None, "interval", processes.targets)
+            folds = self._partition(None, None, processes.targets)
         return plan_of_rows(self._model, rows, Asked(n_columns, processes, return_std, folds), self.memory_limit)
 
     def _default_folds(self) -> tuple[NDArray[np.intp], ...]:
@@ -431,6 +431,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
         self.solve_result_: SolveResult = solved.result
         self._finish(fitted, request.rows, X)
+
+
+def checked_coverage(coverage: Any, name: str = "coverage") -> float:
+    """Probability that intervals hold a new target, of this name in messages."""
+    if not is_real(coverage) or not 0 < coverage < 1:
+        raise InputError(f"{name} is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
+    return float(coverage)
 
 
 def as_columns(y: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -46,7 +46,7 @@ ACCEPTED = by_argument(
     (POSITIVE | {"1,2"}, "select.gamma"),
     (POSITIVE | {"0", "1,2"}, "select.alphas"),
     (NEW, "model store"),
-    ((), "predict.model select.max_iter"),
+    ((), "predict.model plan.model select.max_iter"),
     ({"missing.npy"}, "predict.out"),
     ({"."}, "calibrate.folder"),
 )
@@ -109,6 +109,9 @@ def _with_option(name: str, good: Sequence[str], option: click.Parameter, text: 
         at = arguments.index(flag)
         del arguments[at : at + 2]
     beside = BESIDE.get(str(option.name), [])
+    if beside and beside[0] in arguments:
+        at = arguments.index(beside[0])
+        del arguments[at : at + 2]
     if "--logistic" in beside and "--y" in arguments:
         arguments[arguments.index("--y") + 1] = f"{folder}/labels.npy"
     return [name, *arguments, *beside, f"{flag}={text}"]
