@@ -249,7 +249,8 @@ def plan(  # type: ignore[misc]
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
     given = {"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}
     kernels = _kernels(given, kernel_params, is_search=alphas is not None or cv is not None)
-    value, is_learning = kernels[0], any(is_drawn(one) or learns(one) for one in kernels)
+    value = kernels[0]
+    is_learning = is_drawn(value) or value.learns_values
     X, y, sample_weight = with_columns(X, y, sample_weight)
     if transformer is not None:
         X = _transformed(transformer, X, value, memory_limit)
@@ -293,7 +294,6 @@ def plan(  # type: ignore[misc]
     if uncertainty == "intervals":
         n_folds = sizes.n_folds if sizes is not None and not sizes.is_loo else min(INTERVAL_FOLDS, n)
     left = {"uncertainty": uncertainty is not False, "interval_folds": n_folds}
-    left["folds_are_fitted"] = n_folds > 0 and is_learning
     # Before the sample, some of whose memory stays in use.
     resources = detect(
         memory_limit,
@@ -318,7 +318,7 @@ def plan(  # type: ignore[misc]
             for one in kernels
         ]
         return search_plan(every, of_kernels, rows, resources, fractions, tol, left=left)
-    problem = _problem(rows, value, n, d, fields | left)
+    problem = _problem(rows, value, n, d, fields | left | {"folds_are_fitted": n_folds > 0 and is_learning})
     if rows is not None:
         return plan_for_rows(problem, rows, resources, box)
     problem = with_measured_kernel(problem, None)

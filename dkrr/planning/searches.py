@@ -15,7 +15,7 @@ from dkrr.planning.explain import columns_of, layout
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import ITERATING, RATES, Plan
 from dkrr.planning.planner import make_plan
-from dkrr.planning.selection import ScoringPlan
+from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.planning.strategy import Iterative, Reason, TileProducts
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
@@ -43,12 +43,12 @@ SEARCH_SECONDS = 0.02
 PLAN_SECONDS = (0.01, 0.025, 3072)
 """What the plan of one kernel takes, and for each 1,024 of its rows, of which there are at most so many in a sample."""
 CONTINUED = (0.1, 0.6)
-"""Part of the iterations of the last fit that is left to do after scores by iterations: of a single kernel these went
-on to the tolerance of the fit, of several to that of scores."""
+"""Fraction of the iterations of the last fit that are left to do after scores by iterations: those of a single kernel
+were continued to the tolerance of the fit, those of several kernels to that of scores."""
 OWN_DOUBT = (0.4, 2.5)
 """Smallest and largest of these times over their values."""
 NOTHING_LEFT: Mapping[str, Any] = MappingProxyType({})
-"""Of a last fit that leaves nothing for standard deviations."""
+"""Fields of a last fit that leaves nothing for standard deviations."""
 
 
 class Seconds(NamedTuple):
@@ -64,9 +64,6 @@ class Seconds(NamedTuple):
     def times(self, count: float) -> "Seconds":
         """So many times."""
         return Seconds(*(count * value for value in self))
-
-
-NO_TIME = Seconds(0.0, 0.0, 0.0)
 
 
 def _of_work(seconds: float) -> Seconds:
@@ -95,7 +92,7 @@ def seconds_of_fit(plan: Plan, *, fraction: float = 1.0) -> Seconds:
     ----------
     plan : Plan
     fraction : float
-        Part of the iterations that are left to do, if it begins at a solution that is known.
+        Fraction of the iterations that are left to do, if it begins at a solution that is known.
     """
     how, n_alphas = plan.chosen.how, len(plan.problem.alphas)
     if not isinstance(how, Iterative):
@@ -135,7 +132,7 @@ class Optimising:
     """Plan of the optimisation from the best candidate."""
 
     plan: ScoringPlan
-    """Of one evaluation of the error and its gradient."""
+    """Plan of one evaluation of the error and its gradient."""
     max_evaluations: int
 
     @property
@@ -196,7 +193,7 @@ class SelectionPlan(Explained):
         return self.main.plan
 
     @property
-    def sizes(self) -> Any:
+    def sizes(self) -> FoldSizes:
         """What it depends on of the folds."""
         return self.main.sizes
 
@@ -227,8 +224,7 @@ class SelectionPlan(Explained):
         """Kernels of the same kind that are scored in the same way, in the order of their first one."""
         found = dict[tuple[str, str], Group]()
         for plan in self.kernels:
-            description = plan.plan.problem.kernel.to_dict()
-            name = str(description["kernel"])
+            name = str(plan.plan.problem.kernel.to_dict()["kernel"])
             found.setdefault((name, plan.summary()), Group(name, [])).plans.append(plan)
         return list(found.values())
 
@@ -257,9 +253,8 @@ class SelectionPlan(Explained):
     def _last_seconds(self, last: Plan) -> Seconds:
         own, fraction = _own(self._planning(1)), 1.0
         if self.method == "sweep" and self.optimising is None:
-            fraction = (
-                0.1 if len(self.kernels) == 1 else 0.6
-            )  # from the run's solution, to the tolerance of fits or scores
+            of_one, of_several = CONTINUED
+            fraction = of_one if len(self.kernels) == 1 else of_several
         return seconds_of_fit(last, fraction=fraction) + own
 
     def _planning(self, n_kernels: int) -> float:
@@ -424,8 +419,9 @@ def whole_plan(
     n_last = min(n_last, len(alphas))
     first = (len(alphas) - n_last + 1) // 2  # those in the middle
     problem = replace(problem, alphas=tuple(alphas[first : first + n_last]), tol=tol, layout=None, **left)
+    problem = replace(problem, folds_are_fitted=problem.interval_folds > 0 and main.sizes.are_learned)
     if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.how.keeps_factors:
         return replace(scores, last=last)
-    if main.method == "sweep" and optimising is None:  # it goes on from the solution of the run
+    if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
         problem = replace(problem, solver=problem.solver or ConjugateGradient(), form="dual")
     return replace(scores, last=make_plan(problem, main.plan.resources))

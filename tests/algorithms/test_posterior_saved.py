@@ -122,6 +122,13 @@ def test_a_search_keeps_the_factor_of_its_last_fit(data, monkeypatch):
     assert_close([*search.predict(data.X_new, return_std=True), *search.predict_interval(data.X_new)], expected, 1e-9)
 
 
+def test_a_search_plans_the_fits_of_folds_where_its_map_is_drawn_from_the_rows(data):
+    settings = {"kernel": Nystroem(RBF(0.1), 20), "solver": "cg", "uncertainty": "intervals"}  # no factor is needed
+    search = KernelRidgeCV([0.1, 1.0], cv=4, **settings).fit(data.X, data.y)
+    last = search.selection_plan_.last
+    assert last.problem.folds_are_fitted and last.chosen.stages[-1].name == "held-out models"
+
+
 def test_a_factor_that_the_fit_has_not_left_says_its_plan(data, caplog):
     model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
     model.progress = True
