@@ -349,15 +349,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return self._model.n_targets
 
     def _processes(self) -> Processes:
-        """Gaussian processes of the last fit."""
+        """Gaussian processes of the last fit, with the limit of memory and the display that the estimator has now."""
         self._n_fitted_targets()
         if self._known_processes is None:
             raise InputError(
                 "the model was saved without its targets, and errors cannot be computed; expected one saved by "
                 "dkrr.save(model, path, uncertainty=True) (--uncertainty of the command line), or fitted here: call fit"
             )
-        self._known_processes.show_progress = self.progress
-        return self._known_processes.within(self.memory_limit)
+        return self._known_processes.within(self.memory_limit, self.progress)
 
     def _settings(self, kernel: Kernel) -> Settings:
         return replace(super()._settings(kernel), uncertainty=checked_uncertainty(self.uncertainty))
@@ -423,9 +422,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
         (solved,) = fitted.solved
-        self._known_processes = solved.processes or Processes(
-            request, solved.model.kernel, learned=request.learned, grid=solved.model.grid
-        )
+        self._known_processes = solved.processes or Processes(request, solved.model.kernel, grid=solved.model.grid)
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms

@@ -238,9 +238,9 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
     weights = None if weights is None else checked_weights(weights, n)
     asked = model._kernel()
     given = asked if is_drawn(asked) else function.kernel  # models without a fold draw anew
-    request = FitRequest(model._settings(given), rows, Targets(targets, alphas), weights)
     learned = Learned(asked, None) if asked.learns_values else None
-    model._known_processes = Processes(request, function.kernel, kept, learned, function.grid)
+    request = FitRequest(model._settings(given), rows, Targets(targets, alphas), weights, learned=learned)
+    model._known_processes = Processes(request, function.kernel, kept, function.grid)
     if fold_of is not None:
         if not np.array_equal(np.unique(fold_of), np.arange(fold_of.max() + 1)):
             raise ValueError("folds that are not numbered from 0")

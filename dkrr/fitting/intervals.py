@@ -21,7 +21,7 @@ from dkrr.errors import InputError
 from dkrr.fitting import fit
 from dkrr.fitting.fold_models import Array, FoldModels, Numbers, lists_of, predictions_beside, sorted_sizes
 from dkrr.fitting.prediction import predict_in_memory
-from dkrr.fitting.requests import FitRequest, Learned, Targets
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.shifted_lists import ShiftedLists
@@ -57,9 +57,7 @@ class RefittedFolds:
         return np.hstack([predict_in_memory(m, MemoryRows(p), first) for m, p in zip(self.models, parts, strict=True)])
 
 
-def refitted(
-    request: FitRequest, learned: Learned | None, folds: Sequence[Numbers], progress: Progress
-) -> RefittedFolds:
+def refitted(request: FitRequest, folds: Sequence[Numbers], progress: Progress) -> RefittedFolds:
     """Fit a model to the rest of the rows of every fold, each a part of the open stage of a display.
 
     Raises
@@ -69,7 +67,7 @@ def refitted(
     DkrrError
         As a fit does.
     """
-    outputs = request.outputs
+    outputs, learned = request.outputs, request.learned
     assert isinstance(outputs, Targets)
     take = request.rows.take if learned is None else learned.take
     if take is None:

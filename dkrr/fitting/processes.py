@@ -32,12 +32,12 @@ from dkrr.fitting.generated_process import GeneratedPosterior
 from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refitted
 from dkrr.fitting.iterated_process import IteratedPosterior
 from dkrr.fitting.prediction import refuse_nan
-from dkrr.fitting.requests import FitRequest, Learned, Targets, plan_of, with_spectrum
+from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.results import Kept
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
-from dkrr.kernels.implied import feature_map, is_drawn, parts_of
+from dkrr.kernels.implied import feature_map, parts_of
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
@@ -74,13 +74,11 @@ class Processes:
         That of the fit, with what it drew from the rows and its origins.
     kept : mapping, optional
         By λ, what a saved model holds of the processes with a factor.
-    learned : Learned, optional
-        What its kernel was fitted to, if its values depend on that.
     grid : FourierGrid, optional
         Of the fit.
     """
 
-    show_progress: bool | None = None
+    _show_progress: bool | None = None
     """Whether work that the fit has not done is shown, as in `make_progress`."""
 
     def __init__(
@@ -88,7 +86,6 @@ class Processes:
         request: FitRequest,
         kernel: Kernel,
         kept: Mapping[float, Kept] | None = None,
-        learned: Learned | None = None,
         grid: FourierGrid | None = None,
     ) -> None:
         request = replace(request.with_settings(uncertainty=False), folds=(), processes=None)  # fits here keep nothing
@@ -98,8 +95,7 @@ class Processes:
             request = request.with_settings(form="dual")
         outputs = request.outputs
         assert isinstance(outputs, Targets)
-        self._learned, self._given = learned, request
-        self._request, self._outputs, self._is_prepared = request, outputs, False
+        self._given, self._request, self._outputs, self._is_prepared = request, request, outputs, False
         self._kernel, self._kept = kernel, dict(kept or {})
         self._groups = [
             (alpha, np.flatnonzero(outputs.alphas == alpha)) for alpha in sorted(set(outputs.alphas.tolist()))
@@ -134,8 +130,9 @@ class Processes:
         self._refuse_changed_data()
         return self._request
 
-    def within(self, memory_limit: int | str | None) -> "Processes":
-        """The same ones, which from now on keep to another limit of memory."""
+    def within(self, memory_limit: int | str | None, show_progress: bool | None) -> "Processes":
+        """The same ones, which from now on keep to this limit of memory, and show their progress or not."""
+        self._show_progress = show_progress
         if memory_limit != self._request.settings.memory_limit:
             for name in ("_given", "_request", "_scaled"):
                 if name in vars(self):
@@ -163,6 +160,14 @@ class Processes:
     @cached_property
     def _is_primal(self) -> bool:
         return plan_of(self._request).has_primal_factor
+
+    @property
+    def _n_features(self) -> int:
+        """Number of features of the primal form."""
+        d, grid = self._given.rows.shape[1], self._request.settings.grid
+        phi = feature_map(self._kernel, d) if grid is None else grid
+        assert phi is not None
+        return phi.dimension(d)
 
     def _refuse_changed_data(self) -> None:
         """Refuse data that were changed since the fit; rows outside of memory are compared when they are read."""
@@ -197,7 +202,7 @@ class Processes:
 
     def _opened(self, plan: Plan) -> Progress:
         """Display of a factorisation that the fit has not left, which says what it will do."""
-        progress = progress_of(self.show_progress, plan.seconds)
+        progress = progress_of(self._show_progress, plan.seconds)
         how = f"{plan.chosen.summary()}; about {format_seconds(plan.seconds)}"
         progress.note(f"factoring for standard deviations, which a fit with uncertainty=True does not repeat: {how}")
         return progress
@@ -281,24 +286,21 @@ class Processes:
             return [(columns, one.restored(self._scaled, alpha, columns, folds)) for (alpha, columns), one in each]
         if context is None:
             context = Context(MemoryStorage(), SerialExecutor(), self._display(len(folds)))
+            are_saved = "" if self._given.learns else ", and dkrr.save(model, path, uncertainty=True) saves them"
             context.progress.note(
                 f"computing the models that leave out one of {len(folds)} folds each, which intervals take; they are "
-                f"kept, and dkrr.save(model, path, uncertainty=True) saves them"
+                f"kept{are_saved}"
             )
-        if self._learns:
+        if self._given.learns:
             with context.progress.stage("held-out models", len(folds)):
-                return refitted(self._given, self._learned, folds, context.progress)
+                return refitted(self._given, folds, context.progress)
         return [(columns, one.fold_models(folds, context)) for columns, one in self.factored()]
 
     def _display(self, n_folds: int) -> Progress:
         """Display of the models that leave out folds; None of the setting shows nothing of work that is soon done."""
-        n, d = self._given.rows.shape
-        grid, phi = self._request.settings.grid, feature_map(self._kernel, d)
-        seconds = n * (n_folds + 2) * ROW_SECONDS
-        if grid is None:
-            flops = folds_flops(n, n_folds) if phi is None else n * float(phi.dimension(d)) ** 2
-            seconds += len(self._groups) * flops / (self._resources.rates.gemm_flops * self._resources.local_threads)
-        return progress_of(self.show_progress, seconds)
+        work = Work(gemm_flops=self.flops_of_folds(n_folds))
+        seconds = self._resources.rates.seconds(work, self._resources.local_threads)
+        return progress_of(self._show_progress, seconds + len(self._outputs.values) * (n_folds + 2) * ROW_SECONDS)
 
     def keep_folds(self, folds: Sequence[Numbers], kept: Sequence[KeptFolds]) -> None:
         """Take models that leave out folds from a saved model, of one λ after another.
@@ -314,16 +316,11 @@ class Processes:
 
     def kept_folds(self, folds: Sequence[Numbers]) -> dict[float, KeptFolds]:
         """By λ, what a saved model holds of the models that leave out these folds; empty where they are not known."""
-        if self._learns or not self.knows_models_of(folds):
+        if self._given.learns or not self.knows_models_of(folds):
             return {}
         models = self.fold_models(folds)
         assert not isinstance(models, RefittedFolds)
         return {alpha: one.kept() for (alpha, _), (_, one) in zip(self._groups, models, strict=True)}
-
-    @property
-    def _learns(self) -> bool:
-        """Whether the kernel depends on its training rows, so that every fold has another."""
-        return self._learned is not None or is_drawn(self._given.settings.kernel)
 
     def planned_deviations(self, n_rows: int, resources: Resources, *, in_stores: bool) -> tuple[Deviations, ...]:
         """How standard deviations of some number of rows are computed by each process; nothing is computed yet.
@@ -350,8 +347,7 @@ class Processes:
             size = known.factor_size
             return Deviations(size if in_stores else replace(size, loaded_bytes=0))  # it is in memory already
         if kept is not None or (self._is_primal and alpha > 0):
-            dimension = self._problem.dimension or 0
-            side = kept.arrays["factor"].shape[0] if kept is not None else dimension + 1
+            side = kept.arrays["factor"].shape[0] if kept is not None else self._n_features + 1
             size = FactorSize.of_normal(side, is_transform=self._request.settings.grid is not None)
             flops = 0.0 if kept is not None else float(n) * side**2 + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
@@ -369,11 +365,11 @@ class Processes:
         for alpha, _ in self._groups:
             kept = self._kept.get(alpha)
             is_primal = self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
-            if self._learns:
+            if self._given.learns:
                 total += n_folds * n**3 / 3
             elif is_primal:
-                side = float(self._problem.dimension or 0)
-                total += n * side**2 + n_folds * side**3 / 3
+                side, is_grid = float(self._n_features), self._request.settings.grid is not None
+                total += n_folds * side**3 / 3 + (0.0 if is_grid else n * side**2)  # the sums of grids are transforms
             else:
                 total += folds_flops(n, n_folds) + (0.0 if kept or alpha in self._factored else n**3 / 3)
         return total
@@ -416,8 +412,9 @@ class Processes:
         NotFiniteError
             If one is NaN.
         """
-        if self._learns:
-            kernel = self._given.settings.kernel if self._learned is None else self._learned.kernel
+        if self._given.learns:
+            learned = self._given.learned
+            kernel = self._given.settings.kernel if learned is None else learned.kernel
             raise InputError(
                 f"kernel is {kernel!r}, which learns from the training rows, so that loo_residuals_ would take a fit "
                 f"for each of {len(self._outputs.values):,} rows; expected a kernel that does not: use y - "

@@ -159,7 +159,7 @@ def processes_left(request: FitRequest, data: TrainingData, solution: Solution) 
             kept[alpha] = replace(one, numbers=one.numbers | of_alpha)
     grid = data.feature_map if solution.near is not None else None
     assert grid is None or isinstance(grid, FourierGrid)
-    return request.processes(given, data.kernel, kept, request.learned, grid)
+    return request.processes(given, data.kernel, kept, grid)
 
 
 def shortfall(result: SolveResult, plan: Plan) -> str:
