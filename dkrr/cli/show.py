@@ -70,11 +70,12 @@ def gives(description: dict[str, Any]) -> list[tuple[str, str]]:
     of_factor = "from the factor that the model holds" if kept["factors"] else later
     is_iterated = not kept["factors"] and kept["solver"] not in ("auto", "cholesky")
     of_process = "by conjugate gradient, at each call" if is_iterated else of_factor
+    of_folds = "which the model holds" if kept.get("folds") else "which the first call computes"
     has_std = description["kernel"].get("kernel") != "precomputed"
     return [
         ("predictions", ""),
         (std, of_process if has_std else "not available: k(x, x) of new rows is not known"),
-        ("intervals (--interval)", "from models without each fold, which the first call computes"),
+        ("intervals (--interval)", f"from models without each fold, {of_folds}"),
         (loo, of_factor),
         (likelihood, of_process),
     ]

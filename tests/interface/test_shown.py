@@ -49,6 +49,7 @@ def test_what_commands_print_is_in_the_golden_file(golden):
     factor = {"alpha": 0.1, "form": "dual"}
     for kept in (
         {"solver": "auto", "factors": [factor]},
+        {"solver": "auto", "factors": [factor], "folds": [factor]},
         {"solver": "auto", "factors": []},
         {"solver": {}, "factors": []},
     ):
