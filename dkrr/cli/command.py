@@ -131,13 +131,13 @@ def readable_errors(options: Mapping[str, Any] | None = None) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         sys.exit(CLOSED)
     except MemoryError as error:
-        _end(f"out of memory{f': {error}' if str(error) else ''}{_address_limit_note()}", 1)
+        _end(f"out of memory{f': {error}' if str(error) else ''}{_address_limit_note()}", FAILED)
     except OSError as error:  # of the machine, during the work
         _end(f"{type(error).__name__}: {error}", status_of(error))
     except RuntimeError as error:
         if "can't start new thread" not in str(error):
             raise
-        _end(f"no thread can be started{_address_limit_note() or '; allow more processes (ulimit -u)'}", 1)
+        _end(f"no thread can be started{_address_limit_note() or '; allow more processes (ulimit -u)'}", FAILED)
     except KeyboardInterrupt:
         _end("interrupted" + _left_of(options), INTERRUPTED)
     except SystemExit as ended:
@@ -171,7 +171,7 @@ def _left_of(options: Mapping[str, Any] | None) -> str:
     """What an interrupt has left of a command."""
     if options is None:  # while libraries are imported
         return "; no work was begun"
-    if not {"store", "quiet"} <= options.keys():  # only a fit and a search show progress, and resume
+    if not {"store", "quiet"} <= options.keys():  # only a fit and a search resume
         return ""
     if options["store"] is None:
         return "; nothing of it is kept; with --store the same command would resume"

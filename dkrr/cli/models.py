@@ -163,14 +163,14 @@ def predict(**given: Any) -> None:
     if hasattr(model, "feature_names_in_"):
         given["numeric"] = False  # the model takes its columns by name
     X, asked = _chosen_rows(given), _asked(given)
-    plan = library.plan(X, model=model, **asked)
+    plan = {"plan": library.plan(X, model=model, **asked).to_dict()} if given["json"] else {}
     written: Any = {
         "keep": given["keep"],
         "overwrite": given["overwrite"],
         "progress": False if given["quiet"] else None,
     }
     shape = list(library.predict_to(model, X, out, **asked, **written))
-    answer(given, {"out": out, "shape": shape, "plan": plan.to_dict()}, f"{shape} predictions in {out}")
+    answer(given, {"out": out, "shape": shape} | plan, f"{shape} predictions in {out}")
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
