@@ -200,7 +200,7 @@ class HowFar:
             found.append(f"{last['models done']:,} of {plural(n_alphas, 'value')} of alpha solved")
         if "Newton step" in last:
             found.append(f"Newton step {last['Newton step']:,} of the next is kept")
-        return [", ".join(found) + ", from which the same call goes on"] if found else []
+        return [", ".join(found) + ", from which the same call resumes"] if found else []
 
     def _of_result(self, result: dict[str, Any], done: str) -> str:
         residual = "" if result["residual"] is None else f" at a residual of {result['residual']:.1e}"
@@ -208,7 +208,7 @@ class HowFar:
         if result["status"] == "MAX_ITERATIONS":
             return (
                 f"nothing with this max_iter: the run ended after {result['iterations']:,} iterations{residual}{asked}"
-                f"; a larger max_iter goes on from there"
+                f"; a larger max_iter resumes from there"
             )
         if result["status"] == "STALLED":
             return (

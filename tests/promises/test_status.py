@@ -40,7 +40,7 @@ TEXTS = {
         BEFORE,
         PRECONDITIONER,
         f"{COLUMNS}no iteration is kept yet",
-        COLUMNS + r"iteration \d+ at a residual of .* where 1.0e-01 is asked is kept, from which the same call goes on",
+        COLUMNS + r"iteration \d+ at a residual of .* where 1.0e-01 is asked is kept, from which the same call resumes",
         FINISHED,
     ],
     "Gram matrix": [
@@ -54,8 +54,8 @@ TEXTS = {
         PRECONDITIONER,
         f"{COLUMNS}no iteration is kept yet",
         COLUMNS
-        + r"0 of 1 value of alpha solved, Newton step \d+ of the next is kept, from which the same call goes on",
-        COLUMNS + "1 of 1 value of alpha solved, from which the same call goes on",
+        + r"0 of 1 value of alpha solved, Newton step \d+ of the next is kept, from which the same call resumes",
+        COLUMNS + "1 of 1 value of alpha solved, from which the same call resumes",
         FINISHED,
     ],
     "search by factors": [
@@ -196,7 +196,7 @@ def test_a_run_that_ended_says_how(tmp_path, monkeypatch):
         KernelRidge(**settings, solver=ConjugateGradient(RPCholesky(21), max_iter=3)).fit(X, y)
     found = dkrr.status(settings["store"])
     assert re.match(r"nothing with this max_iter: the run ended after 3 iterations at a residual of .*", found.left)
-    assert found.left.endswith("where 1.0e-08 was asked; a larger max_iter goes on from there") and found.is_finished
+    assert found.left.endswith("where 1.0e-08 was asked; a larger max_iter resumes from there") and found.is_finished
     assert (found.result["status"], found.asked) == ("MAX_ITERATIONS", {"tol": 1e-8, "max_iter": 3})
     more = KernelRidge(**settings, solver=ConjugateGradient(RPCholesky(100), max_iter=1000))
     with monkeypatch.context() as patch:
