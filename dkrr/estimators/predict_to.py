@@ -16,16 +16,15 @@ from dkrr.cluster.process import ended_in_order
 from dkrr.data import MemoryRows, Rows, Table, as_table, is_dask_frame, is_pandas_like, opened
 from dkrr.data.table import beside, regrouped
 from dkrr.data.table_opening import arrow_tables
-from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_logistic import KernelClassifier
 from dkrr.fitting.context import progress_of
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import by_blocks, check_rows, predict, predict_in_memory
-from dkrr.fitting.prediction_plans import BLOCK_BYTES, SHOWN, rows_per_block
+from dkrr.fitting.prediction_plans import BLOCK_BYTES, SHOWN, telling
 from dkrr.fitting.results import FittedFunction
-from dkrr.planning.predictions import PredictionPlan, power_of_two
+from dkrr.planning.predictions import PredictionPlan
 from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
@@ -311,26 +310,19 @@ def _predicted(
                 yield block
                 progress.advance(parts.after * SHOWN * len(block) / n)
             return
-        height = rows_per_block(model._model.n_targets, rows)
-        if has_further and not isinstance(rows, TransformedRows):  # whole blocks of those that are computed together
-            height = max(power_of_two(height), plan.block_rows)
-        for where, block in rows.blocks(0, n, height):
-            held, part = MemoryRows(block), (where.stop - where.start) / n * SHOWN
+        for where, block in rows.blocks(0, n, plan.read_rows):
+            held = MemoryRows(block)
             if intervals is None:
                 predictions, ends = predict_in_memory(model._model, held, where.start), []
             else:
                 predictions, bounds = intervals.beside(model._model, held, where.start)
                 ends = [bounds]
-            progress.advance((parts.rows + parts.intervals) * part)
+            progress.advance((parts.rows + parts.intervals) * SHOWN * (where.stop - where.start) / n)
             columns = [convert(predictions)]
             if deviations is not None:
-                tell = partial(_advance, progress, (parts.deviations + parts.iterations) * part)
+                tell = telling(progress, (parts.deviations + parts.iterations) * (where.stop - where.start) / n)
                 columns.append(deviations(held, where.start, advance=tell))
             yield np.column_stack([*columns, *ends]) if has_further else columns[0]
-
-
-def _advance(progress: Progress, seconds: float, part: float) -> None:
-    progress.advance(seconds * part)
 
 
 def _lazy(

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from dkrr.cluster import Progress, make_progress
@@ -57,8 +56,8 @@ class Asked:
     """Rows of each fold of the intervals; none without them."""
 
 
-def rows_per_block(n_targets: int, rows: Rows) -> int:
-    """Rows that are read, predicted and written together."""
+def _rows_per_block(n_targets: int, rows: Rows) -> int:
+    """Rows that are read, predicted and written together where memory allows."""
     height = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * n_targets))
     # Those behind a transformer have blocks of their own, and their entries are not counted for this.
     of_rows = rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes
@@ -83,7 +82,7 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         problem = with_measured_kernel(Problem.of_rows(training, model.kernel, n_targets=t), training)
         problem = replace(problem, feature_map=model.feature_map)
     is_transformed = isinstance(rows, TransformedRows)
-    height, inputs = rows_per_block(t, rows), rows.inputs if isinstance(rows, TransformedRows) else rows
+    height, inputs = _rows_per_block(t, rows), rows.inputs if isinstance(rows, TransformedRows) else rows
     if processes is not None and not is_transformed:
         height = power_of_two(height)  # a whole number of the blocks in which standard deviations are computed
     on_workers, reason = _place(rows, processes)
@@ -115,6 +114,7 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         has_folds=processes is not None and bool(n_folds) and processes.knows_models_of(asked.folds),
         folds_flops=processes.flops_of_folds(n_folds) if processes is not None and n_folds else 0.0,
         n_workers=resources.n_workers if on_workers else 0,
+        is_transformed=is_transformed,
         reasons=(reason,),
     )
     plan = plan_prediction(job, resources)
@@ -177,8 +177,9 @@ def displayed(
         return
     deviations = found.deviations + found.iterations
     with make_progress(show).stage("predictions", found.after * SHOWN, detail=plural(rows.shape[0], "row")) as stage:
-        yield partial(_advance, stage, found.rows), partial(_advance, stage, deviations)
+        yield telling(stage, found.rows), telling(stage, deviations)
 
 
-def _advance(progress: Progress, seconds: float, fraction: float) -> None:
-    progress.advance(seconds * SHOWN * fraction)
+def telling(progress: Progress, seconds: float) -> Advance:
+    """What is told which fraction is done of work that takes so long, a part of an open stage."""
+    return lambda fraction: progress.advance(seconds * SHOWN * fraction)

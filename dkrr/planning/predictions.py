@@ -158,11 +158,11 @@ class Prediction:
     """Sizes of predictions that their cost depends on."""
 
     problem: Problem
-    """Of the fit: training rows, kernel and targets."""
+    """Problem of the fit: training rows, kernel and targets."""
     form: Form
     n_rows: int
     block_rows: int
-    """Rows that are read and written together."""
+    """Rows that are read and written together, if memory allows."""
     row_bytes: int
     """Memory of one new row."""
     x_bytes: int
@@ -182,8 +182,9 @@ class Prediction:
     """Operations of these models, where they are not."""
     n_workers: int = 0
     """Workers of the client that predict; 0: this process does."""
+    is_transformed: bool = False
+    """Rows come from a transformer in its own blocks, which are not put together."""
     reasons: tuple[Reason, ...] = ()
-    rejected: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -232,8 +233,9 @@ class PredictionPlan(Reasoned):
     """Whether this process predicts, or workers of the client do."""
     threads: int
     block_rows: int
-    """Rows that are in memory at once: those whose standard deviations are computed together, else those that are
-    read together."""
+    """Rows that are predicted together: those whose standard deviations are, else those that are read together."""
+    read_rows: int
+    """Rows that are read and written together."""
     parts: Parts
     """Projected time by what takes it."""
     peak_bytes: int
@@ -355,30 +357,30 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
     room = place.usable_bytes - held - job.read_overhead_bytes
     if room < each_row:
         _refuse(int(place.usable_bytes - room + each_row), place.usable_bytes, "a block of one row")
-    block = min(job.block_rows, int(room // each_row))
-    fitting = block
+    read = job.block_rows if job.block_rows * each_row <= room else power_of_two(int(room // each_row))
+    fitting = read
     if sizes:
-        fitting = rows_together(sizes, room - block * each_row, held + job.read_overhead_bytes + block * each_row)
+        fitting = rows_together(sizes, room - read * each_row, held + job.read_overhead_bytes + read * each_row)
+        fitting, read = (min(fitting, read), read) if job.is_transformed else (fitting, max(fitting, read))
     work = max((size.bytes_of(min(fitting, job.n_rows)) for size in sizes), default=0)
-    block = max(block, fitting) if sizes else block
-    peak = held + job.read_overhead_bytes + min(block, job.n_rows) * each_row + work
+    peak = held + job.read_overhead_bytes + min(read, job.n_rows) * each_row + work
     peak = max(peak, *(plan.plan.peak_bytes for plan in first), 0)
     n_blocks = ceil(job.n_rows / fitting)
-    read = job.x_bytes + n_blocks * sum(size.read_bytes for size in sizes)
+    read_bytes = job.x_bytes + n_blocks * sum(size.read_bytes for size in sizes)
     return PredictionPlan(
         prediction=job,
         method="predictions" if not job.deviations else "factor" if sizes else "iterations",
         execution="dask" if on_workers else "memory",
         threads=threads,
         block_rows=fitting,
+        read_rows=read,
         parts=_parts(job, resources, fitting),
         peak_bytes=peak,
         limit_bytes=place.limit_bytes,
-        read_bytes=read + ceil(job.n_rows / ROWS_TOGETHER) * job.training_bytes,
+        read_bytes=read_bytes + ceil(job.n_rows / ROWS_TOGETHER) * job.training_bytes,
         written_bytes=8 * job.n_rows * job.n_columns,
         rates_from=resources.rates_from,
         reasons=job.reasons,
-        rejected=job.rejected,
         plan=first[0] if first else None,
     )
 

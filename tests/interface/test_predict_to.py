@@ -1,6 +1,7 @@
 """Predictions in files and stores: what any reader of the format finds there."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,8 +15,11 @@ import zarr
 from distributed import Client
 
 import dkrr
+from dkrr.data.transformers import TransformedRows
 from dkrr.errors import InputError, MemoryLimitError, NotFiniteError, StoreError
 from dkrr.fitting import prediction_plans as predictions_out
+from dkrr.planning.detection import detect
+from dkrr.planning.predictions import plan_prediction
 from dkrr.store.places import place_at
 from tests.data.flights import flights, targets
 from tests.oracles import assert_close
@@ -172,6 +176,20 @@ def test_a_plan_says_what_predictions_take_and_a_limit_is_kept_or_refused(ridge,
         with pytest.raises(MemoryLimitError, match="one row would take .* memory_limit .* Nothing was computed"):
             ask(ridge, X, "q.npy", return_std=True, memory_limit="1MiB")
     assert not Path("q.npy").exists() and ridge.memory_limit is None
+
+
+def test_fewer_rows_are_read_at_a_time_where_memory_is_short(ridge, monkeypatch):
+    resources, job = detect(None, None), dkrr.plan(X, model=ridge).prediction
+    whole = plan_prediction(job, resources)
+    limit = whole.peak_bytes - 13 * (2 * job.row_bytes + 4 * 8 * job.n_columns)  # of 33 rows there is memory for 20
+    short = plan_prediction(job, replace(resources, local_limit_bytes=limit))
+    assert (whole.read_rows, short.read_rows) == (33, 16) and short.peak_bytes <= limit
+    heights, blocks = [], TransformedRows.blocks
+    monkeypatch.setattr("dkrr.estimators.kernel_ridge.plan_of_rows", lambda *_: short)
+    monkeypatch.setattr(TransformedRows, "blocks", lambda *given: heights.append(given[-1]) or blocks(*given))
+    dkrr.predict_to(ridge, X, "p.npy")
+    assert heights == [16]
+    assert_close(np.load("p.npy"), ridge.predict(X), 1e-12)
 
 
 @pytest.mark.parametrize(
