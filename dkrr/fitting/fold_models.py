@@ -1,5 +1,6 @@
 """Models of a fit that each leave out the rows of a fold: one function of many columns, and the errors of the rows."""
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,14 @@ from dkrr.linalg.shifted_lists import ShiftedLists
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
+
+
+def name_of(folds: Sequence[Numbers]) -> str:
+    """Checksum of folds."""
+    digest = hashlib.sha256(repr([len(rows) for rows in folds]).encode())
+    for rows in folds:
+        digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
+    return digest.hexdigest()
 
 
 def counting(rows: Numbers, weights: Array | None) -> NDArray[np.bool_]:
@@ -104,7 +113,7 @@ class KeptFolds:
     coef: Array
     constants: Array
     errors: Array
-    """Of all folds, one after another."""
+    """|y − f| of the rows of all folds, one fold after another."""
 
     def check(self, n_targets: int, folds: Sequence[Numbers], weights: Array | None) -> None:
         """Refuse arrays of other folds, and errors that are not finite or not in order.

@@ -6,7 +6,6 @@ asked for, and kept. Where a factor is not affordable, or conjugate gradient was
 certified bounds and the likelihood with a standard error.
 """
 
-import hashlib
 import math
 import threading
 import uuid
@@ -26,7 +25,7 @@ from dkrr.errors import ConvergenceWarning, InputError
 from dkrr.fitting.context import Context, progress_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
-from dkrr.fitting.fold_models import FoldModels, KeptFolds
+from dkrr.fitting.fold_models import FoldModels, KeptFolds, name_of
 from dkrr.fitting.gaussian_process import Array, FactoredProcess, Numbers, Posterior
 from dkrr.fitting.generated_process import GeneratedPosterior
 from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refitted
@@ -273,7 +272,7 @@ class Processes:
             Of the fit that they are a stage of; None: they are shown as a run of their own.
         """
         self._prepare()
-        key = _name_of(folds)
+        key = name_of(folds)
         if key not in self._fold_models:
             self._fold_models[key] = self._found_folds(folds, key, context)
         return self._fold_models[key]
@@ -312,7 +311,7 @@ class Processes:
         """
         for (_, columns), one in zip(self._groups, kept, strict=True):
             one.check(len(columns), folds, self._given.weights)
-        self._kept_folds[_name_of(folds)] = list(kept)
+        self._kept_folds[name_of(folds)] = list(kept)
 
     def kept_folds(self, folds: Sequence[Numbers]) -> dict[float, KeptFolds]:
         """By λ, what a saved model holds of the models that leave out these folds; empty where they are not known."""
@@ -383,7 +382,7 @@ class Processes:
 
     def knows_models_of(self, folds: Sequence[Numbers]) -> bool:
         """Whether the models that leave out these folds are known."""
-        return _name_of(folds) in self._fold_models or _name_of(folds) in self._kept_folds
+        return name_of(folds) in self._fold_models or name_of(folds) in self._kept_folds
 
     def variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> "Variances":
         """Variances of some number of rows for s², or (None) for that of every target.
@@ -435,14 +434,6 @@ class Processes:
             if self._units is not None:
                 found[columns] -= one.degrees * np.log(self._units[columns])
         return found, errors
-
-
-def _name_of(folds: Sequence[Numbers]) -> str:
-    """Checksum of folds."""
-    digest = hashlib.sha256(repr([len(rows) for rows in folds]).encode())
-    for rows in folds:
-        digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
-    return digest.hexdigest()
 
 
 def _may_be_indefinite(part: Any) -> bool:

@@ -9,7 +9,6 @@ The errors of finished folds stay in the store of the run, and so do the tile ro
 run that is killed resumes there.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.fitting.context import Context
+from dkrr.fitting.fold_models import name_of
 from dkrr.fitting.storage import StoredArrays, TemporaryFolder
 from dkrr.linalg.held_out import LeftOut, StoredInverse, batches, stored_flops
 from dkrr.store import RunStore, TileGrid
@@ -69,7 +69,7 @@ def errors_in_tiles(left_out: LeftOut, folds: Sequence[Numbers], context: Contex
     group : str
         Beginning of the names of its groups there.
     """
-    group = f"{group}-{hashlib.sha256(b';'.join(rows.tobytes() for rows in folds)).hexdigest()[:16]}"
+    group = f"{group}-{name_of(folds)[:16]}"
     found, together = list[FoldErrors](), list(batches(folds))
     flops = [stored_flops(left_out.factor.grid, np.sort(np.concatenate(some))) for some in together]
     with context.progress.stage(STAGE, sum(flops)):
