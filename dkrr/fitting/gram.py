@@ -17,7 +17,7 @@ from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
-from dkrr.fitting.kept_factor import KeptFactor
+from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.sampled import by_name
 from dkrr.linalg.memory import KeptTiles
@@ -278,7 +278,7 @@ class MultipliedGram(GramMatrix):
         )
         kept = None
         if checkpoints is not None:
-            kept = checkpoints.factor = KeptFactor(context.stored.store, factor, context.write_bytes)
+            kept = checkpoints.preconditioner = KeptPreconditioner(context.stored.store, factor, context.write_bytes)
         saved = None if checkpoints is None else checkpoints.load_pivots()
         shown = 0
 

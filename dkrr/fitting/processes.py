@@ -1,9 +1,9 @@
 """What a fitted regression says of its own errors: standard deviations, the likelihood, leave-one-out residuals.
 
 Kernel ridge regression is the mean of a Gaussian process with covariance s² k and noise of variance s² λ / wᵢ. All of
-this follows from the Cholesky factor of K + λW⁻¹ (in primal form of ΦᵀWΦ + λI), which is made once, when it is first
-asked for, and kept. Where a factor is not affordable, or conjugate gradient was requested, variances come with
-certified bounds and the likelihood with a standard error.
+this follows from the Cholesky factor of K + λW⁻¹ (in primal form of ΦᵀWΦ + λI), which the fit leaves (`uncertainty`),
+or which is made once, when it is first asked for, and kept. Where a factor is not affordable, or conjugate gradient was
+requested, variances come with certified bounds and the likelihood with a standard error.
 """
 
 import math
@@ -72,7 +72,7 @@ class Processes:
     kernel : Kernel
         That of the fit, with what it drew from the rows and its origins.
     kept : mapping, optional
-        By λ, what a saved model holds of the processes with a factor.
+        By λ, what the fit has left, or a saved model holds, of the processes with a factor.
     grid : FourierGrid, optional
         Of the fit.
     """

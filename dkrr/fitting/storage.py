@@ -20,7 +20,7 @@ from dkrr.cluster.process import ended_in_order
 from dkrr.config import setting
 from dkrr.data.rows import digest_of
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
-from dkrr.fitting.kept_factor import KeptFactor
+from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.sources import Vectors
 from dkrr.store import ChunkedArray, RunStore, TiledMatrix, TileGrid
@@ -321,7 +321,7 @@ class Checkpoints(Snapshots):
 
     pivots: Callable[[], NDArray[np.intp]] | None = None
     """Pivots of the preconditioner, which may have grown since the last checkpoint."""
-    factor: KeptFactor | None = None
+    preconditioner: KeptPreconditioner | None = None
     """Columns of the preconditioner in the store."""
     part: str = ""
     """Which of several iterations of a run this is, one after the other; a checkpoint of another is not used."""
@@ -344,7 +344,7 @@ class Checkpoints(Snapshots):
         A preconditioner that is not kept, which a run that resumes computes again, is part of what is lost.
         """
         limit = float(setting("checkpoint-seconds"))
-        again = 0.0 if self.factor is None else self.factor.again_seconds
+        again = 0.0 if self.preconditioner is None else self.preconditioner.again_seconds
         waited = max(limit - again, limit / 3, self._write_seconds / WRITE_SHARE) if limit else 0.0
         if time.monotonic() - self._saved_at >= waited:
             self.save(state)
@@ -353,8 +353,8 @@ class Checkpoints(Snapshots):
         """Save now."""
         if self.pivots is not None:
             self.save_pivots(self.pivots())
-        if self.factor is not None:
-            self.factor.follow()
+        if self.preconditioner is not None:
+            self.preconditioner.follow()
         began = time.monotonic()
         arrays, plain = state.arrays()
         residual = {"residual": state.history[-1].largest} if state.history else {}

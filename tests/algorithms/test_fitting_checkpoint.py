@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 
 from dkrr.cluster import SerialExecutor
 from dkrr.data import MemoryRows
-from dkrr.fitting.kept_factor import KeptFactor
+from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.storage import Checkpoints
 from dkrr.kernels import RBF
 from dkrr.linalg.conjugate_gradient import Iteration
@@ -162,7 +162,7 @@ def factor(*, slots=3):
 
 
 def kept(store, one, write_bytes=1e9):
-    return KeptFactor(store, one, write_bytes)
+    return KeptPreconditioner(store, one, write_bytes)
 
 
 def grown(store, one, rank, *, until=None):

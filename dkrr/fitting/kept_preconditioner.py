@@ -30,8 +30,8 @@ CHUNK_BYTES = 8 * 2**20
 
 
 @dataclass
-class KeptFactor:
-    """Columns of one factor in a store.
+class KeptPreconditioner:
+    """Columns of the partial factor of a preconditioner in a store.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class KeptFactor:
         factor, first, stop, began = self.factor, self.rank, self.factor.rank, time.monotonic()
         state, before = factor.state(), self._note
         if before is None or before["segments"] != [list(s) for s in factor.segments]:
-            # Rows were cut for another number of workers: the columns before are written anew, too.
+            # Rows were cut for another number of workers: the columns before are written again, too.
             first, before = 0, None
             self._drop()
         group = f"{FACTOR}/{first}-{stop}"
