@@ -500,8 +500,9 @@ class KernelRidge(RidgeRegressor):
         `dkrr.save(model, path, uncertainty=True)` only writes. "intervals": the last stage of the fit also computes the
         models that leave out folds, which `predict_interval` takes. The plan has the time, the memory and the disk of
         it. In dual form solver="auto" then factors in float64 where memory and disk allow; where they do not, and with
-        solver="cg", standard deviations come by conjugate gradient, and `plan_` says so. False: a factor is computed
-        when it is first asked for.
+        solver="cg", standard deviations come by conjugate gradient, and `plan_` says so, while "intervals" is refused,
+        unless the kernel learns from the training rows (each model is then a fit of its own). False: a factor is
+        computed when it is first asked for.
     transformer : "standardize" or transformer of scikit-learn, optional
         What X passes through before the kernel, part of the model and of what `dkrr.save` writes: StandardScaler on all
         columns, or any transformer of X alone (ColumnTransformer, Pipeline of transformers, OneHotEncoder, ...). A copy

@@ -87,7 +87,7 @@ class MemoryStorage(Storage):
         self._notes[name] = value
 
     def note_stage(self, name: str, done: float = 0.0) -> None:
-        """See base class; nobody else sees this process's memory."""
+        """See base class; a run in memory is not resumed."""
 
     def check(self) -> None:
         """See base class; the memory of this process is its own."""
@@ -179,7 +179,7 @@ class EndsWhenLost(Progress):
 STAGE_SECONDS = 10.0
 """Time after which it is noted again how much of a stage is done."""
 NOTE_SHARE = 0.01
-"""Part of the time that such notes take at most."""
+"""Largest fraction of the time that such notes take."""
 
 
 class StageNotes(Progress):
@@ -312,7 +312,7 @@ class Snapshots:
 
 
 WRITE_SHARE = 0.025
-"""Part of the time that writing checkpoints takes at most, but for the first one."""
+"""Largest fraction of the time that writing checkpoints takes, but for the first one."""
 
 
 @dataclass

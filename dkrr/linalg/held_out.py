@@ -352,7 +352,7 @@ class StoredInverse:
     order: Numbers
     """Place of each of them in the order in which they were asked for."""
     sweeps: Sequence[Substitution]
-    """Of every strip."""
+    """Substitution of every strip."""
 
     @classmethod
     def of(

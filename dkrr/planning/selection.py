@@ -104,7 +104,7 @@ class ScoringPlan(Reasoned):
     parts: tuple[Plan, ...] = ()
     """Plan of one fold's fit to such a part, for every fraction."""
     share: float = 1.0
-    """Part of the iterations of conjugate gradient that a race leaves in the mean."""
+    """Fraction of the iterations of conjugate gradient that a race leaves in the mean."""
     asked: Problem | None = None
     """Problem of a fit to all rows with every λ, for which the scores are."""
 

@@ -115,7 +115,7 @@ class HowFar:
         return len(set(map(str, alphas))) if isinstance(alphas, list) else 1
 
     def _fraction_done(self) -> float:
-        """Part of the stage that has begun last; of conjugate gradient, of the digits."""
+        """Fraction of the last stage that has begun; of conjugate gradient, fraction of the digits."""
         residual, asked = (self.shown or {}).get("residual"), self.asked
         if self.stage == ITERATING:
             if not isinstance(residual, float) or asked is None or not 0 < asked["tol"] < 1 or not residual > 0:
