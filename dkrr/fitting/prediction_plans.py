@@ -98,7 +98,11 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
             on_workers, reason = False, Reason("factor-here", text)
             deviations = processes.planned_deviations(n_rows, resources, in_stores=False)
     is_stored = model.rows is not None and not isinstance(model.rows, MemoryRows)
-    n_folds = len(asked.folds)
+    n_folds, factors = len(asked.folds), list[Deviations]()
+    has_folds = processes is not None and processes.knows_models_of(asked.folds)
+    if processes is not None and n_folds and not has_folds and not processes.request.learns:
+        planned = deviations or processes.planned_deviations(0, resources, in_stores=False)
+        factors = [one for one in planned if one.size is None or not deviations]
     job = Prediction(
         problem=problem,
         form="primal" if model.coef is not None else "dual",
@@ -111,8 +115,9 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         training_bytes=model.rows.n_bytes if is_stored and model.rows is not None else 0,
         deviations=deviations,
         n_folds=n_folds,
-        has_folds=processes is not None and bool(n_folds) and processes.knows_models_of(asked.folds),
+        has_folds=bool(n_folds) and has_folds,
         folds_flops=processes.flops_of_folds(n_folds) if processes is not None and n_folds else 0.0,
+        factors=tuple(factors),
         n_workers=resources.n_workers if on_workers else 0,
         is_transformed=is_transformed,
         reasons=(reason,),

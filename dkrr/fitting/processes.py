@@ -358,7 +358,7 @@ class Processes:
         return Deviations(size, plan=plan)
 
     def flops_of_folds(self, n_folds: int) -> float:
-        """Operations of the models that leave out folds, and of factors that are not known."""
+        """Operations of the models that leave out folds, besides those of factors."""
         self._prepare()
         n, total = len(self._outputs.values), 0.0
         for alpha, _ in self._groups:
@@ -370,7 +370,7 @@ class Processes:
                 side, is_grid = float(self._n_features), self._request.settings.grid is not None
                 total += n_folds * side**3 / 3 + (0.0 if is_grid else n * side**2)  # the sums of grids are transforms
             else:
-                total += folds_flops(n, n_folds) + (0.0 if kept or alpha in self._factored else n**3 / 3)
+                total += folds_flops(n, n_folds)
         return total
 
     def store_path(self) -> Path | None:

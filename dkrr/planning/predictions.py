@@ -8,6 +8,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.errors import MemoryLimitError
 from dkrr.linalg.cholesky import factor_bytes
+from dkrr.linalg.held_out import columns_at_once
 from dkrr.linalg.posterior import block_bytes
 from dkrr.planning.explain import DOUBT_OF_ESTIMATE, Reasoned
 from dkrr.planning.plan import NARROW, RATES
@@ -179,7 +180,9 @@ class Prediction:
     has_folds: bool = False
     """The models of all folds are known."""
     folds_flops: float = 0.0
-    """Operations of these models, where they are not."""
+    """Operations of these models, where they are not, besides those of factors."""
+    factors: tuple[Deviations, ...] = ()
+    """Factors that these models take, where they are not known, and no standard deviations do."""
     n_workers: int = 0
     """Workers of the client that predict; 0: this process does."""
     is_transformed: bool = False
@@ -352,6 +355,11 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
     sizes = [one.size for one in job.deviations if one.size is not None]
     first = [one.plan for one in job.deviations if one.plan is not None]
     held += sum(size.loaded_bytes for size in sizes)
+    peak = held
+    if job.n_folds and not job.has_folds and not on_workers:
+        held += _bytes_of_folds(job)
+        columns = 8 * job.problem.n * columns_at_once(job.problem.n, job.n_folds) if job.form == "dual" else 0
+        peak = held + (columns if held + columns <= place.usable_bytes else 0)  # else they are in a temporary store
     # Rows, their predictions and what is written of them; of the next block some are read while this one is written.
     each_row = 2 * job.row_bytes + 4 * 8 * job.n_columns
     room = place.usable_bytes - held - job.read_overhead_bytes
@@ -363,8 +371,9 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
         fitting = rows_together(sizes, room - read * each_row, held + job.read_overhead_bytes + read * each_row)
         fitting, read = (min(fitting, read), read) if job.is_transformed else (fitting, max(fitting, read))
     work = max((size.bytes_of(min(fitting, job.n_rows)) for size in sizes), default=0)
-    peak = held + job.read_overhead_bytes + min(read, job.n_rows) * each_row + work
-    peak = max(peak, *(plan.plan.peak_bytes for plan in first), 0)
+    peak = max(peak, held + job.read_overhead_bytes + min(read, job.n_rows) * each_row + work)
+    made = [one.plan for one in job.factors if one.plan is not None and one.size is not None]
+    peak = max(peak, *(plan.plan.peak_bytes for plan in (*first, *made)), 0)
     n_blocks = ceil(job.n_rows / fitting)
     read_bytes = job.x_bytes + n_blocks * sum(size.read_bytes for size in sizes)
     return PredictionPlan(
@@ -383,6 +392,12 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
         reasons=job.reasons,
         plan=first[0] if first else None,
     )
+
+
+def _bytes_of_folds(job: Prediction) -> int:
+    """Memory that the models of folds leave in this process: their factors, and in dual form their coefficients."""
+    p, factors = job.problem, sum(one.size.loaded_bytes for one in job.factors if one.size is not None)
+    return factors + (8 * p.n * job.n_folds * p.n_targets if job.form == "dual" else 0)
 
 
 def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
@@ -417,6 +432,12 @@ def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
         flops = 0.0 if is_transform else 2.0 * m * side * (p.d + p.n_targets)
         product = Work(gemm_flops=flops, element_seconds=features)
     rows += rates.seconds(product, threads) / n_workers
+    for one in job.factors:
+        before += one.seconds_before
+        if one.size is None:  # standard deviations come by conjugate gradient, these models by a factor all the same
+            before += rates.seconds(Work(gemm_flops=p.n**3 / 3), resources.local_threads)
+        elif one.plan is not None:
+            before += one.plan.plan.seconds
     if job.n_folds:
         if not job.has_folds:
             before += rates.seconds(Work(gemm_flops=job.folds_flops), resources.local_threads)

@@ -178,6 +178,18 @@ def test_a_plan_says_what_predictions_take_and_a_limit_is_kept_or_refused(ridge,
     assert not Path("q.npy").exists() and ridge.memory_limit is None
 
 
+def test_the_plan_of_intervals_has_the_factor_that_their_models_take():
+    model, resources = dkrr.KernelRidge(kernel="rbf").fit(X, TABLE["arr_delay"]), detect(None, None)
+    job = dkrr.plan(X, model=model, interval=0.8).prediction
+    (factor,) = job.factors
+    alone, known = plan_prediction(job, resources), plan_prediction(replace(job, has_folds=True), resources)
+    assert factor.size.loaded_bytes == 8 * N**2 and alone.peak_bytes >= known.peak_bytes + factor.size.loaded_bytes
+    assert dkrr.plan(X, model=model, interval=0.8, return_std=True).prediction.factors == (), "it is in deviations"
+    model.predict_interval(X)
+    found = dkrr.plan(X, model=model, interval=0.8).prediction
+    assert found.factors == () and found.has_folds
+
+
 def test_fewer_rows_are_read_at_a_time_where_memory_is_short(ridge, monkeypatch):
     resources, job = detect(None, None), dkrr.plan(X, model=ridge).prediction
     whole = plan_prediction(job, resources)
