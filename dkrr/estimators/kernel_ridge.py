@@ -255,7 +255,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     def _partition(self, cv: Any, groups: Any, targets: NDArray[np.float64]) -> Any:
         """Rows of every fold of intervals."""
-        folds = self._interval_folds(cv, targets, groups)
+        folds = _interval_folds(cv, self._folds, targets, groups)
         if not folds.serve_intervals:
             raise InputError(
                 f"cv={shown(cv)} does not hold out every row once, or trains on other rows than the rest; expected a "
@@ -267,35 +267,23 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self, rows: Rows, *, probabilities: bool = False, return_std: bool = False, interval: float | None = None
     ) -> PredictionPlan:
         refuse_other_kind(self, {"probabilities": probabilities}, "a classifier such as KernelLogisticRegression")
-        n_columns, processes, folds = self._model.n_targets * (1 + return_std + 2 * (interval is not None)), None, ()
-        if interval is not None:
+        has_interval = interval is not None
+        if has_interval:
             checked_coverage(interval, "interval")
-        if return_std or interval is not None:
-            processes = self._processes()
+        processes = self._processes() if return_std or has_interval else None
         if return_std:
             self._refuse_precomputed()
-        if processes is not None and interval is not None:
-            folds = self._partition(None, None, processes.targets)
+        folds = self._default_folds() if has_interval else ()
+        n_columns = self._model.n_targets * (1 + return_std + 2 * has_interval)
         return plan_of_rows(self._model, rows, Asked(n_columns, processes, return_std, folds), self.memory_limit)
 
     def _default_folds(self) -> tuple[NDArray[np.intp], ...]:
         """Rows of each fold that `predict_interval` takes where none are given."""
-        return self._interval_folds(None, self._processes().targets, None).test
+        return _interval_folds(None, self._folds, self._processes().targets, None).test
 
-    def _interval_folds(self, cv: Any, targets: NDArray[np.float64], groups: Any) -> Folds:
-        """Folds that are asked for."""
-        if cv is None and self._folds is not None and self._folds.serve_intervals:
-            check_groups(groups, len(targets))
-            return self._folds
-        return checked_folds(min(INTERVAL_FOLDS, len(targets)) if cv is None else cv, targets, groups)
-
-    def _folds_to_keep(self, targets: NDArray[np.float64], own: Folds | None = None) -> tuple[NDArray[np.intp], ...]:
+    def _folds_to_keep(self, targets: NDArray[np.float64], own: Folds | None) -> tuple[NDArray[np.intp], ...]:
         """Folds without which the fit computes models as well: those of a search if they serve; none unless asked."""
-        if self.uncertainty != "intervals":
-            return ()
-        if own is not None and own.serve_intervals:
-            return tuple(own.test)
-        return tuple(checked_folds(min(INTERVAL_FOLDS, len(targets)), targets, None).test)
+        return _interval_folds(None, own, targets, None).test if self.uncertainty == "intervals" else ()
 
     @property
     def log_marginal_likelihood_(self) -> Any:
@@ -435,6 +423,14 @@ def checked_coverage(coverage: Any, name: str = "coverage") -> float:
     if not is_real(coverage) or not 0 < coverage < 1:
         raise InputError(f"{name} is {shown(coverage)}; expected a probability between 0 and 1, such as 0.9")
     return float(coverage)
+
+
+def _interval_folds(cv: Any, own: Folds | None, targets: NDArray[np.float64], groups: Any) -> Folds:
+    """Folds of intervals: those that are asked for as cv, or those of a search if they serve, or consecutive ones."""
+    if cv is None and own is not None and own.serve_intervals:
+        check_groups(groups, len(targets))
+        return own
+    return checked_folds(min(INTERVAL_FOLDS, len(targets)) if cv is None else cv, targets, groups)
 
 
 def as_columns(y: NDArray[np.float64]) -> NDArray[np.float64]:
