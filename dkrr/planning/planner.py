@@ -121,6 +121,13 @@ def _check_intervals(problem: Problem) -> None:
             f"uncertainty is 'intervals', and {began}: the models without a fold follow from a Cholesky factor in "
             f"float64; expected {expected}, or uncertainty=True"
         )
+    dimension, n = problem.dimension, problem.n if problem.n_counting is None else problem.n_counting
+    if is_needed and 0.0 in problem.alphas and dimension is not None and dimension < n:
+        raise InputError(
+            f"uncertainty is 'intervals', and alpha is 0: the models without a fold follow from a Cholesky factor of "
+            f"K, which with D = {format_count(dimension)} features for {n:,} rows is singular; expected alpha > 0, or "
+            f"uncertainty=True"
+        )
 
 
 def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:

@@ -129,6 +129,15 @@ def test_a_search_plans_the_fits_of_folds_where_its_map_is_drawn_from_the_rows(d
     assert last.problem.folds_are_fitted and last.chosen.stages[-1].name == "held-out models"
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"solver": "cg"}, "solver is 'cg'"), ({"alpha": 0.0}, r"alpha is 0.* D = 5 features for \d+ rows is singular")],
+)
+def test_intervals_are_refused_before_the_work_where_no_factor_gives_them(data, settings, message):
+    with pytest.raises(InputError, match=f"uncertainty is 'intervals', and {message}.* or uncertainty=True"):
+        KernelRidge(uncertainty="intervals", **settings).fit(data.X, data.y)
+
+
 def test_a_factor_that_the_fit_has_not_left_says_its_plan(data, caplog):
     model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
     model.progress = True
