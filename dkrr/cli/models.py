@@ -326,6 +326,7 @@ def _command_digest(name: str, given: Mapping[str, Any]) -> str | None:
     URL that tells neither.
     """
     from dkrr.checks import may_keep
+    from dkrr.data.table_opening import files_matching
     from dkrr.store.places import place_at
 
     files = []
@@ -335,7 +336,7 @@ def _command_digest(name: str, given: Mapping[str, Any]) -> str | None:
             return None
         try:
             with named(f"--{option.replace('_', '-')}"):
-                files.append(place_at(path).versions() if path else {})
+                files.append({file: place_at(file).versions() for file in files_matching(path)} if path else {})
         except ValueError as error:  # InputError too: what is not the name of a file may be that of a column
             if is_transient(error):
                 raise

@@ -162,6 +162,20 @@ def test_a_column_may_have_a_name_that_no_file_has(place, name):
     assert "nothing to do" in run(line, name).stdout
 
 
+@pytest.mark.parametrize("x", ["parts", "parts/*.parquet"])
+def test_a_part_of_a_table_that_has_changed_makes_it_another_one(place, x):
+    Path("parts").mkdir()
+    Path("parts/.#a.parquet").symlink_to("user@host")  # as editors leave it
+    parts = [pd.DataFrame({"a": [k, 2.0, 3.0], "y": [1.0, 2.0, k]}) for k in range(3)]
+    for k, part in enumerate(parts[:2]):
+        part.to_parquet(f"parts/{k}.parquet")
+    line = f"fit --x {x} --y y --model m.zarr"
+    run(line)
+    assert "nothing to do" in run(line).stdout
+    parts[2].to_parquet("parts/1.parquet")
+    run(line, code=2)
+
+
 # Signals, and a disk that is full
 
 
