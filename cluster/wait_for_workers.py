@@ -10,7 +10,11 @@ from pathlib import Path
 
 import click
 
-LATER = 75
+
+class Absent(click.ClickException):
+    """Workers that did not appear; they may later."""
+
+    exit_code = 75
 
 
 @click.command()
@@ -30,9 +34,7 @@ def main(scheduler: str | None, scheduler_file: Path | None, workers: int, timeo
         with Client(address, timeout=deadline - time.monotonic()) as client:
             client.wait_for_workers(workers, timeout=max(1.0, deadline - time.monotonic()))
     except OSError as error:  # TimeoutError is one
-        absent = click.ClickException(f"{workers} Dask workers did not appear within {timeout:g} s: {error}")
-        absent.exit_code = LATER
-        raise absent from error
+        raise Absent(f"{workers} Dask workers did not appear within {timeout:g} s: {error}") from error
     click.echo(address)
 
 

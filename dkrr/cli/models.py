@@ -36,7 +36,7 @@ KERNEL = ("kernel", "gamma", "degree")
 """Options of which a search takes several values."""
 INPUTS = ("x", "y", "sample_weight")
 NO_MATTER = ("model", "out", "overwrite", "store", "memory_limit", "tile", "json", "quiet")
-"""Options that change where and how a model is computed and what is printed, not the model."""
+"""Options that change where and how a result is computed and what is printed, not the result; but for inputs."""
 SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores")
 
 
@@ -148,9 +148,12 @@ def select(**given: Any) -> None:
 def predict(**given: Any) -> None:
     """Predict with a saved model, one block of rows at a time; --out is created only when it is complete."""
     import dkrr as library
-    from dkrr.estimators.predict_to import check_predictions_path
+    from dkrr.estimators.predict_to import check_predictions_path, write_predictions
     from dkrr.store.paths import refuse_enclosing
 
+    given["command"] = _command_digest("predict", given, ("x", "model"))
+    if _is_predicted(given):
+        return
     path, out = given["model"], given["out"]
     refuse_enclosing({"--out": out}, {"--x": given["x"], "--model": path})
     with named("--out"):
@@ -168,8 +171,9 @@ def predict(**given: Any) -> None:
         "keep": given["keep"],
         "overwrite": given["overwrite"],
         "progress": False if given["quiet"] else None,
+        "command": given["command"],
     }
-    shape = list(library.predict_to(model, X, out, **asked, **written))
+    shape = list(write_predictions(model, X, out, **asked, **written))
     answer(given, {"out": out, "shape": shape} | plan, f"{shape} predictions in {out}")
 
 
@@ -319,28 +323,30 @@ def _refuse_other_loss(given: Mapping[str, Any], of_ridge: Sequence[str] = ()) -
 # Finished work
 
 
-def _command_digest(name: str, given: Mapping[str, Any]) -> str | None:
-    """Digest of a command: of its options that decide what it fits, and of the files that these name as they are now.
+def _command_digest(name: str, given: Mapping[str, Any], inputs: Sequence[str] = INPUTS) -> str | None:
+    """Digest of a command: of its options that decide the result, and of the files that these name as they are now.
 
     Files are told apart by size and time of change, or the tag of an object: they are not read. None where one is at a
     URL that tells neither.
     """
     from dkrr.checks import may_keep
+    from dkrr.data.table_opening import files_matching
     from dkrr.store.places import place_at
 
     files = []
-    for option in INPUTS:
+    for option in inputs:
         path = str(given[option] or "").partition("::")[0]
         if not may_keep(path):
             return None
         try:
             with named(f"--{option.replace('_', '-')}"):
-                files.append(place_at(path).versions() if path else {})
+                files.append({file: place_at(file).versions() for file in files_matching(path)} if path else {})
         except ValueError as error:  # InputError too: what is not the name of a file may be that of a column
             if is_transient(error):
                 raise
             files.append({})
-    content = [name, {option: value for option, value in given.items() if option not in NO_MATTER}, files]
+    deciding = {option: value for option, value in given.items() if option in inputs or option not in NO_MATTER}
+    content = [name, deciding, files]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -363,6 +369,21 @@ def _is_finished(given: Mapping[str, Any]) -> bool:
     chosen = {name: search[name] for name in ("best_params", "best_score") if name in search}
     text = f"model       {path}, of the same command and the same files: nothing to do (--overwrite fits again)"
     answer(given, {"model": path} | chosen | (found["solve"] or {}), text)
+    return True
+
+
+def _is_predicted(given: Mapping[str, Any]) -> bool:
+    """Whether the predictions of this very command exist already, and say so."""
+    from dkrr.estimators.predict_to import command_of_predictions
+
+    if given["overwrite"] or given["command"] is None:
+        return False
+    out = location(given["out"], "--out", "the path of the predictions", is_kept=True)
+    with named("--out"):
+        if command_of_predictions(out) != given["command"]:
+            return False
+    text = f"{out}, of the same command and the same files: nothing to do (--overwrite predicts again)"
+    answer(given, {"out": out}, text)
     return True
 
 

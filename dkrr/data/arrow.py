@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from dkrr.cluster.folders import PrivateFolder
 from dkrr.data.table import BATCH_ROWS, TASK_BYTES, Column, Kind, Table, beside, check_names, natural_order, regrouped
-from dkrr.errors import DkrrError, InputError, InputTypeError
+from dkrr.errors import DkrrError, InputError, InputTypeError, is_transient
 from dkrr.store.bucket_files import file_system
+from dkrr.store.description import COMMAND
 from dkrr.store.places import place_at
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ KINDS: dict[Kind, tuple[str, ...]] = {
     "date": ("temporal",),
 }
 """Arrow's names of the types of each kind."""
+NOTE = f"dkrr.{COMMAND}"
+"""Key of the digest of a command in the metadata of a schema: of Parquet and of Arrow's formats."""
 WRITERS: dict[str, Callable[[Any, Any], Any]] = {
     ".parquet": pyarrow.parquet.ParquetWriter,
     ".csv": pyarrow.csv.CSVWriter,
@@ -442,7 +445,12 @@ def _grouped(batches: Iterable[Any], schema: Any, height: int) -> Iterator[Any]:
 
 
 def write_table(
-    place: str, names: Iterable[str], dtype: np.dtype[Any], kept: Table | None, blocks: Iterable[NDArray[Any]]
+    place: str,
+    names: Iterable[str],
+    dtype: np.dtype[Any],
+    kept: Table | None,
+    blocks: Iterable[NDArray[Any]],
+    command: str | None,
 ) -> None:
     """Write blocks of rows of one type, behind columns of another table with as many rows.
 
@@ -457,6 +465,8 @@ def write_table(
     kept : Table, optional
         Columns that are copied.
     blocks : iterable of ndarray of shape (m, number of names)
+    command : str, optional
+        Digest of the command, which `noted_command` finds again; a CSV file has no room for it.
 
     Raises
     ------
@@ -465,7 +475,8 @@ def write_table(
     """
     kind = pyarrow.string() if dtype.kind == "O" else pyarrow.from_numpy_dtype(dtype)
     fields = [] if kept is None else _plain_schema(kept)
-    schema = pyarrow.schema([*fields, *((name, kind) for name in names)])
+    note = None if command is None else {NOTE: command}
+    schema = pyarrow.schema([*fields, *((name, kind) for name in names)], note)
     height = _height(schema)
     left = None if kept is None else (table.columns for table in _kept_groups(kept, height))
     make = next(make for end, make in WRITERS.items() if place.endswith(end))
@@ -477,6 +488,20 @@ def write_table(
                 writer.write_table(table.combine_chunks())
     except pyarrow.ArrowNotImplementedError as error:
         raise InputError(f"keep has a column that {make.__name__} does not take: {error}; leave it out") from error
+
+
+def noted_command(path: str) -> str | None:
+    """Digest of the command that wrote a table; None if there is none, or the file is not a table in that format."""
+    if path.endswith(".csv"):
+        return None
+    try:
+        schema = pyarrow.parquet.read_schema(_opened(path)) if path.endswith(".parquet") else _opened_ipc(path).schema
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        if is_transient(error):
+            raise
+        return None
+    note: bytes | None = (schema.metadata or {}).get(NOTE.encode())
+    return None if note is None else note.decode(errors="replace")
 
 
 def _plain_schema(kept: Table) -> Any:

@@ -153,9 +153,7 @@ def _files(file: str) -> list[str]:
     one of Zarr.
     """
     if _is_pattern(file):
-        folder, slash, pattern = file.rpartition("/")
-        matched = [folder + slash + name for name in _names(folder + slash) if fnmatchcase(name, pattern)]
-        return sorted((each for each in matched if "://" in each or Path(each).is_file()), key=natural_order) or [file]
+        return files_matching(file)
     if not _is_folder(file):
         return [file]
     inside = sorted(_names(file), key=natural_order)
@@ -168,6 +166,15 @@ def _files(file: str) -> list[str]:
         return [each for each, form in forms.items() if form == first]
     partitions = (each for each in inside if "=" in each.rpartition("/")[2])
     return [each for part in partitions for each in _files(part) if _format_of(each) == "parquet"]
+
+
+def files_matching(path: str) -> list[str]:
+    """Files that fit a pattern, in the natural order of their names; the path itself if it is none, or none fit."""
+    if not _is_pattern(path):
+        return [path]
+    folder, slash, pattern = path.rpartition("/")
+    matched = [folder + slash + name for name in _names(folder + slash) if fnmatchcase(name, pattern)]
+    return sorted((each for each in matched if "://" in each or Path(each).is_file()), key=natural_order) or [path]
 
 
 def _is_pattern(path: str) -> bool:

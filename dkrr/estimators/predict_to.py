@@ -25,10 +25,17 @@ from dkrr.fitting.prediction import by_blocks, check_rows, predict, predict_in_m
 from dkrr.fitting.prediction_plans import BLOCK_BYTES, SHOWN, telling
 from dkrr.fitting.results import FittedFunction
 from dkrr.planning.predictions import PredictionPlan
+from dkrr.store.description import COMMAND
 from dkrr.store.paths import local_path, refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.store.replacing import files_of_arrays
-from dkrr.store.zarr_arrays import PREDICTIONS, create_array, create_predictions, files_of_predictions
+from dkrr.store.zarr_arrays import (
+    create_array,
+    create_predictions,
+    described_predictions,
+    files_of_predictions,
+    predictions_note,
+)
 from dkrr.text import plural
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
@@ -124,6 +131,38 @@ def predict_to(
     1     B2    4.0
     2     C3    6.0
     """
+    return write_predictions(
+        model,
+        X,
+        path,
+        keep=keep,
+        probabilities=probabilities,
+        return_std=return_std,
+        interval=interval,
+        overwrite=overwrite,
+        memory_limit=memory_limit,
+        progress=progress,
+    )
+
+
+def write_predictions(
+    model: Any,
+    X: Any,
+    path: str | Path,
+    *,
+    keep: Any = None,
+    probabilities: bool = False,
+    return_std: bool = False,
+    interval: float | None = None,
+    overwrite: bool = False,
+    memory_limit: int | str | None = None,
+    progress: bool | None = None,
+    command: str | None = None,
+) -> tuple[int, ...]:
+    """Predict rows and write the predictions as `predict_to` does, with the digest of the command that asks for them.
+
+    The digest is inside of the file, by which `command_of_predictions` knows it; CSV and ``.npy`` have no room for it.
+    """
     path = location(path, "path", "the path or URL of the predictions", is_kept=True)
     probabilities, overwrite = flag(probabilities, "probabilities"), flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
@@ -158,11 +197,11 @@ def predict_to(
             if path.endswith(TABLES):
                 from dkrr.data.arrow import write_table
 
-                write_table(place, columns.names, columns.dtype, kept, map(_as_columns, blocks))
+                write_table(place, columns.names, columns.dtype, kept, map(_as_columns, blocks), command)
             elif path.endswith(".npy"):
                 _write_npy(place, columns, shape, blocks)
             else:
-                _write_zarr(place, columns, kept, shape, blocks)
+                _write_zarr(place, columns, kept, shape, blocks, command)
     except UnicodeError as error:
         raise InputError(
             f"a name or a label of the predictions is not text in Unicode ({error}); expected names and labels that "
@@ -199,6 +238,15 @@ def check_predictions_path(path: str, *, overwrite: bool, name: str = "path") ->
         arrow_tables(f"{name}: {path}", f", or a path that ends in {' or '.join(ARRAYS)}")
     what = "an array or a group of predictions that dkrr wrote" if path.endswith(".zarr") else "a file"
     check_free(path, overwrite=overwrite, what=what, is_one=_is_one, listed=_listed(path), name=name)
+
+
+def command_of_predictions(path: str) -> str | None:
+    """Digest of the command that wrote the predictions at a path; None if nothing is there, or has none."""
+    if path.endswith(".zarr"):
+        return (described_predictions(path) or {}).get(COMMAND)
+    if not path.endswith(TABLES) or not place_at(path).exists() or not _is_one(path):
+        return None
+    return arrow_tables(path).noted_command(path)  # type: ignore[no-any-return]
 
 
 def _is_one(path: str) -> bool:
@@ -376,16 +424,21 @@ def _write_npy(place: str, columns: _Columns, shape: tuple[int, ...], blocks: It
 
 
 def _write_zarr(
-    place: str, columns: _Columns, kept: Table | None, shape: tuple[int, ...], blocks: Iterator[NDArray[Any]]
+    place: str,
+    columns: _Columns,
+    kept: Table | None,
+    shape: tuple[int, ...],
+    blocks: Iterator[NDArray[Any]],
+    command: str | None,
 ) -> None:
     if kept is None:
-        arrays = [create_array(place, shape, columns.dtype, kind=PREDICTIONS)]
+        arrays = [create_array(place, shape, columns.dtype, description=predictions_note(command))]
         left: Iterable[list[Any]] | None = None
     else:
         from dkrr.data.arrow import kept_arrays, kept_types
 
         kinds = kept_types(kept) | dict.fromkeys(columns.names, columns.dtype)
-        arrays = create_predictions(place, kinds, shape[0])
+        arrays = create_predictions(place, kinds, shape[0], command)
         left = kept_arrays(kept, arrays[0].chunks[0])
     start = 0
     for block, keys in beside(regrouped(blocks, arrays[0].chunks[0], np.concatenate), left):

@@ -214,12 +214,12 @@ def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> Scori
     soon = next((p for p in found if p.method == "refits" and p.seconds <= SOON_SECONDS), best)
     if soon is not best:
         best = replace(soon, reasons=(*soon.reasons, ALL_SCORED))
-    others = [(p, f"{p.summary()}: {{}} (about {format_seconds(p.seconds)})") for p in found if p.method != best.method]
     rejected = [
-        Reason("slower", text.format("slower"))
+        Reason("slower", f"{p.summary()}: slower, {p.seconds / best.seconds:.1f} × the time")
         if p.seconds >= best.seconds
-        else Reason("may-leave-some", text.format("may leave some λ without a score"))
-        for p, text in others
+        else Reason("may-leave-some", f"{p.summary()}: may leave some λ without a score")
+        for p in found
+        if p.method != best.method
     ]
     return replace(best, rejected=(*rejected, *against))
 

@@ -276,7 +276,9 @@ class Bucket:
         try:
             if listed is not None:
                 self.delete(listed)
-            moved = {aside._key(name): self._key(name) for name in (aside.sizes() if listed is not None else [""])}
+            # The description of all comes last: a process that is killed leaves none to a part of it.
+            names = sorted(aside.sizes(), key=lambda name: name == "zarr.json") if listed is not None else [""]
+            moved = {aside._key(name): self._key(name) for name in names}
             aside._answer(
                 "copy", "", lambda obstore, store, _: [obstore.copy(store, *names) for names in moved.items()]
             )

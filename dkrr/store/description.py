@@ -36,7 +36,7 @@ FOLD_ARRAYS = ("fold_coef", "fold_constants", "fold_errors")
 """The same of the models that leave out folds: coefficients and constants of their columns, and errors of the rows."""
 
 COMMAND = "command"
-"""Name of the digest of the options and inputs of the command that fitted a model, which others do not have."""
+"""Name of the digest of the options and inputs of the command that made a model or predictions: others have none."""
 
 REGRESSION, CLASSIFICATION = "KernelRidge", "KernelLogisticRegression"
 FOUND = ("best_score", "best_index", "alpha", "n_splits")

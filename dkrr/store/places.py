@@ -249,9 +249,10 @@ class LocalFolder:
             inside = [Path(folder, name) for folder, _, names in os.walk(self.path) for name in names]
             found = {}
             for file in [self.path] if self.path.is_file() else inside:
-                status = file.stat()
-                name = "" if file == self.path else str(file.relative_to(self.path))
-                found[name] = [status.st_size, status.st_mtime_ns]
+                with suppress(FileNotFoundError):  # a link that leads nowhere, as editors leave
+                    status = file.stat()
+                    name = "" if file == self.path else str(file.relative_to(self.path))
+                    found[name] = [status.st_size, status.st_mtime_ns]
         return found
 
     def exists(self) -> bool:

@@ -19,6 +19,7 @@ from zarr.core.sync import sync
 from dkrr.checks import BUCKETS
 from dkrr.errors import InputError, StoreError, UnreachableStoreError
 from dkrr.store.buckets import errors_of, store_below
+from dkrr.store.description import COMMAND
 from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
 from dkrr.store.places import place_at
@@ -186,7 +187,7 @@ def _chunk_keys(array: Any) -> Iterator[str]:
         yield array.metadata.encode_chunk_key(tuple(position))
 
 
-def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int) -> list[Any]:
+def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int, command: str | None) -> list[Any]:
     """Create a Zarr group with an array for each column of predictions.
 
     Parameters
@@ -196,6 +197,8 @@ def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int) -> lis
         Types of the columns by their names, which may be any text; object for text. The attributes of the group have
         them by the names of the arrays' folders.
     n_rows : int
+    command : str or None
+        See `predictions_note`.
 
     Returns
     -------
@@ -203,13 +206,19 @@ def create_predictions(url: str, columns: Mapping[str, Any], n_rows: int) -> lis
         In the order of the columns, all with chunks of as many rows.
     """
     folders = {file_name(name): name for name in columns}
-    zarr.create_group(zarr_store(url), attributes={"dkrr": {"kind": PREDICTIONS, "columns": folders}})
+    description = predictions_note(command) | {"columns": folders}
+    zarr.create_group(zarr_store(url), attributes={"dkrr": description})
     height = min(chunk_rows((n_rows,), kind) for kind in columns.values())
     return [create_array(f"{url}/{folder}", (n_rows,), columns[name], height) for folder, name in folders.items()]
 
 
-def files_of_predictions(url: str) -> re.Pattern[str] | None:
-    """Paths of the files of predictions in Zarr's format that dkrr wrote; None if there is something else.
+def predictions_note(command: str | None) -> dict[str, Any]:
+    """Description of predictions, by which they are known as such, with the digest of the command that wrote them."""
+    return {"kind": PREDICTIONS} | ({} if command is None else {COMMAND: command})
+
+
+def described_predictions(url: str) -> dict[str, Any] | None:
+    """Description of predictions in Zarr's format that dkrr wrote; None if there is something else.
 
     Raises
     ------
@@ -218,17 +227,29 @@ def files_of_predictions(url: str) -> re.Pattern[str] | None:
     """
     try:
         found = read_json(place_at(resolved_place(url))) or {}
-        described = found["attributes"]["dkrr"]
-        folders = list(described.get("columns", ())) if described["kind"] == PREDICTIONS else None
+        described: dict[str, Any] = found["attributes"]["dkrr"]
+        return described if described["kind"] == PREDICTIONS else None
     except UnreachableStoreError:
         raise
-    except (StoreError, LookupError, TypeError, AttributeError):
+    except (StoreError, LookupError, TypeError):
         return None
-    return None if folders is None else files_of_arrays(folders)
+
+
+def files_of_predictions(url: str) -> re.Pattern[str] | None:
+    """Paths of the files of such predictions; None if there is something else."""
+    described = described_predictions(url)
+    try:
+        return None if described is None else files_of_arrays(described.get("columns", ()))
+    except TypeError:  # columns without names
+        return None
 
 
 def create_array(
-    url: str, shape: tuple[int, ...], dtype: Any, rows_per_chunk: int | None = None, kind: str | None = None
+    url: str,
+    shape: tuple[int, ...],
+    dtype: Any,
+    rows_per_chunk: int | None = None,
+    description: dict[str, Any] | None = None,
 ) -> Any:
     """Create a Zarr array of uncompressed chunks with checksums, where nothing is.
 
@@ -240,7 +261,7 @@ def create_array(
         object for text.
     rows_per_chunk : int, optional
         Chunks hold whole rows, of at most CHUNK_BYTES; default: as many as that.
-    kind : str, optional
+    description : dict, optional
         What it holds, for its attributes.
     """
     at_most = chunk_rows(shape, dtype)
@@ -255,7 +276,7 @@ def create_array(
         compressors=Crc32cCodec(),
         # A missing chunk must not pass for zeros.
         fill_value=np.nan if letter == "f" else "" if letter == "O" else 0,
-        attributes=None if kind is None else {"dkrr": {"kind": kind}},
+        attributes=None if description is None else {"dkrr": description},
         config={"write_empty_chunks": True},
     )
 

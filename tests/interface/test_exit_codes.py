@@ -162,6 +162,55 @@ def test_a_column_may_have_a_name_that_no_file_has(place, name):
     assert "nothing to do" in run(line, name).stdout
 
 
+@pytest.mark.parametrize("out", ["p.parquet", "p.arrow", "p.zarr", "k.zarr --keep b"])
+def test_finished_predictions_that_are_asked_for_again_are_there(place, out):
+    line, name = f"predict --model table.zarr --x t.csv --out {out}", out.split()[0]
+    dkrr.save(dkrr.KernelRidge().fit(pd.read_csv("t.csv")[["a", "c"]], np.load("y.npy")), "table.zarr")
+    run(line)
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+    text = f"{name}, of the same command and the same files: nothing to do (--overwrite predicts again)\n"
+    assert run(f"{line} --quiet --memory-limit 1GiB").stdout == text
+    assert json.loads(run(f"{line} --json").stdout) == {"out": name}
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before
+
+
+def test_other_predictions_at_the_path_are_refused(place):
+    def refused(line):
+        assert "exists already" in run(line, code=2).stderr
+
+    shutil.copytree("model.zarr", "own.zarr")
+    line = "predict --model own.zarr --x x.npy --out p.arrow"
+    run(line)
+    for other in (f"{line} --std", line.replace("own", "model"), line.replace("x.npy", "new.npy")):
+        refused(other)
+    os.utime("own.zarr/zarr.json")
+    refused(line)
+    assert "predictions in" in run(f"{line} --overwrite").stdout and "nothing to do" in run(line).stdout
+    np.save("x.npy", np.load("x.npy") + 1.0)
+    refused(line)
+    for out in ("p.csv", "p.npy"):  # which have no room for a note
+        run(line.replace("p.arrow", out))
+        refused(line.replace("p.arrow", out))
+    dkrr.predict_to(dkrr.load("own.zarr"), np.load("x.npy"), "p.arrow", overwrite=True)  # of no command
+    Path("p.parquet").write_bytes(b"PAR1, and what is not Parquet")
+    for out in ("p.arrow", "p.parquet"):
+        refused(line.replace("p.arrow", out))
+
+
+@pytest.mark.parametrize("x", ["parts", "parts/*.parquet"])
+def test_a_part_of_a_table_that_has_changed_makes_it_another_one(place, x):
+    Path("parts").mkdir()
+    Path("parts/.#a.parquet").symlink_to("user@host")  # as editors leave it
+    parts = [pd.DataFrame({"a": [k, 2.0, 3.0], "y": [1.0, 2.0, k]}) for k in range(3)]
+    for k, part in enumerate(parts[:2]):
+        part.to_parquet(f"parts/{k}.parquet")
+    line = f"fit --x {x} --y y --model m.zarr"
+    run(line)
+    assert "nothing to do" in run(line).stdout
+    parts[2].to_parquet("parts/1.parquet")
+    run(line, code=2)
+
+
 # Signals, and a disk that is full
 
 

@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 import dkrr
 from dkrr.errors import InputError
+from dkrr.estimators import predict_to
 from dkrr.store import buckets
 from tests.interface.conftest import run
 from tests.s3 import variables
@@ -103,7 +104,7 @@ def test_a_pipeline_is_not_saved_and_the_error_names_its_transformer(data, tmp_p
 )
 def test_an_interrupt_is_one_line_that_says_how_to_resume(folder, monkeypatch, line, said):
     run("fit --x x.npy --y y.npy --model n.zarr")
-    for owner, name in ((dkrr.KernelRidge, "fit"), (dkrr.KernelRidgeCV, "fit"), (dkrr, "predict_to")):
+    for owner, name in ((dkrr.KernelRidge, "fit"), (dkrr.KernelRidgeCV, "fit"), (predict_to, "write_predictions")):
         monkeypatch.setattr(owner, name, lambda *arguments, **settings: signal.raise_signal(signal.SIGINT))
     text = run(line, code=130).stderr
     assert said in text and text.count("\n") == 1 and not Path("m.zarr").exists() and not Path("p.npy").exists(), text

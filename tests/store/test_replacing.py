@@ -83,6 +83,16 @@ def test_an_output_in_a_bucket_takes_its_place_once_it_is_whole(memory_bucket):
         check_free(url, overwrite=False, what="a", is_one=bool, listed=FILES)
 
 
+def test_a_group_in_a_bucket_has_its_description_last(memory_bucket, monkeypatch):
+    copied = Mock()
+    monkeypatch.setattr("obstore.copy", copied)
+    with written_aside(f"{memory_bucket}/a.zarr", overwrite=False, listed=FILES) as place:
+        for name in ("zone/c/0", "zarr.json", "area/c/0"):
+            place_at(f"{place}/{name}").write("", [b"x"])
+    names = [call.args[2].removeprefix("a.zarr/") for call in copied.call_args_list]
+    assert names == ["area/c/0", "zone/c/0", "zarr.json"]
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_leaves_what_was_there(tmp_path, listed, error):
     write(f"{tmp_path}/a", "old", listed)
