@@ -160,6 +160,16 @@ class Processes:
     def _is_primal(self) -> bool:
         return plan_of(self._request).has_primal_factor
 
+    def _has_primal_factor(self, alpha: float) -> bool:
+        kept = self._kept.get(alpha)
+        return self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
+
+    @property
+    def _flops_of_sums(self) -> float:
+        """Operations of ΦᵀWΦ; none on a Fourier grid, where its sums are transforms."""
+        is_grid = self._request.settings.grid is not None
+        return 0.0 if is_grid else len(self._outputs.values) * float(self._n_features) ** 2
+
     @property
     def _n_features(self) -> int:
         """Number of features of the primal form."""
@@ -192,8 +202,7 @@ class Processes:
 
     def _with_factor(self, alpha: float, columns: Numbers) -> FactoredProcess:
         if alpha not in self._factored:
-            kept = self._kept.get(alpha)
-            is_primal = self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
+            kept, is_primal = self._kept.get(alpha), self._has_primal_factor(alpha)
             is_on_grid = is_primal and self._request.settings.grid is not None
             kind = GeneratedPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
             self._factored[alpha] = kind(self._scaled, alpha, columns, kept, self._opened)
@@ -212,7 +221,7 @@ class Processes:
         Leave-one-out residuals and intervals always take a factor: if it were used where the plan is conjugate
         gradient, standard deviations and likelihoods would be others after them than before.
         """
-        if alpha in self._kept or (self._is_primal and alpha > 0):
+        if alpha in self._kept or self._has_primal_factor(alpha):
             return self._with_factor(alpha, columns)
         problem = replace(self._problem, alphas=(alpha,))
         self.plan = plan_uncertainty(problem, self._resources, n_rows)
@@ -342,17 +351,19 @@ class Processes:
             is_stored = (in_stores and is_read_by_workers(memory_of(grid))) or not is_kept_in_memory(grid, room)
             size = FactorSize.of_tiles(grid, threads, is_stored=is_stored)
             return Deviations(size, size.loaded_bytes / resources.rates.read_bytes)
+        plan: UncertaintyPlan | None = None
+        if kept is None and not self._has_primal_factor(alpha):  # as `_chosen`, whatever earlier questions have left
+            plan = plan_uncertainty(replace(self._problem, alphas=(alpha,)), resources, n_rows)
+            if plan.method == "iterations":
+                return Deviations(None, plan=plan)
         if known is not None:
             size = known.factor_size
             return Deviations(size if in_stores else replace(size, loaded_bytes=0))  # it is in memory already
-        if kept is not None or (self._is_primal and alpha > 0):
+        if plan is None:
             side = kept.arrays["factor"].shape[0] if kept is not None else self._n_features + 1
             size = FactorSize.of_normal(side, is_transform=self._request.settings.grid is not None)
-            flops = 0.0 if kept is not None else float(n) * side**2 + side**3 / 3
+            flops = 0.0 if kept is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
-        plan = plan_uncertainty(replace(self._problem, alphas=(alpha,)), resources, n_rows)
-        if plan.method == "iterations":
-            return Deviations(None, plan=plan)
         tiling, is_memory = plan.plan.chosen.how.tiling, plan.plan.chosen.place.is_memory
         size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
         return Deviations(size, plan=plan)
@@ -362,13 +373,10 @@ class Processes:
         self._prepare()
         n, total = len(self._outputs.values), 0.0
         for alpha, _ in self._groups:
-            kept = self._kept.get(alpha)
-            is_primal = self._is_primal and alpha > 0 if kept is None else kept.numbers["form"] == "primal"
             if self._given.learns:
                 total += n_folds * n**3 / 3
-            elif is_primal:
-                side, is_grid = float(self._n_features), self._request.settings.grid is not None
-                total += n_folds * side**3 / 3 + (0.0 if is_grid else n * side**2)  # the sums of grids are transforms
+            elif self._has_primal_factor(alpha):
+                total += self._flops_of_sums + n_folds * self._n_features**3 / 3
             else:
                 total += folds_flops(n, n_folds)
         return total

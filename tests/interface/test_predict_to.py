@@ -20,6 +20,7 @@ from dkrr.errors import InputError, MemoryLimitError, NotFiniteError, StoreError
 from dkrr.fitting import prediction_plans as predictions_out
 from dkrr.planning.detection import detect
 from dkrr.planning.predictions import plan_prediction
+from dkrr.solvers import ConjugateGradient, RPCholesky
 from dkrr.store.places import place_at
 from tests.data.flights import flights, targets
 from tests.oracles import assert_close
@@ -188,6 +189,15 @@ def test_the_plan_of_intervals_has_the_factor_that_their_models_take():
     model.predict_interval(X)
     found = dkrr.plan(X, model=model, interval=0.8).prediction
     assert found.factors == () and found.has_folds
+
+
+def test_the_plan_is_that_of_conjugate_gradient_although_a_factor_is_known(monkeypatch):
+    monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 0.0)
+    model = dkrr.KernelRidge(kernel="rbf", solver=ConjugateGradient(RPCholesky(rank=20))).fit(X, TABLE["arr_delay"])
+    model.loo_residuals_  # noqa: B018 - by a factor, which stays
+    plan = dkrr.plan(X, model=model, return_std=True)
+    model.predict(X, return_std=True)
+    assert plan.method == model.uncertainty_plan_.method == "iterations"
 
 
 def test_fewer_rows_are_read_at_a_time_where_memory_is_short(ridge, monkeypatch):
