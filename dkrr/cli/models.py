@@ -289,11 +289,11 @@ def _uncertainty(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_uncertainty(given: Mapping[str, Any]) -> None:
-    """Refuse standard deviations and intervals of models that have none."""
+    """Refuse what standard deviations and intervals take of models without standard deviations."""
     option, is_precomputed = _uncertainty_option(given), "precomputed" in given["kernel"]
     if option and (given["logistic"] or is_precomputed):
         what = "--logistic" if given["logistic"] else "--kernel precomputed"
-        raise InputError(f"{option} is given with {what}, which has none; expected a regression of rows")
+        raise InputError(f"{option} is given with {what}, which has no standard deviations; expected a regression of rows")
 
 
 def _kernels(given: Mapping[str, Any], *, is_search: bool) -> dict[str, Any]:
