@@ -92,6 +92,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         InputError
             If the number of columns is not that of the training rows, or standard deviations are not known: of models
             that were saved without uncertainty=True, and with kernel == "precomputed".
+        MemoryLimitError
+            If memory does not suffice for the standard deviation of one row.
         NotFiniteError
             If λ is so small that a variance is negative by more than rounding.
 
@@ -163,7 +165,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
         Raises
         ------
-        InputError, NotFiniteError
+        InputError, MemoryLimitError, NotFiniteError
             As `predict` with `return_std`.
 
         Warns
