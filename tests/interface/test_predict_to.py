@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 import zarr
 from distributed import Client
+from sklearn.base import clone
 
 import dkrr
 from dkrr.data.transformers import TransformedRows
@@ -173,8 +174,11 @@ def test_a_plan_says_what_predictions_take_and_a_limit_is_kept_or_refused(ridge,
     assert dkrr.plan(X, model=ridge, return_std=True, memory_limit=limit).limit_bytes == limit
     dkrr.predict_to(ridge, X, "p.npy", return_std=True, memory_limit=limit, progress=True)
     assert "predictions, 250 rows: done in" in capsys.readouterr().err
+    kept = clone(ridge).set_params(uncertainty=True).fit(X, TABLE["arr_delay"])  # no other way than its factor
     for ask in (dkrr.predict_to, lambda model, X, _, **given: dkrr.plan(X, model=model, **given)):
         with pytest.raises(MemoryLimitError, match="one row would take .* memory_limit .* Nothing was computed"):
+            ask(kept, X, "q.npy", return_std=True, memory_limit="1MiB")
+        with pytest.raises(MemoryLimitError, match="no plan fits in memory: .* Nothing was computed"):
             ask(ridge, X, "q.npy", return_std=True, memory_limit="1MiB")
     assert not Path("q.npy").exists() and ridge.memory_limit is None
 
