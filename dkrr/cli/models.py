@@ -293,7 +293,9 @@ def _refuse_uncertainty(given: Mapping[str, Any]) -> None:
     option, is_precomputed = _uncertainty_option(given), "precomputed" in given["kernel"]
     if option and (given["logistic"] or is_precomputed):
         what = "--logistic" if given["logistic"] else "--kernel precomputed"
-        raise InputError(f"{option} is given with {what}, which has no standard deviations; expected a regression of rows")
+        raise InputError(
+            f"{option} is given with {what}, which has no standard deviations; expected a regression of rows"
+        )
 
 
 def _kernels(given: Mapping[str, Any], *, is_search: bool) -> dict[str, Any]:
