@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from dkrr.checks import is_existing_folder, shown
-from dkrr.errors import DkrrError, InputError, PlanError, is_transient
+from dkrr.errors import DiskSpaceError, DkrrError, InputError, PlanError, is_transient
 from dkrr.text import format_bytes, one_line, printable, safe_message
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
@@ -153,6 +153,8 @@ def status_of(error: Exception) -> int:
     """Exit status of a command that an error ends: whether the same command may succeed later, or never, or failed."""
     if is_transient(error):
         return LATER
+    if isinstance(error, DiskSpaceError):  # a limit of the size of files, met during the work
+        return FAILED
     return WRONG if isinstance(error, InputError | PlanError) else FAILED
 
 

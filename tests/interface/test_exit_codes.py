@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 import dkrr
+from dkrr.cli.command import status_of
 from dkrr.cluster import dask_client
 from dkrr.errors import (
     ClusterError,
@@ -100,7 +101,7 @@ def test_errors_say_whether_the_same_call_may_succeed_later():
     passing = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN), True)
     for number, expected in (passing | dict.fromkeys((errno.EACCES, errno.EROFS, errno.EFBIG), False)).items():
         found = store_error("write x", OSError(number, "why"))
-        assert is_transient(found) == expected
+        assert is_transient(found) == expected and status_of(found) == (75 if expected else 1)
         wrapped = InputError("--store: why")
         wrapped.__cause__ = found
         assert is_transient(wrapped) == expected
