@@ -38,6 +38,7 @@ from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.implied import feature_map, parts_of
 from dkrr.linalg.held_out import folds_flops
+from dkrr.linalg.posterior import takes_second_sweep
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
 from dkrr.planning.detection import detect, resident_bytes
@@ -339,7 +340,12 @@ class Processes:
         for alpha, columns in self._groups:
             if alpha in self._kept and self._kept[alpha].left is not None:
                 self._with_factor(alpha, columns)  # which the fit has left
-        return tuple(self._planned(alpha, n_rows, resources, in_stores=in_stores) for alpha, _ in self._groups)
+        found = [self._planned(alpha, n_rows, resources, in_stores=in_stores) for alpha, _ in self._groups]
+        for k, (alpha, _) in enumerate(self._groups):
+            size = found[k].size
+            if size is not None and not size.of_features and takes_second_sweep(size.side, alpha):
+                found[k] = replace(found[k], sweeps=2)
+        return tuple(found)
 
     def _planned(self, alpha: float, n_rows: int, resources: Resources, *, in_stores: bool) -> Deviations:
         kept, known = self._kept.get(alpha), self._factored.get(alpha)

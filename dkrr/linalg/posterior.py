@@ -31,6 +31,14 @@ ROUNDING = 1e-8
 ROWS_MOVED = 256
 """Rows of a block of which columns are moved at a time."""
 
+SOME_OF_PRIOR = 0.1
+"""Part of k(x, x) that variances of rows near training rows are, about; for plans."""
+
+
+def takes_second_sweep(n: int, shift: float) -> bool:
+    """Whether bounds of most rows take a second substitution, where k(x, x) is 1 and s the same for all n rows."""
+    return 6 * (n + 2) * EPS * n > SOME_OF_PRIOR * RELATIVE_WIDTH * shift
+
 
 @dataclass
 class FactoredPosterior:

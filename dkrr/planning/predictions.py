@@ -152,6 +152,8 @@ class Deviations:
     """Time to make or load the factor."""
     plan: UncertaintyPlan | None = None
     """None: the factor is known."""
+    sweeps: int = 1
+    """Substitutions by the factor."""
 
 
 @dataclass(frozen=True)
@@ -419,8 +421,8 @@ def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
             continue
         before += one.plan.plan.seconds if one.plan is not None else 0.0
         made = features + COPY_SECONDS * m * side if one.size.of_features else forming
-        sweep = Work(gemm_flops=float(one.size.side) ** 2 * m, element_seconds=made)
-        read = Work(read_bytes=one.size.read_bytes * ceil(m / fitting))
+        sweep = Work(gemm_flops=one.sweeps * float(one.size.side) ** 2 * m, element_seconds=made)
+        read = Work(read_bytes=one.sweeps * one.size.read_bytes * ceil(m / fitting))
         deviations += (rates.seconds(sweep, threads) + resources.rates_of_disk.seconds(read)) / n_workers
     rows = m * (ROW_SECONDS + NUMBER_SECONDS * job.n_columns) + rates_of_x.seconds(Work(read_bytes=job.x_bytes))
     if job.form == "dual":
