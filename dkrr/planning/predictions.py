@@ -377,7 +377,7 @@ def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:
     made = [one.plan for one in job.factors if one.plan is not None and one.size is not None]
     peak = max(peak, *(plan.plan.peak_bytes for plan in (*first, *made)), 0)
     n_blocks = ceil(job.n_rows / fitting)
-    read_bytes = job.x_bytes + n_blocks * sum(size.read_bytes for size in sizes)
+    read_bytes = job.x_bytes + n_blocks * sum(one.sweeps * one.size.read_bytes for one in job.deviations if one.size)
     return PredictionPlan(
         prediction=job,
         method="predictions" if not job.deviations else "factor" if sizes else "iterations",

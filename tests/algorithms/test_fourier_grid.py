@@ -333,7 +333,7 @@ def test_many_features_are_solved_for_by_iterations(monkeypatch):
 # What follows from the sums
 
 
-@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("fit_intercept", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_uncertainties_are_those_of_the_dual_form(fit_intercept):
     X, rng = rows(2)
     X[0], X[1] = (1.3, -0.2), (-0.3, 1.1)  # alone: their leverage is nearly 1

@@ -122,7 +122,7 @@ def test_documents_graphs_and_objects_of_a_function_are_rows(tmp_path, kind, pla
     assert_allclose(again.predict(new), model.predict(new), rtol=0, atol=1e-12)
 
 
-@every_place
+@pytest.mark.parametrize("place", ["memory", pytest.param("tiles", marks=pytest.mark.nightly), "cg"])
 def test_a_table_may_have_text_graphs_objects_and_numbers(tmp_path, place):
     frame, kernel, K, y = table()
     model = KernelRidge(alpha=0.1, kernel=kernel, **PLACES[place]).fit(frame, y)
