@@ -130,7 +130,10 @@ def test_wrong_arguments_of_gram_are_named(data):
             dkrr.gram(given, **settings).compute()
 
 
-@pytest.mark.parametrize(("n", "d", "accuracy"), [pytest.param(3 * SAMPLE, 12, 2.0, marks=pytest.mark.nightly), (1700, 12, 2.3), (4 * SAMPLE, 1100, 1.3)])
+@pytest.mark.parametrize(
+    ("n", "d", "accuracy"),
+    [pytest.param(3 * SAMPLE, 12, 2.0, marks=pytest.mark.nightly), (1700, 12, 2.3), (4 * SAMPLE, 1100, 1.3)],
+)
 def test_the_spectrum_of_a_sample_is_that_of_all_rows(n, d, accuracy):
     """Of more columns than the sample has rows, directions look larger in it by 40 to 70 % without a correction."""
     kernel = RBF(gamma=1 / 12) if d < SAMPLE else Linear()
