@@ -228,7 +228,8 @@ def test_intervals_of_a_saved_model_are_those_of_the_fitted_one_to_the_last_bit(
     monkeypatch.setattr("dkrr.fitting.prediction.BLOCK_ROWS", 16)
     run(f"{command} 0.1 --x x.npy --y {y} --kernel rbf --gamma 0.2 --uncertainty --model m.zarr")
     run(f"predict --model m.zarr --x new.npy --out {out} --std --interval 0.8")
-    model = KernelRidge(0.1, kernel="rbf", gamma=0.2).fit(data.X, data.y[:, 0] if y == "y.npy" else data.y)
+    model = KernelRidge(0.1, kernel="rbf", gamma=0.2, uncertainty=True)
+    model.fit(data.X, data.y[:, 0] if y == "y.npy" else data.y)
     cv = 5 if command.startswith("select") else None
     parts = *model.predict(data.X_new, return_std=True), *model.predict_interval(data.X_new, 0.8, cv=cv)
     if out == "p.csv":

@@ -73,7 +73,7 @@ def test_rows_of_parts_are_those_of_the_training_rows():
 
 
 def test_columns_are_in_the_calling_process_where_workers_have_the_tiles():
-    found = selection(n=100_000, memory_limit="4GiB")
+    found = selection(n=100_000, workers=16, worker_memory="2GiB")
     assert found.plan.execution == "dask" and found.peak_bytes > 12 * 8 * 100_000 * 10 * 5
     assert "in the calling process" in str(found) and found.peak_bytes > found.plan.peak_bytes
     with pytest.raises(MemoryLimitError, match=r"the columns of all folds and λ need .* in the calling process"):
