@@ -139,8 +139,11 @@ def kill_everything(process: subprocess.Popen[bytes]) -> None:
 
 def tiles(store: Path) -> dict[str, int]:
     """Existing chunks of the factor, with their times of writing; `store` may also be a folder of temporary ones."""
-    found = [p for p in store.glob("**/system-0/factor/c.*") if not p.name.endswith(".partial")]
-    return {p.name: p.stat().st_mtime_ns for p in found}
+    try:
+        found = [p for p in store.glob("**/system-0/factor/c.*") if not p.name.endswith(".partial")]
+        return {p.name: p.stat().st_mtime_ns for p in found}
+    except FileNotFoundError:  # of a temporary folder that a worker has just deleted
+        return {}
 
 
 def iteration(store: Path) -> int:

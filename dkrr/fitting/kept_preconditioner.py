@@ -1,7 +1,7 @@
 """The preconditioner's factor in the store of a run, by columns as they are computed: a run that resumes reads it.
 
-Columns are kept where they are worth it: computing them took a third of ``dkrr.checkpoint-seconds``, and `WORTH` times
-as long as writing them should take. What is not kept is computed again from the pivots, or from the start.
+Columns are kept where they are worth it: computing them took a third of ``dkrr.checkpoint-seconds``, and ten times as
+long as writing them should take. What is not kept is computed again from the pivots, or from the start.
 """
 
 import time
@@ -12,19 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.config import setting
 from dkrr.errors import StoreError, UnreachableStoreError
 from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
+from dkrr.planning.multiplied import is_worth_keeping
 from dkrr.store import ChunkedArray, RunStore
 from dkrr.store.description import FACTOR_NOTE, fits
 from dkrr.store.run_store import FACTOR, UNLIKE_OURS
 
 Array = NDArray[np.float64]
 
-WORTH = 10.0
-"""Times that computing columns takes as long as writing them, from which on they are kept: the preconditioner is at
-most a third of most fits, so that this is at most 3 % of their time."""
 CHUNK_BYTES = 8 * 2**20
 """Size of a chunk of columns."""
 
@@ -124,13 +121,13 @@ class KeptPreconditioner:
             self._save(is_complete=True)
 
     def _is_worth_it(self) -> bool:
-        limit, n_new = float(setting("checkpoint-seconds")), self.factor.rank - self.rank
+        n_new = self.factor.rank - self.rank
         if n_new == 0:
             self.again_seconds = 0.0
             return False
         self.again_seconds = time.monotonic() - self._begun
         writing = self.factor.columns.n * n_new * np.dtype(self.factor.dtype).itemsize / self.write_bytes
-        return limit == 0 or self.again_seconds >= max(limit / 3, WORTH * writing)
+        return is_worth_keeping(self.again_seconds, writing)
 
     def _save(self, *, is_complete: bool) -> None:
         factor, first, stop, began = self.factor, self.rank, self.factor.rank, time.monotonic()

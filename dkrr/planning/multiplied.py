@@ -10,6 +10,7 @@ from itertools import product
 from math import ceil, log, log2, sqrt
 
 from dkrr.cluster.tasks import FAN_IN
+from dkrr.config import setting
 from dkrr.cost import Work
 from dkrr.linalg.conjugate_gradient import (
     MIXED_ITERATION_FACTOR,
@@ -56,6 +57,15 @@ PRECISIONS: dict[str, tuple[Precision, ...]] = {
     "float64": ("float64",),
 }
 """Precisions of products that are compared, by the setting."""
+WORTH = 10.0
+"""Times that computing a preconditioner's columns takes as long as writing them, from which on a store keeps them: the
+preconditioner is at most a third of most fits, so that this is at most 3 % of their time."""
+
+
+def is_worth_keeping(seconds: float, writing: float) -> bool:
+    """Whether a store keeps columns of a preconditioner that took so long, and take so long to write."""
+    limit = float(setting("checkpoint-seconds"))
+    return limit == 0 or seconds >= max(limit / 3, WORTH * writing)
 
 
 def settings_of(problem: Problem) -> ConjugateGradient:
@@ -217,12 +227,13 @@ class Multiplied:
         x_read = Work(row_bytes=p.stored_bytes * (products.n_tiles + 1) / 2 if reads else 0.0)
         loaded = 0 if site.holds_rows or not products.keeps_rows else p.stored_bytes * site.place.n_workers
         checkpoint = 5 * 8 * p.n * s.n_columns if p.keeps_store and p.loss == "squared" else 0
-        # Its columns are kept where computing them takes far longer than writing them.
-        columns = FACTOR_BYTES * p.n * self.rank if p.keeps_store else 0
+        factor, columns = Step("preconditioner", self._factor(self.rank), by="caller"), FACTOR_BYTES * p.n * self.rank
+        if not p.keeps_store or not is_worth_keeping(site.seconds([factor], 0), columns / site.rates.write_bytes):
+            columns = 0
         return [
             *site.shared(),
             Step("reading X", Work(row_bytes=loaded)),
-            Step("preconditioner", self._factor(self.rank), by="caller"),
+            factor,
             Step("preconditioner", self._middles(self.rank), by="blas"),
             Step("preconditioner", Work(written_bytes=columns, disk_bytes=columns), seconds=0.0),
             Step("preconditioner", small_matrix_work(p.n, self.rank, slots), (s.n_steps - 1) * s.n_columns, "caller"),
