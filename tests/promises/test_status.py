@@ -60,8 +60,8 @@ TEXTS = {
     ],
     "search by factors": [
         f"kernel-0: ({BEFORE})",
-        r"kernel-0: (factorisation \(λ = 1\) has begun.*|held-out errors have begun)",
-        r"kernel-0: (factorisation \(λ = 0.01\) has begun.*|held-out errors have begun)",
+        r"kernel-0: (factorisation \(λ = 1\) has begun.*|held-out errors have begun.*)",
+        r"kernel-0: (factorisation \(λ = 0.01\) has begun.*|held-out errors have begun.*)",
         r"the fit of all rows has not begun; what has is finished \(1 run\)",
         f"fit: ({BEFORE})",
         r"fit: (factorisation|substitution|true residual) has begun.*",
