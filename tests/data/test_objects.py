@@ -26,7 +26,6 @@ from tests.oracles import assert_close, naive_kernel_ridge
 from tests.pairs import every_pair
 
 PLACES = {"memory": {}, "tiles": {"tile": 25}, "cg": {"solver": "cg", "tol": 1e-10}}
-every_place = pytest.mark.parametrize("place", PLACES)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -163,7 +162,7 @@ def test_classes_of_documents_are_learnt_saved_and_learnt_again(place, kind, tmp
     assert again.predict(["beta"]) == [0] and again.predict(["gamma"]) == [1]
 
 
-@every_place
+@pytest.mark.parametrize("place", ["memory", pytest.param("tiles", marks=pytest.mark.nightly), "cg"])
 def test_a_function_that_fails_names_the_block_and_its_rows(place):
     words = sorted(WORDS)  # nuts are the last
     with pytest.raises(KernelFunctionError, match=r"picky.* failed on a block .* rows: KeyError: 'no nuts'") as caught:
