@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from dkrr.errors import InputError
+from dkrr.store.replacing import delete_unfinished
 
 ASK_SECONDS = 5.0
 """Seconds between two counts of the processes that share the machine."""
@@ -387,6 +388,7 @@ def ended_in_order() -> Iterator[None]:
         yield
     finally:
         if received:
+            delete_unfinished()
             _end_now(received[0][0])
         for number in free:
             if signal.getsignal(number) is end:

@@ -25,6 +25,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from dkrr.config import setting
@@ -184,20 +185,58 @@ def moved_into_place(path: Path, *, overwrite: bool, listed: re.Pattern[str] | N
         If it cannot be written.
     """
     new = beside(path, NEW)
-    if listed is not None:
-        new.mkdir()
-    made = None if listed is None else new.lstat()
+    aside = _Aside(new, listed)
+    _ASIDE.add(aside)
     try:
+        if listed is not None:
+            new.mkdir()
+            aside.made = new.lstat()
         yield str(new)
         if setting("durable"):
             _bring_to_disk(new)
         _move(new, path, overwrite=overwrite, listed=listed)
     except BaseException:
-        with suppress(Exception):  # this error would hide the other one
-            _delete_new(new, made, listed)
+        aside.delete()
         raise
+    finally:
+        _ASIDE.discard(aside)
     if setting("durable"):
         sync_folder(path.parent)
+
+
+@dataclass(eq=False)
+class _Aside:
+    """What is written beside a path, for the time until it is moved there."""
+
+    new: Path
+    listed: re.Pattern[str] | None
+    made: os.stat_result | None = None
+    """State of the folder when it was made."""
+
+    def delete(self) -> None:
+        """Delete it; if the folders are exchanged already, that name has what was replaced."""
+        with suppress(Exception):  # this error would hide the one that ends the work
+            if self.listed is None:
+                delete_file(self.new)
+            elif self.made is None:
+                delete_empty(self.new)
+            elif os.path.samestat(self.made, self.new.lstat()):
+                delete_made(self.new)
+            else:
+                delete_listed(self.new, self.listed)
+
+
+_ASIDE: set[_Aside] = set()
+"""What this process is writing aside."""
+
+
+def delete_unfinished() -> None:
+    """Delete what this process is writing aside, before a signal ends it.
+
+    The exception of a signal may come between two steps of a `with` statement, whose end is then not reached.
+    """
+    for aside in list(_ASIDE):
+        aside.delete()
 
 
 def sync_folder(path: Path | str) -> None:
@@ -207,16 +246,6 @@ def sync_folder(path: Path | str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _delete_new(new: Path, made: os.stat_result | None, listed: re.Pattern[str] | None) -> None:
-    """Delete what was written aside; if the folders are exchanged already, that name has what was replaced."""
-    if made is None or listed is None:
-        delete_file(new)
-    elif os.path.samestat(made, new.lstat()):
-        delete_made(new)
-    else:
-        delete_listed(new, listed)
 
 
 def beside(path: Path, prefix: str) -> Path:

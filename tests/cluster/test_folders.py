@@ -181,3 +181,45 @@ def test_handlers_of_others_stay():
         assert handlers_inside()[ENDING.index(signal.SIGHUP)] is signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+EVERYWHERE = """
+import os, re, signal, sys
+from dkrr.cluster.process import ended_in_order
+from dkrr.store.places import written_aside
+
+def fit(k):
+    def trace(frame, event, _):
+        nonlocal k
+        if not frame.f_code.co_filename.endswith(("replacing.py", "places.py", "contextlib.py")):
+            return None
+        frame.f_trace_opcodes = True
+        k -= event == "opcode"
+        if k == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return trace
+
+    with ended_in_order():
+        sys.settrace(trace)
+        with written_aside("a", overwrite=False, listed=re.compile("b") if sys.argv[1] == "folder" else None) as place:
+            sys.settrace(None)
+            open(f"{place}/b" if sys.argv[1] == "folder" else place, "w").close()
+
+for k in range(1, 10_000):
+    if os.fork() == 0:
+        fit(k)
+        os._exit(0)
+    _, status = os.wait()
+    if os.WIFEXITED(status):
+        break
+    assert os.WTERMSIG(status) == signal.SIGTERM and not os.listdir(), (k, os.listdir())
+print(k, os.listdir())
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_signal_at_any_step_before_an_output_is_written_leaves_nothing(tmp_path, kind):
+    line = [sys.executable, "-c", EVERYWHERE, kind]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    steps, left = done.stdout.split(" ", 1) if done.stdout else (0, done.stderr)
+    assert int(steps) > 100 and left.strip() == "['a']"
