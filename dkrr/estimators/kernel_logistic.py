@@ -3,9 +3,11 @@
 Classifiers share labels and their codes, class weights, and probabilities from scores.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,7 +21,7 @@ from dkrr.checks import checked_max_iter, checked_multi_class, checked_path, fla
 from dkrr.data import NO_LABELS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
-from dkrr.estimators.typed import ClassifierMixin, InMemory
+from dkrr.estimators.typed import ClassifierMixin
 from dkrr.fitting import Fit, Solved, fit
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import FitRequest, Labels, Settings, WarmStart, checked_weights, likelihood_of
@@ -27,10 +29,20 @@ from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
-from dkrr.linalg.result import SolveResult
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.rounding import exact_array
 from dkrr.store.zarr_arrays import is_dask_array
+from dkrr.typing import (
+    DaskArray,
+    InMemory,
+    NumbersLike,
+    Predictions,
+    RowsLike,
+    SupportsChunks,
+    SupportsDaskGraph,
+    TargetsLike,
+    WeightsLike,
+)
 
 Array = NDArray[np.float64]
 
@@ -187,16 +199,23 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
     """Base of classifiers with scores for each class (one score for two classes)."""
 
     classes_: NDArray[Any]
+    intercept_: Array
     n_iter_: int
     _has_softmax: bool
+
+    @overload
+    def decision_function(self, X: SupportsChunks) -> DaskArray: ...
+
+    @overload
+    def decision_function(self, X: SupportsDaskGraph) -> Predictions: ...
 
     @overload
     def decision_function(self, X: InMemory) -> Array: ...
 
     @overload
-    def decision_function(self, X: Any) -> Any: ...
+    def decision_function(self, X: RowsLike) -> Predictions: ...
 
-    def decision_function(self, X: Any) -> Any:
+    def decision_function(self, X: RowsLike) -> Predictions:
         """Scores of rows: the larger, the more probable is the class (the second of two).
 
         Parameters
@@ -213,12 +232,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     @overload
+    def predict_proba(self, X: SupportsChunks) -> DaskArray: ...
+
+    @overload
+    def predict_proba(self, X: SupportsDaskGraph) -> Predictions: ...
+
+    @overload
     def predict_proba(self, X: InMemory) -> Array: ...
 
     @overload
-    def predict_proba(self, X: Any) -> Any: ...
+    def predict_proba(self, X: RowsLike) -> Predictions: ...
 
-    def predict_proba(self, X: Any) -> Any:
+    def predict_proba(self, X: RowsLike) -> Predictions:
         """Probabilities of the classes, in the order of `classes_`; one-vs-rest models are normalised.
 
         Parameters
@@ -233,12 +258,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         return self._probabilities_of(self._scores(X))
 
     @overload
+    def predict_log_proba(self, X: SupportsChunks) -> DaskArray: ...
+
+    @overload
+    def predict_log_proba(self, X: SupportsDaskGraph) -> Predictions: ...
+
+    @overload
     def predict_log_proba(self, X: InMemory) -> Array: ...
 
     @overload
-    def predict_log_proba(self, X: Any) -> Any: ...
+    def predict_log_proba(self, X: RowsLike) -> Predictions: ...
 
-    def predict_log_proba(self, X: Any) -> Any:
+    def predict_log_proba(self, X: RowsLike) -> Predictions:
         """Logarithms of the probabilities; finite even if a probability is too small for float64.
 
         Parameters
@@ -253,12 +284,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         return _by_rows(self._scores(X), self._likelihood().log_probabilities, len(self.classes_), np.float64)
 
     @overload
+    def predict(self, X: SupportsChunks) -> DaskArray: ...
+
+    @overload
+    def predict(self, X: SupportsDaskGraph) -> NDArray[Any] | DaskArray: ...
+
+    @overload
     def predict(self, X: InMemory) -> NDArray[Any]: ...
 
     @overload
-    def predict(self, X: Any) -> Any: ...
+    def predict(self, X: RowsLike) -> NDArray[Any] | DaskArray: ...
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: RowsLike) -> NDArray[Any] | DaskArray:
         """Most probable class of each row.
 
         Parameters
@@ -272,7 +309,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         """
         return self._predictions_of(self._scores(X))
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> float:
         """Accuracy: the fraction of rows whose most probable class is their label.
 
         Parameters
@@ -493,12 +530,12 @@ class KernelLogisticRegression(KernelClassifier):
     alpha: float = 1.0
     _: KW_ONLY
     fit_intercept: bool = True
-    class_weight: Any = None
-    multi_class: str = "multinomial"
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
+    multi_class: Literal["multinomial", "ovr"] = "multinomial"
     max_iter: int = 100
     warm_start: bool = False
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> Self:
         """Fit the model.
 
         Parameters
@@ -533,7 +570,9 @@ class KernelLogisticRegression(KernelClassifier):
         self._set_labelled(labels, fit(request, self.progress), request.rows, X)
         return self
 
-    def fit_path(self, X: Any, y: Any, alphas: Any, sample_weight: Any = None) -> list["KernelLogisticRegression"]:
+    def fit_path(
+        self, X: RowsLike, y: TargetsLike, alphas: NumbersLike, sample_weight: WeightsLike | None = None
+    ) -> list[KernelLogisticRegression]:
         """Fit a model for every λ, each starting from the previous solution; all share the Gram matrix and its factor.
 
         Parameters
@@ -611,5 +650,5 @@ class KernelLogisticRegression(KernelClassifier):
         self._set_coefficients(solved.model, solved.dual_coef)
         self.intercept_ = solved.model.plain_intercept
         self.n_iter_ = max(1, solved.result.iterations)
-        self.solve_result_: SolveResult = solved.result
+        self.solve_result_ = solved.result
         self._last = solved.start

@@ -1,5 +1,7 @@
 """Kernel ridge regression with scikit-learn's interface, and the base of all regressions."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -25,7 +27,7 @@ from dkrr.estimators.kernel_estimator import (
     refuse_other_kind,
 )
 from dkrr.estimators.search import check_groups, checked_folds
-from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
+from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
@@ -34,11 +36,24 @@ from dkrr.fitting.processes import Processes, Variances
 from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
-from dkrr.linalg.result import SolveResult
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.rounding import exact_values
 from dkrr.selection import Folds
+from dkrr.typing import (
+    DaskArray,
+    FoldsLike,
+    GroupsLike,
+    InMemory,
+    MaybeLazy,
+    NumbersLike,
+    Predictions,
+    RowsLike,
+    SupportsChunks,
+    SupportsDaskGraph,
+    TargetsLike,
+    WeightsLike,
+)
 
 Array = NDArray[np.float64]
 
@@ -46,7 +61,9 @@ Array = NDArray[np.float64]
 class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """A regression whose predictions are those of kernel ridge regression."""
 
-    uncertainty: Any
+    uncertainty: bool | Literal["intervals"]
+    intercept_: float | Array
+    rkhs_norm_: float | Array
 
     _known_processes: Processes | None = None
     """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
@@ -57,15 +74,42 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """Folds of the search whose last fit this is."""
 
     @overload
+    def predict(
+        self, X: SupportsChunks, return_std: Literal[False] = False, scale: float | None = None
+    ) -> DaskArray: ...
+
+    @overload
+    def predict(
+        self, X: SupportsDaskGraph, return_std: Literal[False] = False, scale: float | None = None
+    ) -> Predictions: ...
+
+    @overload
     def predict(self, X: InMemory, return_std: Literal[False] = False, scale: float | None = None) -> Array: ...
+
+    @overload
+    def predict(self, X: RowsLike, return_std: Literal[False] = False, scale: float | None = None) -> Predictions: ...
+
+    @overload
+    def predict(
+        self, X: MaybeLazy, return_std: Literal[True], scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
 
     @overload
     def predict(self, X: InMemory, return_std: Literal[True], scale: float | None = None) -> tuple[Array, Array]: ...
 
     @overload
-    def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any: ...
+    def predict(
+        self, X: RowsLike, return_std: Literal[True], scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
 
-    def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any:
+    @overload
+    def predict(
+        self, X: RowsLike, return_std: bool, scale: float | None = None
+    ) -> Predictions | tuple[Predictions, Predictions]: ...
+
+    def predict(
+        self, X: RowsLike, return_std: bool = False, scale: float | None = None
+    ) -> Predictions | tuple[Predictions, Predictions]:
         """Predict targets.
 
         Parameters
@@ -116,7 +160,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _predictions_of(self, scores: Any) -> Any:
         return scores[:, 0] if self._is_vector else scores
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> float:
         """Coefficient of determination R² of the predictions; the mean over targets.
 
         Parameters
@@ -141,7 +185,16 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         weights = None if sample_weight is None else checked_weights(sample_weight, len(targets))
         return float(r2_score(targets, predicted, sample_weight=weights))
 
-    def predict_variance_bounds(self, X: Any, scale: float | None = None) -> tuple[Any, Any]:
+    @overload
+    def predict_variance_bounds(self, X: MaybeLazy, scale: float | None = None) -> tuple[Predictions, Predictions]: ...
+
+    @overload
+    def predict_variance_bounds(self, X: InMemory, scale: float | None = None) -> tuple[Array, Array]: ...
+
+    @overload
+    def predict_variance_bounds(self, X: RowsLike, scale: float | None = None) -> tuple[Predictions, Predictions]: ...
+
+    def predict_variance_bounds(self, X: RowsLike, scale: float | None = None) -> tuple[Predictions, Predictions]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
 
         They are as near to each other as a thousandth of the variance, or as near as the iterations of conjugate
@@ -204,7 +257,24 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
         return [part[:, 0] if self._is_vector else part for part in parts]
 
-    def predict_interval(self, X: Any, coverage: float = 0.9, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
+    @overload
+    def predict_interval(
+        self, X: MaybeLazy, coverage: float = 0.9, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+    ) -> tuple[Predictions, Predictions]: ...
+
+    @overload
+    def predict_interval(
+        self, X: InMemory, coverage: float = 0.9, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+    ) -> tuple[Array, Array]: ...
+
+    @overload
+    def predict_interval(
+        self, X: RowsLike, coverage: float = 0.9, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+    ) -> tuple[Predictions, Predictions]: ...
+
+    def predict_interval(
+        self, X: RowsLike, coverage: float = 0.9, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+    ) -> tuple[Predictions, Predictions]:
         """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
 
         Of every fold the model without it says how far off predictions of unseen rows are; the interval is between
@@ -288,7 +358,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return _interval_folds(None, own, targets, None).test if self.uncertainty == "intervals" else ()
 
     @property
-    def log_marginal_likelihood_(self) -> Any:
+    def log_marginal_likelihood_(self) -> float | Array:
         """Logarithm of the marginal likelihood of every target at its best s²; restricted with a free constant.
 
         Exact from a factor, an estimate where there is none; `log_marginal_likelihood_std_` is its standard error.
@@ -296,19 +366,19 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return self._plain(self._likelihoods()[0])
 
     @property
-    def log_marginal_likelihood_std_(self) -> Any:
+    def log_marginal_likelihood_std_(self) -> float | Array:
         """Standard error of `log_marginal_likelihood_`; 0.0 where that is exact."""
         return self._plain(self._likelihoods()[1])
 
     def _likelihoods(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return self._processes().log_likelihoods()
 
-    def _plain(self, values: NDArray[np.float64]) -> Any:
+    def _plain(self, values: Array) -> float | Array:
         """Numbers of every target, of shape (t,); one number for a vector of targets."""
         return float(values[0]) if self._is_vector else values
 
     @property
-    def loo_residuals_(self) -> Any:
+    def loo_residuals_(self) -> Array:
         """Y − f₋ᵢ(xᵢ) of every training row by the model without it, of shape (n,) or (n, n_targets).
 
         From a Cholesky factor, whatever solver the fit took. A kernel that learns from the training rows (Nystroem, a
@@ -416,7 +486,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
-        self.solve_result_: SolveResult = solved.result
+        self.solve_result_ = solved.result
         self._finish(fitted, request.rows, X)
 
 
@@ -565,11 +635,11 @@ class KernelRidge(RidgeRegressor):
     ('dual', (10,))
     """
 
-    alpha: Any = 1.0
+    alpha: NumbersLike = 1.0
     _: KW_ONLY
-    uncertainty: Any = False
+    uncertainty: bool | Literal["intervals"] = False
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> Self:
         """Fit the model.
 
         Parameters

@@ -161,7 +161,7 @@ def write_model(
     if "transformer_" in vars(model):
         from dkrr.data.transformers_saved import saved_transformer
 
-        asked = model.transformer if isinstance(model.transformer, str) else None
+        asked: str | None = model.transformer if isinstance(model.transformer, str) else None
         asked = "fitted" if model.transformer is model.transformer_ else asked
         transformer = {"asked": asked, "text": " ".join(repr(model.transformer_).split())}
         parts[form.TRANSFORMER] = MemoryRows(saved_transformer(model.transformer_))

@@ -92,6 +92,42 @@ def test_every_parameter_and_attribute_is_described(public):
     assert names <= described
 
 
+CHOICES = [
+    public
+    for module in ("", *(f".{name}" for name in PUBLIC_MODULES))
+    for _, public in inspect.getmembers(importlib.import_module(f"dkrr{module}"), callable)
+    if "\n    Parameters\n" in (public.__doc__ or "")
+]
+
+
+def test_choices_of_docstrings_are_those_that_type_checkers_know():
+    """In ``form : {"auto", "primal", "dual"}`` as in ``form: Literal["auto", "primal", "dual"]``."""
+    compared = set()
+    for public in CHOICES:
+        for name, parameter in inspect.signature(public).parameters.items():
+            of_page = re.search(rf"^ {{4}}{name} : \{{(.+?)\}}", public.__doc__, re.M)
+            of_type = re.search(r"Literal\[(.+?)\]", str(parameter.annotation))
+            if of_page:
+                assert of_type, (public, name)
+                assert set(re.findall(r"\w+", of_page[1])) == set(re.findall(r"\w+", of_type[1])), (public, name)
+                compared.add(name)
+    assert compared >= {"form", "solver", "loss"}
+
+
+def test_signatures_name_the_types_of_what_they_take():
+    """As `help` shows them: aliases by their names, and no Any where a type says more."""
+    for public in (
+        dkrr.KernelRidge,
+        dkrr.KernelRidgeCV,
+        dkrr.KernelLogisticRegression,
+        dkrr.KernelLogisticRegressionCV,
+    ):
+        for function in (public, public.fit, public.predict, public.score):
+            found = {name: str(p.annotation) for name, p in inspect.signature(function).parameters.items()}
+            assert "Any" not in found.values() and "typing." not in " ".join(found.values())
+            assert "KernelLike" in found.get("kernel", "KernelLike") and found.get("X", "RowsLike") == "RowsLike"
+
+
 def test_version_is_the_projects():
     assert dkrr.__version__ == PROJECT["version"]
 

@@ -149,7 +149,7 @@ def modules(code):
 @pytest.mark.parametrize(
     ("code", "allowed"),
     [
-        ("import dkrr", set()),
+        ("import dkrr, dkrr.typing", set()),
         ("import dkrr.kernels, dkrr.features", {"scipy"}),
         ("import dkrr; dkrr.plan(n=100, d=3)", {"scipy", "zarr", "rich", "fsspec"}),
         ("import dkrr.cli", {"click"}),
