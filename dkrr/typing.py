@@ -110,6 +110,14 @@ class SupportsTransform(Protocol):
         """Function from rows to rows."""
 
 
+class SupportsPredict(Protocol):
+    """Fitted estimator of dkrr."""
+
+    @property
+    def predict(self) -> Callable[..., Any]:
+        """Function from rows to predictions."""
+
+
 class SupportsSplit(Protocol):
     """Splitter of scikit-learn, such as KFold, GroupKFold or TimeSeriesSplit."""
 

@@ -21,6 +21,8 @@ import dkrr
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Linear
 from dkrr.planning import Plan
+from dkrr.planning.predictions import PredictionPlan
+from dkrr.planning.searches import SelectionPlan
 from dkrr.solvers import Cholesky, ConjugateGradient, RPCholesky, SolveResult
 from dkrr.typing import FoldsLike, KernelLike, Predictions, RowsLike, TargetsLike, TransformerLike, WeightsLike
 
@@ -94,6 +96,9 @@ def known(model: dkrr.KernelRidge, labels: dkrr.KernelLogisticRegression, X: NDA
     assert_type(model.coef_, NDArray[np.float64])
     assert_type(labels.dual_coef_, NDArray[np.float64])
     assert_type(model.fit(X, X[:, 0]), dkrr.KernelRidge)
+    assert_type(dkrr.plan(X, X[:, 0], loss="logistic"), Plan)
+    assert_type(dkrr.plan(X, X[:, 0], cv=5), SelectionPlan)
+    assert_type(dkrr.plan(X, model=model), PredictionPlan)
 
 
 def known_of_containers(
@@ -140,3 +145,10 @@ def mistakes(X: NDArray[np.float64], y: NDArray[np.float64], path: Path) -> None
     dkrr.KernelRidge().predict(X).compute()  # type: ignore[attr-defined]
     dkrr.KernelRidge().predict(X, True)[0].compute()  # type: ignore[attr-defined]
     dkrr.load(path).predict_proba(X)  # type: ignore[union-attr]
+    dkrr.plan(sise=3)  # type: ignore[call-overload]
+    dkrr.plan(form="primel")  # type: ignore[call-overload]
+    dkrr.plan(3)  # type: ignore[call-overload]
+    dkrr.gram(X, kernel="rfb")  # type: ignore[arg-type]
+    dkrr.open_table(3)  # type: ignore[arg-type]
+    dkrr.predict_to("model.zarr", X, path)  # type: ignore[arg-type]
+    dkrr.save(dkrr.KernelRidge(), path, uncertainty="date")  # type: ignore[arg-type]

@@ -232,7 +232,8 @@ def _plan(**arguments: Any) -> Any:
         return dkrr.plan(**{"X": rows(), "model": _fitted(kind)} | arguments)
     if "X" in arguments or "y" in arguments:
         return dkrr.plan(**{"X": rows()} | arguments)
-    return dkrr.plan(**{"n": 100, "d": 3, "kernel": "polynomial"} | arguments)
+    sizes: dict[str, Any] = {"n": 100, "d": 3, "kernel": "polynomial"}
+    return dkrr.plan(**sizes | arguments)
 
 
 def subjects() -> Iterator[Subject]:

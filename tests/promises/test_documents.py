@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 import dkrr
+from dkrr.fitting.plans import FitSettings
 from dkrr.store.buckets import Bucket
 from dkrr.store.places import LocalFolder, Place
 
@@ -116,16 +117,17 @@ def test_choices_of_docstrings_are_those_that_type_checkers_know():
 
 def test_signatures_name_the_types_of_what_they_take():
     """As `help` shows them: aliases by their names, and no Any where a type says more."""
-    for public in (
-        dkrr.KernelRidge,
-        dkrr.KernelRidgeCV,
-        dkrr.KernelLogisticRegression,
-        dkrr.KernelLogisticRegressionCV,
-    ):
-        for function in (public, public.fit, public.predict, public.score):
-            found = {name: str(p.annotation) for name, p in inspect.signature(function).parameters.items()}
-            assert "Any" not in found.values() and "typing." not in " ".join(found.values())
-            assert "KernelLike" in found.get("kernel", "KernelLike") and found.get("X", "RowsLike") == "RowsLike"
+    estimators = dkrr.KernelRidge, dkrr.KernelRidgeCV, dkrr.KernelLogisticRegression, dkrr.KernelLogisticRegressionCV
+    methods = [function for each in estimators for function in (each, each.fit, each.predict, each.score)]
+    for function in (dkrr.plan, dkrr.gram, dkrr.load, dkrr.predict_to, dkrr.report, dkrr.open_table, *methods):
+        found = {name: str(p.annotation) for name, p in inspect.signature(function).parameters.items()}
+        assert "Any" not in found.values() and "typing." not in " ".join(found.values())
+        assert "RowsLike" in found.get("X", "RowsLike")
+
+
+def test_type_checkers_know_every_keyword_of_plans():
+    of_rows = {"X", "y", "alphas", "cv", "model", "probabilities", "return_std", "interval"}
+    assert {*FitSettings.__annotations__} == {*inspect.signature(dkrr.plan).parameters} - of_rows
 
 
 def test_version_is_the_projects():
