@@ -9,6 +9,7 @@ import re
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -123,6 +124,7 @@ def test_signatures_name_the_types_of_what_they_take():
         found = {name: str(p.annotation) for name, p in inspect.signature(function).parameters.items()}
         assert "Any" not in found.values() and "typing." not in " ".join(found.values())
         assert "RowsLike" in found.get("X", "RowsLike")
+    assert dkrr.kernels.Kernel in get_args(get_type_hints(dkrr.KernelRidge)["kernel"])  # as some programs read them
 
 
 def test_type_checkers_know_every_keyword_of_plans():
