@@ -179,3 +179,7 @@ TransformerLike: TypeAlias = Literal["standardize"] | SupportsTransform
 
 FoldsLike: TypeAlias = int | Literal["loo"] | SupportsSplit | Iterable[tuple[Any, Any]]
 """Folds: their number, "loo" (one row at a time), a splitter of scikit-learn, or pairs (train, test) of row numbers."""
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -30,6 +30,8 @@ extensions = [
 exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py"]
 nitpicky = True
 nitpick_ignore = [("py:class", "numpy.linalg.LinAlgError")]
+# Parts of the types of arguments, which have no pages: the text beside them says what each is.
+nitpick_ignore_regex = [("py:class", r"(collections\.abc|numpy|dkrr\.typing)\.\w+|Kernel|FeatureMap|Array")]
 default_role = "name"
 
 # Pages, and notebooks that are run for the site.
