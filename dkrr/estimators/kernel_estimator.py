@@ -285,7 +285,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if function.coef is not None:
             grid = function.grid
             inside = slice(None) if grid is None else slice(grid.dimension(function.n_features))
-            self.coef_ = function.coef[inside, columns]
+            self.coef_ = function.coef[inside, columns].T  # a row for each target, as linear models of scikit-learn
 
     def _table(self, kernel: Kernel, X: Any, *, reset: bool) -> Any:
         """X in a form that scikit-learn or `as_rows` takes; column names are checked if scikit-learn does not see it.

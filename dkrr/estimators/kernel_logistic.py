@@ -440,12 +440,12 @@ class KernelLogisticRegression(KernelClassifier):
     ----------
     classes_ : ndarray of shape (n_classes,)
         Labels of the classes, in order.
-    dual_coef_ : ndarray of shape (n_samples, n_models)
-        α; available only after a fit in dual form. One model for two classes, else one for each class.
-    coef_ : ndarray of shape (D, n_models)
-        w, the weights of the D features (of a Fourier grid those in the box of the rows). Available only if the model
-        predicts in primal form.
-    intercept_ : ndarray of shape (n_models,)
+    dual_coef_ : ndarray of shape (n_samples, 1) or (n_samples, n_classes)
+        α; available only after a fit in dual form. One column for two classes.
+    coef_ : ndarray of shape (1, D) or (n_classes, D)
+        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of scikit-learn's linear
+        models. Available only if the model predicts in primal form.
+    intercept_ : ndarray of shape (1,) or (n_classes,)
         Constants that are added to the scores; 0 without `fit_intercept`.
     n_iter_ : int
         Number of Newton steps (1 if no step was needed).

@@ -513,9 +513,9 @@ class KernelRidge(RidgeRegressor):
     dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         α. Unavailable after a primal fit with λ = 0, which does not determine it. If `solve_result_.condition` is high,
         rounding may leave few correct digits although predictions are accurate; a message of `solve_result_` says so.
-    coef_ : ndarray of shape (D,) or (D, n_targets)
-        w, the weights of the D features (of a Fourier grid those in the box of the rows). Available only if the model
-        predicts in primal form; rounding affects it as it does `dual_coef_`.
+    coef_ : ndarray of shape (D,) or (n_targets, D)
+        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of scikit-learn's linear
+        models. Available only if the model predicts in primal form; rounding affects it as it does `dual_coef_`.
     intercept_ : float or ndarray of shape (n_targets,)
         Constant that is added to predictions; 0 without `fit_intercept`.
     rkhs_norm_ : float or ndarray of shape (n_targets,)

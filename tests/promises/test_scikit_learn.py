@@ -13,11 +13,14 @@ import sklearn
 import sklearn.kernel_ridge
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
+from sklearn.feature_selection import RFE, RFECV, SelectFromModel
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
+import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
 from dkrr.features import CallableMap, InteractionMap, Nystroem, RandomFourier
@@ -149,6 +152,34 @@ def test_groups_are_routed_to_searches(estimator):
         groups, targets = {"groups": np.arange(len(X)) % 4}, targets_of(estimator)
         found = cross_validate(model, X, targets, params=groups, cv=GroupKFold(2), return_estimator=True)
     assert [fit.n_splits_ for fit in found["estimator"]] == [2, 2]
+
+
+COLUMNS = RNG.standard_normal((60, 5))
+TWO_TARGETS = COLUMNS[:, [1, 3]] @ [[3.0, 0.1], [0.1, 3.0]]
+LINEAR = {"kernel": "linear", "form": "primal"}
+RIDGES = [KernelRidge(**LINEAR), KernelRidgeCV([0.1, 1.0], cv=2, **LINEAR)]
+LOGISTICS = [KernelLogisticRegression(**LINEAR), KernelLogisticRegressionCV([0.1], cv=2, **LINEAR)]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "y", "shape"),
+    [(one, y, shape) for one in RIDGES for y, shape in ((TWO_TARGETS, (2, 5)), (TWO_TARGETS[:, 1], (5,)))]
+    + [(one, TWO_TARGETS[:, 1] > 0, (1, 5)) for one in LOGISTICS]
+    + [(one, np.digitize(TWO_TARGETS[:, 1], [-1, 1]), (3, 5)) for one in LOGISTICS],
+    ids=lambda each: type(each).__name__ if hasattr(each, "fit") else str(getattr(each, "ndim", each)),
+)
+def test_coefficients_have_the_shape_by_which_scikit_learn_chooses_columns(estimator, y, shape, tmp_path):
+    theirs = Ridge() if not is_classifier(estimator) else LogisticRegression()
+    expected, model = theirs.fit(COLUMNS, y), clone(estimator).fit(COLUMNS, y)
+    dkrr.save(model, tmp_path / "m.zarr")
+    for one in (model, dkrr.load(tmp_path / "m.zarr")):
+        assert one.coef_.shape == expected.coef_.shape == shape
+        assert np.shape(one.intercept_) == expected.intercept_.shape
+    assert np.argmax(np.abs(model.coef_), axis=-1).tolist() == np.argmax(np.abs(expected.coef_), axis=-1).tolist()
+    columns = [1, 3] if y.ndim == 2 else [3]
+    for selector in (RFE(estimator, n_features_to_select=len(columns)), SelectFromModel(estimator)):
+        assert selector.fit(COLUMNS, y).get_support(indices=True).tolist() == columns
+    assert set(columns) <= set(RFECV(estimator, step=2, cv=2).fit(COLUMNS, y).get_support(indices=True))
 
 
 def test_a_feature_map_is_a_transformer_in_a_pipeline():
