@@ -382,13 +382,17 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         known = list(getattr(self, "feature_names_in_", ()))
         return X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
 
-    def _new_rows(self, X: Any) -> Rows:
-        """New rows as the model takes them."""
+    def _check_fitted(self) -> None:
+        """Refuse what only a fitted estimator has; raises NotFittedError."""
         if "_model" not in vars(self):
             try:
                 check_is_fitted(self, "_model")
             except exceptions.NotFittedError as error:
                 raise NotFittedError(*error.args) from None
+
+    def _new_rows(self, X: Any) -> Rows:
+        """New rows as the model takes them."""
+        self._check_fitted()
         if "transformer_" in vars(self):
             return TransformedRows(self._inputs(X, reset=False), self.transformer_)
         X = self._model.kernel.encode(self._table(self._model.kernel, X, reset=False))
@@ -413,15 +417,6 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         found: dict[str, str] = super()._repr_mimebundle_(**kwargs)
         if "text/html" in found:
             found["text/html"] += self._explained()
-        return found
-
-    def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
-        # scikit-learn's diagram reads every attribute, also those that are computed when they are first read
-        # (residuals, likelihoods), which may take as long as the fit: it gets those that exist.
-        existing = object.__new__(BaseEstimator)
-        existing.__dict__.update({name: value for name, value in vars(self).items() if name.endswith("_")})
-        found = BaseEstimator._get_fitted_attr_html(existing, doc_link)
-        found.estimator_class = type(self)
         return found
 
     def _explained(self) -> str:

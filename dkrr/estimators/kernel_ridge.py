@@ -189,8 +189,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         if self._model.kernel.is_precomputed:
             raise InputError(
                 "kernel is 'precomputed', and k(x, x) of new rows is not known, which their variance takes; expected a "
-                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals_ and "
-                "log_marginal_likelihood_ do without"
+                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals() and "
+                "log_marginal_likelihood() do without"
             )
 
     def _by_blocks(
@@ -287,33 +287,58 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """Folds without which the fit computes models as well: those of a search if they serve; none unless asked."""
         return _interval_folds(None, own, targets, None).test if self.uncertainty == "intervals" else ()
 
-    @property
-    def log_marginal_likelihood_(self) -> Any:
-        """Logarithm of the marginal likelihood of every target at its best s²; restricted with a free constant.
+    def log_marginal_likelihood(self) -> Any:
+        """Logarithm of the marginal likelihood of the training targets, for the Gaussian process whose mean the model is.
 
-        Exact from a factor, an estimate where there is none; `log_marginal_likelihood_std_` is its standard error.
+        Its covariance is s² k and its noise s² λ / wᵢ, where s² makes the likelihood of each target largest; with
+        `fit_intercept` it is the restricted likelihood. Exact from a factor, which `predict` with ``return_std=True``
+        and `loo_residuals` share; estimated by conjugate gradient where a factor is not affordable, or with
+        solver="cg": `log_marginal_likelihood_std` is its standard error. The first call may take as long as the fit.
+
+        Returns
+        -------
+        float or ndarray of shape (n_targets,)
+
+        Raises
+        ------
+        InputError
+            If the model was saved without ``uncertainty=True``.
         """
-        return self._plain(self._likelihoods()[0])
+        return self._plain(self._processes().log_likelihoods()[0])
 
-    @property
-    def log_marginal_likelihood_std_(self) -> Any:
-        """Standard error of `log_marginal_likelihood_`; 0.0 where that is exact."""
-        return self._plain(self._likelihoods()[1])
+    def log_marginal_likelihood_std(self) -> Any:
+        """Standard error of `log_marginal_likelihood`; 0.0 where that is exact.
 
-    def _likelihoods(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return self._processes().log_likelihoods()
+        Returns
+        -------
+        float or ndarray of shape (n_targets,)
+
+        Raises
+        ------
+        InputError
+            If the model was saved without ``uncertainty=True``.
+        """
+        return self._plain(self._processes().log_likelihoods()[1])
 
     def _plain(self, values: NDArray[np.float64]) -> Any:
         """Numbers of every target, of shape (t,); one number for a vector of targets."""
         return float(values[0]) if self._is_vector else values
 
-    @property
-    def loo_residuals_(self) -> Any:
-        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, of shape (n,) or (n, n_targets).
+    def loo_residuals(self) -> Any:
+        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, to find outliers and wrong targets.
 
-        From a Cholesky factor, whatever solver the fit took. A kernel that learns from the training rows (Nystroem, a
-        bag of words without vocabulary or idf) would take a fit for every row, and is refused. A transformer is that of
-        the fit of all rows.
+        From a Cholesky factor, whatever solver the fit took; the first call computes it where the fit has not left it.
+        A transformer is that of the fit of all rows.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,) or (n_samples, n_targets)
+
+        Raises
+        ------
+        InputError
+            If the kernel learns from the training rows (Nystroem, a bag of words without vocabulary or idf), which
+            would take a fit for every row, or the model was saved without ``uncertainty=True``.
         """
         found = self._processes().loo_residuals()
         return found[:, 0] if self._is_vector else found
@@ -325,22 +350,17 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Unavailable before the first of these, where the fit or the saved model holds a factor, and in primal form,
         which always has one.
         """
-        plan = self._processes().plan
+        plan = None if self._known_processes is None else self._known_processes.plan
         if plan is None:
             raise AttributeError(
                 "uncertainty_plan_ is not known; expected a call of predict(X, return_std=True) or "
-                "log_marginal_likelihood_ before, in dual form"
+                "log_marginal_likelihood() before, in dual form"
             )
         return plan
 
-    def _n_fitted_targets(self) -> int:
-        if "_model" not in vars(self):
-            raise AttributeError(f"{type(self).__name__} is not fitted; call fit first")
-        return self._model.n_targets
-
     def _processes(self) -> Processes:
         """Gaussian processes of the last fit, with the limit of memory and the display that the estimator has now."""
-        self._n_fitted_targets()
+        self._check_fitted()
         if self._known_processes is None:
             raise InputError(
                 "the model was saved without its targets, and errors cannot be computed; expected one saved by "
@@ -529,16 +549,6 @@ class KernelRidge(RidgeRegressor):
         documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Names of the columns; set only if X is a table and all its column names are strings.
-    log_marginal_likelihood_ : float or ndarray of shape (n_targets,)
-        Logarithm of the marginal likelihood of the Gaussian process with covariance s² k and noise s² λ / wᵢ, where s²
-        makes it largest; the restricted likelihood with `fit_intercept`. Computed when asked for, from a factor that
-        `predict(X, return_std=True)` and `loo_residuals_` share, or
-        estimated by conjugate gradient where a factor is not affordable or solver is "cg".
-    log_marginal_likelihood_std_ : float or ndarray of shape (n_targets,)
-        Standard error of that estimate; 0.0 where the likelihood is exact.
-    loo_residuals_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
-        y − f₋ᵢ(xᵢ) of every row by the model without it, to find outliers and wrong targets; computed when asked for.
-        Refused with a kernel that learns from the training rows (Nystroem, a bag of words).
     transformer_ : transformer
         The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns that it makes.
     plan_ : Plan

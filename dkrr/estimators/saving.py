@@ -81,7 +81,7 @@ def save(
         loaded again.
     uncertainty : bool or "data", default=False
         Whether the model also holds what `predict` with `return_std`, `predict_variance_bounds`, `predict_interval`,
-        `loo_residuals_` and `log_marginal_likelihood_` need. True: training rows, targets, weights, the folds of a
+        `loo_residuals()` and `log_marginal_likelihood()` need. True: training rows, targets, weights, the folds of a
         search, and the Cholesky factor for every λ, which is computed now if neither the fit (``uncertainty=True`` of
         the estimator) nor a question has left it: a loaded model returns the same bits. "data": no factor, which is
         computed when it is first needed, as it is where conjugate gradient takes its place (solver="cg", or no memory

@@ -190,7 +190,6 @@ class CallableKernel(Kernel):
     def functions(self) -> tuple[Any, ...]:
         return (self,)
 
-    @property
     def digest(self) -> str:
         """SHA-256 of the function's source and of what it has bound."""
         return identity_of(self.function)
@@ -227,7 +226,7 @@ class CallableKernel(Kernel):
 
     def to_dict(self) -> dict[str, Any]:
         """Description that names the function but cannot bring it back."""
-        description = {"kernel": self.tag, "name": self.name, "digest": self.digest}
+        description = {"kernel": self.tag, "name": self.name, "digest": self.digest()}
         return {**description, "takes_objects": True} if self.takes_objects else description
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002

@@ -68,7 +68,6 @@ class CallableMap(FeatureMap):
             object.__setattr__(self, "size", whole(self.size, "the size of a feature map", 1))
         object.__setattr__(self, "name", checked_name(self.name, self.function))
 
-    @property
     def digest(self) -> str:
         """SHA-256 of the sources of the functions and of the values that they use."""
         return identity_of(self.function, self.size)
@@ -86,7 +85,7 @@ class CallableMap(FeatureMap):
     def to_dict(self) -> dict[str, Any]:
         """See base class; the function's name stands for it."""
         size = None if callable(self.size) else self.size
-        return {"feature_map": self.tag, "name": self.name, "digest": self.digest, "size": size}
+        return {"feature_map": self.tag, "name": self.name, "digest": self.digest(), "size": size}
 
     @property
     def _subject(self) -> str:

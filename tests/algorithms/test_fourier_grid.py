@@ -341,8 +341,8 @@ def test_uncertainties_are_those_of_the_dual_form(fit_intercept):
     weights = rng.random(N) + 0.1
     weights[5::9] = 0.0
     fitted, dual = both(X, y, weights, gamma=4.0, alpha=1e-4, fit_intercept=fit_intercept)
-    assert_allclose(fitted.loo_residuals_, dual.loo_residuals_, rtol=1e-6, atol=1e-8)
-    assert_allclose(fitted.log_marginal_likelihood_, dual.log_marginal_likelihood_, rtol=1e-9)
+    assert_allclose(fitted.loo_residuals(), dual.loo_residuals(), rtol=1e-6, atol=1e-8)
+    assert_allclose(fitted.log_marginal_likelihood(), dual.log_marginal_likelihood(), rtol=1e-9)
     for Z in zones_of(X, rng, reach=2.0):
         found, expected = (one.predict(Z, return_std=True)[1] for one in (fitted, dual))
         assert_allclose(found, expected, rtol=1e-6)
@@ -405,12 +405,12 @@ def test_errors_of_rows_by_the_others_warn_where_rounding_hides_alpha():
     X, rng = rows(1)
     y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(N)
     certain = KernelRidge(kernel="rbf", gamma=12.0, alpha=1e-8, form="primal").fit(X, y)
-    assert np.isfinite(certain.loo_residuals_).all() and np.isfinite(certain.predict_interval(X)).all()
+    assert np.isfinite(certain.loo_residuals()).all() and np.isfinite(certain.predict_interval(X)).all()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dkrr.errors.ConvergenceWarning)
         hidden = KernelRidge(kernel="rbf", gamma=12.0, alpha=2e-11, form="primal").fit(X, y)
     with pytest.warns(dkrr.errors.ConvergenceWarning, match="leave-one-out residuals may be off by"):
-        assert hidden.loo_residuals_.shape == (N,)
+        assert hidden.loo_residuals().shape == (N,)
     with pytest.warns(dkrr.errors.ConvergenceWarning, match="models without a fold may be off by"):
         hidden.predict_interval(X[:3])
 

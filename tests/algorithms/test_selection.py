@@ -257,13 +257,13 @@ def test_a_selection_does_not_depend_on_the_size_of_the_targets(way, size):
 def test_errors_of_a_fit_do_not_depend_on_the_size_of_the_targets(settings, fit_intercept, size):
     (X, Y), sizes = samples(), np.array([size, 1.0])
     plain, scaled = (KernelRidge(0.1, fit_intercept=fit_intercept, **settings).fit(X, Y * s) for s in (1.0, sizes))
-    likelihood = plain.log_marginal_likelihood_ - (60 - fit_intercept) * np.log(sizes)
-    assert_allclose(scaled.log_marginal_likelihood_, likelihood, rtol=1e-12)
+    likelihood = plain.log_marginal_likelihood() - (60 - fit_intercept) * np.log(sizes)
+    assert_allclose(scaled.log_marginal_likelihood(), likelihood, rtol=1e-12)
     order = sizes * sizes if size == MODERATE else np.array([np.inf if size == HUGE else 0.0, 1.0])
     for of, unit, accuracy in (
         (lambda model: model.predict(X[:5], return_std=True)[1], sizes, 1e-9),
         (lambda model: model.predict(X[:5], return_std=True, scale=2.0)[1], 1.0, 1e-9),
-        (lambda model: model.loo_residuals_, sizes, 1e-9),
+        (lambda model: model.loo_residuals(), sizes, 1e-9),
         (lambda model: np.array(model.predict_interval(X[:5])), sizes, 1e-9),
         (lambda model: np.array(model.predict_variance_bounds(X[:5])), order, 1e-6),
     ):
@@ -363,9 +363,9 @@ def test_rows_with_a_leverage_near_1_have_the_errors_of_models_without_them(case
         for search in searches:
             assert_allclose(search.cv_results_["mean_test_score"][a], score, rtol=1e-9)
         model = KernelRidge(alpha, kernel="linear", form="primal", **settings).fit(X, Y, sample_weight=weights)
-        assert_allclose(model.loo_residuals_[near], errors[near], rtol=1e-8)
+        assert_allclose(model.loo_residuals()[near], errors[near], rtol=1e-8)
         # A fit with the large rows keeps few digits of the others.
-        assert_allclose(model.loo_residuals_, errors, rtol=1e-8, atol=0.1)
+        assert_allclose(model.loo_residuals(), errors, rtol=1e-8, atol=0.1)
         if alpha == searches[0].alpha_:
             assert_allclose(searches[0].cv_predictions_[near], (Y - errors)[near], rtol=1e-8)
 

@@ -205,8 +205,8 @@ def test_digests_tell_functions_apart_and_are_the_same_for_the_same():
 
     partial = functools.partial
     functions = (quadratic, partial(quadratic, power=3), partial(quadratic, power=4), Machine(), np.dot)
-    assert len({CallableKernel(function).digest for function in functions}) == 5
-    assert CallableKernel(Machine()).digest == CallableKernel(Machine()).digest
+    assert len({CallableKernel(function).digest() for function in functions}) == 5
+    assert CallableKernel(Machine()).digest() == CallableKernel(Machine()).digest()
 
 
 def test_a_precomputed_matrix_is_its_own_kernel_and_is_checked():

@@ -1,8 +1,10 @@
 """What notebooks and reports show of models, plans and runs: whole, without work, and without markup from elsewhere."""
 
 import base64
+import inspect
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ from dkrr.cli import pictures
 from dkrr.cli.report import _template
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.estimators.model_description import search_summary, summary_of
+from dkrr.fitting.processes import Processes
 from dkrr.kernels import CallableKernel
 from dkrr.solvers import ConjugateGradient
 from dkrr.store.format import read_group
@@ -121,11 +124,18 @@ def test_estimators_have_the_diagram_of_scikit_learn_and_their_plan_and_result(m
         assert "text/html" not in model._repr_mimebundle_() and not hasattr(model, "_repr_html_")
 
 
-def test_showing_a_model_computes_nothing(monkeypatch):
+def test_looking_at_a_model_computes_nothing(tmp_path, monkeypatch):
     model = dkrr.KernelRidge(kernel="rbf", alpha=0.1).fit(X, Y)
-    for name in ("loo_residuals_", "log_marginal_likelihood_"):
-        monkeypatch.setattr(type(model), name, property(lambda self: pytest.fail("the factorisation of all rows")))
-    assert "dkrr plan" in model._repr_mimebundle_()["text/html"]
+    dkrr.save(model, tmp_path / "m.zarr")
+    loaded = dkrr.load(tmp_path / "m.zarr")  # without what errors are computed from
+    monkeypatch.setattr(Processes, "_prepare", lambda self: pytest.fail("the factorisation of all rows"))
+    for one in (model, loaded):
+        found = dict(inspect.getmembers(one))  # as debuggers and scikit-learn's diagram do
+        assert {"dual_coef_", "loo_residuals", "log_marginal_likelihood"} <= set(found)
+        assert not hasattr(one, "uncertainty_plan_")
+        assert "dual_coef_" in one._repr_mimebundle_()["text/html"]
+        pickle.loads(pickle.dumps(one))
+    assert "dkrr plan" in model._repr_html_()
 
 
 def test_names_from_elsewhere_are_text(tmp_path):

@@ -83,7 +83,7 @@ def optimize(store):
 def kept(store, **more):
     X, Y, _, weights = sample()
     model = KernelRidge([0.1, 0.2], **more, uncertainty="intervals", store=store).fit(X, Y, sample_weight=weights + 1)
-    return [*model.predict(X, return_std=True), model.loo_residuals_, *model.predict_interval(X)]
+    return [*model.predict(X, return_std=True), model.loo_residuals(), *model.predict_interval(X)]
 
 
 WEIGHTED = {"alpha": [0.1, 0.2], "fit_intercept": True, "weighted": True, "lazy": True}
