@@ -288,12 +288,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return _interval_folds(None, own, targets, None).test if self.uncertainty == "intervals" else ()
 
     def log_marginal_likelihood(self) -> Any:
-        """Logarithm of the marginal likelihood of the training targets, for the Gaussian process whose mean the model is.
+        """Logarithm of the marginal likelihood of the training targets, for the Gaussian process of the model.
 
-        Its covariance is s² k and its noise s² λ / wᵢ, where s² makes the likelihood of each target largest; with
-        `fit_intercept` it is the restricted likelihood. Exact from a factor, which `predict` with ``return_std=True``
-        and `loo_residuals` share; estimated by conjugate gradient where a factor is not affordable, or with
-        solver="cg": `log_marginal_likelihood_std` is its standard error. The first call may take as long as the fit.
+        Its mean is the model, its covariance s² k and its noise s² λ / wᵢ, where s² makes the likelihood of each target
+        largest; with `fit_intercept` it is the restricted likelihood. Exact from a factor, which `predict` with
+        ``return_std=True`` and `loo_residuals` share; estimated by conjugate gradient where a factor is not affordable,
+        or with solver="cg": `log_marginal_likelihood_std` is its standard error. The first call may take as long as the
+        fit.
 
         Returns
         -------
