@@ -20,14 +20,14 @@ logger = logging.getLogger("dkrr")
 
 ROWS = "columns exclude numeric drop_missing standardize one_hot unknown impute"
 MODEL = (
-    "kernel gamma degree coef0 kernel_param alpha logistic multi_class fit_intercept form solver tol solver_max_iter "
+    "kernel gamma degree coef0 kernel_param alpha logistic one_vs_rest fit_intercept form solver tol solver_max_iter "
     "memory_limit tile store scheduler"
 )
 SETTINGS = ("kernel", "gamma", "degree", "coef0", "form", "solver", "tol", "memory_limit", "tile", "store")
 """Options that are arguments of an estimator as they are."""
 SEARCH = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
 """Those of a search."""
-LOGISTIC = ("class_weight", "max_iter", "multi_class")
+LOGISTIC = ("class_weight", "max_iter", "one_vs_rest")
 RIDGE = ("store", "alpha_per_target")
 """Options of a search without --logistic."""
 OF_NEW_ROWS = {"x", "columns", "model", "proba", "std", "interval", "memory_limit", "scheduler", "json"}
@@ -81,7 +81,7 @@ def fit(**given: Any) -> None:
     "config x y sample_weight",
     ROWS,
     "model overwrite uncertainty intervals accept_unconverged rows alphas cv shuffle scoring kernel gamma degree",
-    "kernel_param alpha_per_target train_sizes fit_intercept logistic multi_class class_weight max_iter solver tol",
+    "kernel_param alpha_per_target train_sizes fit_intercept logistic one_vs_rest class_weight max_iter solver tol",
     "memory_limit store scheduler out json quiet",
     required="x y",
 )

@@ -90,7 +90,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         As in KernelLogisticRegression. It is fitted once, to all training rows, as in KernelRidgeCV: it has seen the
         rows that are left out. For one that is fitted to the training rows of every fold put it before
         KernelLogisticRegression in a Pipeline, and that into GridSearchCV.
-    kernel_params, fit_intercept, class_weight, multi_class, form, solver, tol, max_iter, memory_limit, tile, progress
+    kernel_params, fit_intercept, class_weight, one_vs_rest, form, solver, tol, max_iter, memory_limit, tile, progress
         As in KernelLogisticRegression.
 
     Attributes
@@ -99,7 +99,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         Best λ.
     best_params_ : dict
         The chosen model, complete: ``KernelLogisticRegression(**search.best_params_)``, as in KernelRidgeCV; also
-        "class_weight" and "multi_class" if they were given.
+        "class_weight" and "one_vs_rest" if they were given.
     best_score_ : float
         Its mean score over the folds.
     best_index_ : int
@@ -142,7 +142,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
     random_state: int = 0
     fit_intercept: bool = True
     class_weight: Any = None
-    multi_class: str = "multinomial"
+    one_vs_rest: bool = False
     max_iter: int = 100
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:

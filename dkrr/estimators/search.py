@@ -201,7 +201,7 @@ def checked_scoring(scoring: Any) -> Score:
 FAR_MEAN = 3.0
 """Mean of targets over their standard deviation from which on a model without a constant is worth a word."""
 
-MODEL = ("fit_intercept", "class_weight", "multi_class", "transformer")
+MODEL = ("fit_intercept", "class_weight", "one_vs_rest", "transformer")
 """Parameters besides λ and the kernel's that change what a model is; the others only change how it is found."""
 
 

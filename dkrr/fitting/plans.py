@@ -12,7 +12,6 @@ from dkrr.checks import (
     checked_candidates,
     checked_count,
     checked_loss,
-    checked_multi_class,
     checked_path,
     checked_tol,
     checked_train_sizes,
@@ -102,7 +101,7 @@ def plan(  # type: ignore[misc]
     cores: int | None = None,
     loss: str = "squared",
     n_classes: int | None = None,
-    multi_class: str = "multinomial",
+    one_vs_rest: bool = False,
     alphas: Any = None,
     cv: Any = None,
     cv_tol: float = 1e-3,
@@ -175,8 +174,8 @@ def plan(  # type: ignore[misc]
         Whether to plan a KernelRidge or a KernelLogisticRegression.
     n_classes : int, optional
         Number of classes of a classification, if y is not given; None: 2.
-    multi_class : {"multinomial", "ovr"}, default="multinomial"
-        With more than two classes: one softmax of all, or one model of each class against the rest.
+    one_vs_rest : bool, default=False
+        With more than two classes: a model of each class against the rest, not one softmax of all.
 
     alphas : int or array-like, optional
         Candidates of λ of a KernelRidgeCV or KernelLogisticRegressionCV, or their number.
@@ -244,7 +243,7 @@ def plan(  # type: ignore[misc]
     if model is not None or probabilities is not False or return_std is not False or interval is not None:
         return _of_new_rows(locals())
     is_regression = checked_loss(loss) == "squared"
-    multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
+    one_vs_rest = flag(one_vs_rest, "one_vs_rest")
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
     given = {"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}
@@ -275,7 +274,7 @@ def plan(  # type: ignore[misc]
         raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
     rows = None if X is None else as_rows(X)
     n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
-    likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class, n)
+    likelihood = None if is_regression else checked_likelihood(y, n_classes, n, one_vs_rest=one_vs_rest)
     refuse_more_components_than_rows(value, n)
     value = value if rows is None else boxed(value, rows)
     if rows is None and y is not None and is_regression:

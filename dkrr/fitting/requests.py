@@ -11,7 +11,6 @@ from dkrr.checks import (
     FLAGS,
     checked_count,
     checked_form,
-    checked_multi_class,
     checked_tile,
     checked_tol,
     flag,
@@ -160,8 +159,8 @@ class Labels:
     """Labels in order, of shape (n_classes,)."""
     alphas: tuple[float, ...]
     """λ of every model, in the order of the fits."""
-    is_multinomial: bool
-    """Whether more than two classes make one softmax, not one model each."""
+    one_vs_rest: bool
+    """Whether more than two classes have a model each, not one softmax."""
 
     retried: ClassVar[tuple[Status, ...]] = (Status.STALLED,)
     retry_message: ClassVar[str] = (
@@ -171,7 +170,7 @@ class Labels:
     @property
     def likelihood(self) -> Likelihood:
         """Likelihood of the labels."""
-        return likelihood_of(len(self.classes), is_multinomial=self.is_multinomial)
+        return likelihood_of(len(self.classes), one_vs_rest=self.one_vs_rest)
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""
@@ -440,9 +439,8 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     return None if (weights == 1).all() else weights
 
 
-def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any, n: int) -> Likelihood:
+def checked_likelihood(y: Any, n_classes: int | None, n: int, *, one_vs_rest: bool) -> Likelihood:
     """Likelihood of labels y of n rows, or of a number of classes where y is None."""
-    is_multinomial = checked_multi_class(multi_class)
     if y is not None:
         labels = load_labels(y)
         if labels.ndim not in (1, 2) or labels.size == 0 or (labels.ndim == 2 and labels.shape[1] != 1):
@@ -460,14 +458,14 @@ def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any, n: int) 
     n_classes = 2 if n_classes is None else n_classes
     if checked_count(n_classes, "n_classes") < 2:
         raise InputError(f"n_classes is {n_classes!r}; expected a whole number of at least 2")
-    return likelihood_of(n_classes, is_multinomial=is_multinomial)
+    return likelihood_of(n_classes, one_vs_rest=one_vs_rest)
 
 
-def likelihood_of(n_classes: int, *, is_multinomial: bool) -> Likelihood:
+def likelihood_of(n_classes: int, *, one_vs_rest: bool) -> Likelihood:
     """Likelihood of labels: one column of scores for two classes, else one for each class."""
     if n_classes == 2:
         return Bernoulli(1)
-    return Softmax(n_classes) if is_multinomial else Bernoulli(n_classes)
+    return Bernoulli(n_classes) if one_vs_rest else Softmax(n_classes)
 
 
 def check_content(rows: Rows, name: str) -> None:

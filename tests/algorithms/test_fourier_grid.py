@@ -416,13 +416,13 @@ def test_errors_of_rows_by_the_others_warn_where_rounding_hides_alpha():
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
-@pytest.mark.parametrize("kind", ["two", "softmax", "ovr"])
+@pytest.mark.parametrize("kind", ["two", "softmax", "one vs rest"])
 def test_classifications_are_those_of_the_dual_form(kind, fit_intercept):
     X, rng = rows(1)
     labels = (3 * X[:, 0] + rng.random(N)).astype(int).clip(0, 1 if kind == "two" else 2)
     weights = rng.random(N) + 0.1
     settings = {"kernel": "rbf", "gamma": 20.0, "alpha": 0.1, "fit_intercept": fit_intercept, "tol": 1e-11}
-    settings["multi_class"] = "ovr" if kind == "ovr" else "multinomial"
+    settings["one_vs_rest"] = kind == "one vs rest"
     found, expected = (
         KernelLogisticRegression(form=form, **settings).fit(X, labels, sample_weight=weights)
         for form in ("primal", "dual")

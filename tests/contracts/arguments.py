@@ -225,7 +225,7 @@ def _method(estimator: str, method: str, **arguments: Any) -> Any:
 def _plan(**arguments: Any) -> Any:
     if arguments.get("worker_memory") is not None:
         arguments.setdefault("workers", 2)
-    if "n_classes" in arguments or "multi_class" in arguments:
+    if "n_classes" in arguments or "one_vs_rest" in arguments:
         arguments.setdefault("loss", "logistic")
     if arguments.keys() & {"probabilities", "return_std", "interval"}:
         kind = "KernelLogisticRegression" if "probabilities" in arguments else "KernelRidge"

@@ -19,7 +19,7 @@ ESTIMATORS = {
     "ridge by conjugate gradient": KernelRidge(0.1, kernel="laplacian", solver="cg", tol=1e-11),
     "search": KernelRidgeCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
     "logistic": KernelLogisticRegression(0.1, kernel=RBF(0.3), form="dual"),
-    "primal logistic": KernelLogisticRegression(0.1, form="primal", multi_class="ovr"),
+    "primal logistic": KernelLogisticRegression(0.1, form="primal", one_vs_rest=True),
     "search of classes": KernelLogisticRegressionCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
 }
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)

@@ -180,7 +180,7 @@ def test_a_selection_for_classes(data, folder):
     assert found["best_params"]["class_weight"] == "balanced" and Path("scores.png").stat().st_size > 5000
     expected = KernelLogisticRegression(**found["best_params"]).fit(data.X, labels).predict_proba(data.X)
     np.testing.assert_allclose(load("m.zarr").predict_proba(data.X), expected, rtol=0, atol=1e-6)
-    assert "scores      accuracy" in run(f"{select} --scoring accuracy --multi-class ovr --max-iter 200").stdout
+    assert "scores      accuracy" in run(f"{select} --scoring accuracy --one-vs-rest --max-iter 200").stdout
 
 
 @pytest.mark.parametrize("x", ["data.zarr/x", "t.csv::a,b,c,d,e"])

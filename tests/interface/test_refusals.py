@@ -56,9 +56,9 @@ REFUSED = [
     # Options that do not go together
     ("plan --n 10", "--n and --d"),
     (f"{FIT} --max-iter 3", "give --logistic"),
-    (f"{PLAN} --multi-class ovr", "give --logistic"),
+    (f"{PLAN} --one-vs-rest", "give --logistic"),
     *((f"{SELECT} {option}", f"{option.split()[0]} is given without --logistic; give --logistic with it")
-      for option in ("--class-weight balanced", "--max-iter 5", "--multi-class ovr")),
+      for option in ("--class-weight balanced", "--max-iter 5", "--one-vs-rest")),
     *((f"{SELECT} --logistic {option}", f"{option.split()[0]} is given with --logistic; leave it out")
       for option in ("--store new", "--alpha-per-target")),
     (f"{SELECT} --train-sizes 0.5 --cv loo", "train_sizes is given, and cv is leave-one-out"),
