@@ -57,15 +57,19 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """Folds of the search whose last fit this is."""
 
     @overload
-    def predict(self, X: InMemory, return_std: Literal[False] = False, scale: float | None = None) -> Array: ...
+    def predict(
+        self, X: InMemory, return_std: Literal[False] = False, *, variance_scale: float | None = None
+    ) -> Array: ...
 
     @overload
-    def predict(self, X: InMemory, return_std: Literal[True], scale: float | None = None) -> tuple[Array, Array]: ...
+    def predict(
+        self, X: InMemory, return_std: Literal[True], *, variance_scale: float | None = None
+    ) -> tuple[Array, Array]: ...
 
     @overload
-    def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any: ...
+    def predict(self, X: Any, return_std: bool = False, *, variance_scale: float | None = None) -> Any: ...
 
-    def predict(self, X: Any, return_std: bool = False, scale: float | None = None) -> Any:
+    def predict(self, X: Any, return_std: bool = False, *, variance_scale: float | None = None) -> Any:
         """Predict targets.
 
         Parameters
@@ -78,8 +82,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             noise of variance s² λ / wᵢ whose mean the model is. Without ``uncertainty=True`` the first call factors the
             matrix of all rows, and keeps the factor. Where that is not affordable, or with solver="cg", conjugate
             gradient finds each to 2.5e-4 of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
-        scale : float, optional
-            s² > 0; None: for every target the value at which its likelihood is largest.
+            Covariances between rows (``return_cov`` of scikit-learn's GaussianProcessRegressor) and samples
+            (``sample_y``) are not available.
+        variance_scale : float, optional
+            s² > 0, by which k is multiplied; None: for every target the value at which its likelihood is largest.
 
         Returns
         -------
@@ -104,13 +110,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             suffice to know it to a thousandth.
         """
         flag(return_std, "return_std")
-        scale, X = positive_or_none(scale, "scale"), opened(X)
+        variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
         if not return_std:
             return self._predictions_of(self._scores(X))
         rows = self._new_rows(X)
         with self._displayed(rows, return_std=True) as (tell, tell_deviations):
             mean = self._predictions_of(predict(self._model, rows, tell))
-            rows, compute = self._new_rows(X), self._variances(rows.shape[0], scale).deviations
+            rows, compute = self._new_rows(X), self._variances(rows.shape[0], variance_scale).deviations
             return mean, self._by_blocks(rows, compute, 1, tell_deviations)[0]
 
     def _predictions_of(self, scores: Any) -> Any:
@@ -141,7 +147,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         weights = None if sample_weight is None else checked_weights(sample_weight, len(targets))
         return float(r2_score(targets, predicted, sample_weight=weights))
 
-    def predict_variance_bounds(self, X: Any, scale: float | None = None) -> tuple[Any, Any]:
+    def predict_variance_bounds(self, X: Any, *, variance_scale: float | None = None) -> tuple[Any, Any]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
 
         They are as near to each other as a thousandth of the variance, or as near as the iterations of conjugate
@@ -156,8 +162,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         ----------
         X : as for `predict`
             New rows.
-        scale : float, optional
-            s² > 0; None: for every target the value at which its likelihood is largest.
+        variance_scale : float, optional
+            s² > 0, by which k is multiplied; None: for every target the value at which its likelihood is largest.
 
         Returns
         -------
@@ -173,16 +179,16 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         ConvergenceWarning
             As `predict` with `return_std`.
         """
-        scale, X = positive_or_none(scale, "scale"), opened(X)
+        variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
         rows = self._new_rows(X)
-        lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], scale).bounds, 2)
+        lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], variance_scale).bounds, 2)
         return lower, upper
 
-    def _variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> Variances:
+    def _variances(self, n_rows: int, variance_scale: float | None, block_rows: int | None = None) -> Variances:
         """Variances at new rows, by the way that takes least time for so many; see `Processes.variances`."""
         processes = self._processes()
         self._refuse_precomputed()
-        return processes.variances(n_rows, scale, block_rows)
+        return processes.variances(n_rows, variance_scale, block_rows)
 
     def _refuse_precomputed(self) -> None:
         """Refuse standard deviations without k(x, x)."""

@@ -71,7 +71,7 @@ def test_deviations_and_likelihoods_are_those_of_dense_formulas(
     model.fit(data.X, data.y, sample_weight=data.weights if weighted else None)
     _, std = model.predict(data.X_new, return_std=True)
     likelihoods, function = model.log_marginal_likelihood(), Linear() if kernel == "linear" else kernel
-    lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
+    lower, upper = model.predict_variance_bounds(data.X_new, variance_scale=1.0)
     assert (model.log_marginal_likelihood_std() == 0).all()
     for j, alpha in enumerate([ALPHA, ALPHA, 2.0]):
         variance, s2, likelihood = dense_posterior(function, data.X, data.y[:, j], w, alpha, data.X_new, fit_intercept)
@@ -86,6 +86,16 @@ def test_a_new_fit_has_deviations_of_its_own(data):
     model.predict(data.X_new, return_std=True)
     again = model.fit(data.X[:100], data.y[:100]).predict(data.X_new, return_std=True)[1]
     assert_allclose(again, clone(model).fit(data.X[:100], data.y[:100]).predict(data.X_new, return_std=True)[1])
+
+
+def test_variances_are_multiplied_by_their_scale_which_only_its_name_gives(data):
+    model = KernelRidge(kernel="rbf").fit(data.X, data.y)
+    one, four = (model.predict(data.X_new, return_std=True, variance_scale=scale)[1] for scale in (1.0, 4.0))
+    assert_close(four, 2.0 * one)
+    assert_close(four**2, sum(model.predict_variance_bounds(data.X_new, variance_scale=4.0)) / 2)
+    for ask in (lambda: model.predict(data.X_new, True, 4.0), lambda: model.predict_variance_bounds(data.X_new, 4.0)):
+        with pytest.raises(TypeError, match="positional"):
+            ask()
 
 
 def test_what_has_no_variances_or_intervals_is_refused(data, iterates):
@@ -113,7 +123,7 @@ def test_what_has_no_variances_or_intervals_is_refused(data, iterates):
 def test_primal_bounds_are_tight_in_any_units_or_say_so():
     X, y = np.random.default_rng(0).normal(size=(2, 200, 4))
     model = KernelRidge(1e-2, kernel="linear", form="primal").fit(X * 2.0 ** np.array([-20, 0, 0, 20]), y[:, 0])
-    lower, upper = model.predict_variance_bounds(X[:5], scale=1.0)
+    lower, upper = model.predict_variance_bounds(X[:5], variance_scale=1.0)
     assert (upper - lower <= 1e-6 * lower).all()
     X[:, 3] = X[:, 2] + 1e-9 * X[:, 3]
     with pytest.warns(ConvergenceWarning, match="alpha = 1e-12 is too small for the digits of a factor"):
@@ -145,7 +155,7 @@ def iterated(data, solver="cg", alpha=ALPHA, weighted=False, **settings):
 def test_bounds_by_conjugate_gradient_hold_the_exact_value(data, iterates, solver, fit_intercept, weighted):
     X_new, alphas = np.vstack([data.X_new, data.X[:5], np.full((1, 5), 100.0)]), [0.3, 0.3, 0.02]
     model = iterated(data, SOLVERS[solver], alphas, weighted, fit_intercept=fit_intercept)
-    lower, upper = model.predict_variance_bounds(X_new, scale=1.0)
+    lower, upper = model.predict_variance_bounds(X_new, variance_scale=1.0)
     _, std = model.predict(X_new, return_std=True)
     assert model.uncertainty_plan_.method == "iterations"
     likelihoods, errors = model.log_marginal_likelihood(), model.log_marginal_likelihood_std()
@@ -161,7 +171,7 @@ def test_bounds_by_conjugate_gradient_hold_the_exact_value(data, iterates, solve
 QUESTIONS = {
     "one row": lambda model, X: model.predict(X[:1], return_std=True)[1],
     "many rows": lambda model, X: model.predict(X, return_std=True)[1],
-    "bounds": lambda model, X: model.predict_variance_bounds(X[:3], scale=1.0),
+    "bounds": lambda model, X: model.predict_variance_bounds(X[:3], variance_scale=1.0),
     "residuals": lambda model, _: model.loo_residuals(),
     "likelihood": lambda model, _: (model.log_marginal_likelihood(), model.log_marginal_likelihood_std()),
     "intervals": lambda model, X: model.predict_interval(X[:3]),
@@ -201,9 +211,9 @@ def test_too_few_iterations_leave_wide_bounds_that_hold(data, iterates, fit_inte
                 ask()
             assert any("systems of the targets" in str(one.message) for one in caught)
     with pytest.warns(ConvergenceWarning):
-        lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
+        lower, upper = model.predict_variance_bounds(data.X_new, variance_scale=1.0)
     with pytest.warns(ConvergenceWarning, match=r"variances of .* of 37 rows are up to .* apart.*max_iter"):
-        model.predict(data.X_new, return_std=True, scale=1.0)
+        model.predict(data.X_new, return_std=True, variance_scale=1.0)
     variance, *_ = dense_posterior(KERNEL, data.X, data.y[:, 0], np.ones(211), 1e-3, data.X_new, fit_intercept)
     assert (lower[:, 0] >= 0).all() and (lower[:, 0] <= variance).all() and (variance <= upper[:, 0]).all()
 
@@ -277,7 +287,7 @@ def test_one_weight_of_1e14_leaves_the_errors_of_features_their_digits(tmp_path,
     K = K - K[:, 4:5] - K[4:5] + K[4, 4]
     crosses = K[:, others]
     variance = K.diagonal() - (crosses @ np.linalg.inv(K[others][:, others] + 1e-3 * np.eye(19)) * crosses).sum(axis=1)
-    for bound in model.predict_variance_bounds(X, scale=1.0):
+    for bound in model.predict_variance_bounds(X, variance_scale=1.0):
         assert_allclose(bound[others], variance[others], rtol=1e-4)
 
 

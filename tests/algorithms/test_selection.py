@@ -262,7 +262,7 @@ def test_errors_of_a_fit_do_not_depend_on_the_size_of_the_targets(settings, fit_
     order = sizes * sizes if size == MODERATE else np.array([np.inf if size == HUGE else 0.0, 1.0])
     for of, unit, accuracy in (
         (lambda model: model.predict(X[:5], return_std=True)[1], sizes, 1e-9),
-        (lambda model: model.predict(X[:5], return_std=True, scale=2.0)[1], 1.0, 1e-9),
+        (lambda model: model.predict(X[:5], return_std=True, variance_scale=2.0)[1], 1.0, 1e-9),
         (lambda model: model.loo_residuals(), sizes, 1e-9),
         (lambda model: np.array(model.predict_interval(X[:5])), sizes, 1e-9),
         (lambda model: np.array(model.predict_variance_bounds(X[:5])), order, 1e-6),

@@ -97,7 +97,7 @@ MEANINGS = by_argument(
     (HALF, "cv_tol tol"),
     (HALF | TINY, "coverage error interval"),
     (COUNT | HALF | SCALAR_ARRAY | PATH | {"1.5"}, "concentration"),
-    (POSITIVE, "decay scale seconds gamma"),
+    (POSITIVE, "decay scale variance_scale seconds gamma"),
     (NONE | POSITIVE | PATH | {"[None]"}, "KernelRidgeCV.gamma KernelLogisticRegressionCV.gamma"),
     (POSITIVE | SCALAR_ARRAY, "KernelLogisticRegression.alpha"),
     (POSITIVE | SCALAR_ARRAY | ZERO, "alpha"),
