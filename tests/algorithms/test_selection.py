@@ -101,7 +101,7 @@ def test_errors_of_residuals_are_of_second_order():
 
 def test_lengths_of_columns_that_do_not_matter_grow():
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((300, 5))
+    X = np.asfortranarray(rng.standard_normal((300, 5)))  # as columns of a DataFrame lie
     y = np.sin(2 * X[:, 0]) + np.cos(2 * X[:, 1]) + 0.1 * rng.standard_normal(300)
     search = KernelRidgeCV([0.01, 0.1, 1.0], kernel="rbf", gamma=[0.05, 0.2], optimize="lengths", cv=4)
     optimum, grid = search.fit(X[:200], y[:200]).optimum_, search.cv_results_["mean_test_score"]
