@@ -99,7 +99,7 @@ class NotFittedError(exceptions.NotFittedError):  # type: ignore[misc]  # scikit
 class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     """Base of the estimators; a fitted one has its function in `_model`."""
 
-    saved_parameters: ClassVar[tuple[str, ...]] = (
+    _saved_parameters: ClassVar[tuple[str, ...]] = (
         "alpha",
         "gamma",
         "degree",
@@ -251,7 +251,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         self.n_features_in_ = X.shape[1]
 
-    def as_saved(self) -> "KernelEstimator":
+    def _as_saved(self) -> "KernelEstimator":
         """Fitted estimator that is saved in place of this one: of a search, the model that it chose."""
         return self
 

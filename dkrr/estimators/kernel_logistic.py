@@ -484,8 +484,8 @@ class KernelLogisticRegression(KernelClassifier):
     ((3, 10), 'CONVERGED')
     """
 
-    saved_parameters: ClassVar[tuple[str, ...]] = (
-        *KernelEstimator.saved_parameters,
+    _saved_parameters: ClassVar[tuple[str, ...]] = (
+        *KernelEstimator._saved_parameters,
         "one_vs_rest",
         "max_iter",
         "warm_start",

@@ -290,7 +290,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
         return self._models()[0]._training(X, y)
 
-    def as_saved(self) -> KernelLogisticRegression:
+    def _as_saved(self) -> KernelLogisticRegression:
         """KernelLogisticRegression with the best parameters, fitted."""
         model = self._model_with(self.best_params_)
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})

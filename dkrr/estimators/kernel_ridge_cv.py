@@ -208,7 +208,7 @@ class KernelRidgeCV(RidgeRegressor):
         scored, the learning curve, the last fit, their time with its range, memory and disk, and the reasons; print it.
     dual_coef_, coef_, intercept_, rkhs_norm_, X_fit_, n_features_in_, feature_names_in_, transformer_
         As in KernelRidge, of the fit to all rows.
-    plan_, solve_result_
+    plan_, uncertainty_plan_, solve_result_
         Likewise.
 
     References
@@ -365,7 +365,7 @@ class KernelRidgeCV(RidgeRegressor):
             return None
         return np.asarray(1.0 + scores / (variances if per_target else variances.mean()))
 
-    def as_saved(self) -> KernelRidge:
+    def _as_saved(self) -> KernelRidge:
         """KernelRidge with the best parameters, fitted."""
         model = self._ridge_with(self.best_params_)
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})

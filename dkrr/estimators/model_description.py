@@ -148,7 +148,7 @@ def description_of(
         "kernel": fitted.kernel.to_dict(),
         "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
         "request": asked.to_dict() if is_changed else None,
-        "parameters": {name: _plain(getattr(model, name)) for name in model.saved_parameters},
+        "parameters": {name: _plain(getattr(model, name)) for name in model._saved_parameters},
         "n_samples": int(model.plan_.problem.n) if hasattr(model, "plan_") else n_samples,
         "n_features": fitted.n_features,
         "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,

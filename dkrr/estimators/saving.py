@@ -132,7 +132,7 @@ def write_model(
         raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")
     summary = summary_of(model) if hasattr(model, "plan_") else None  # of a loaded model nothing is known of the fit
     search, folds, given = search_of(model), getattr(model, "_folds", None), model
-    model = model.as_saved()
+    model = model._as_saved()
     if uncertainty is not False and not isinstance(model, KernelRidge):
         raise InputError(
             f"uncertainty is {uncertainty!r}, and model is a {type(model).__name__}; expected a regression"
@@ -396,7 +396,7 @@ def _loaded(
     _check_shapes(fitted)
     kind = _ESTIMATORS[found["estimator"]]
     # The kernel value holds what gamma, degree and coef0 specified.
-    names = set(kind.saved_parameters) - {"gamma", "degree", "coef0"}
+    names = set(kind._saved_parameters) - {"gamma", "degree", "coef0"}
     settings = {name: value for name, value in found["parameters"].items() if name in names}
     asked = value if found["request"] is None else kernel_from_dict(found["request"], custom)
     model = kind(kernel=asked, **settings)

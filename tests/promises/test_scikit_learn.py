@@ -3,7 +3,9 @@
 The whole lists of checks are in tests/nightly/test_scikit_learn_checks.py.
 """
 
+import inspect
 import pickle
+import re
 
 import numpy as np
 import pandas as pd
@@ -152,6 +154,26 @@ def test_groups_are_routed_to_searches(estimator):
         groups, targets = {"groups": np.arange(len(X)) % 4}, targets_of(estimator)
         found = cross_validate(model, X, targets, params=groups, cv=GroupKFold(2), return_estimator=True)
     assert [fit.n_splits_ for fit in found["estimator"]] == [2, 2]
+
+
+METHODS = "fit predict score get_params set_params get_metadata_routing set_fit_request set_score_request"
+RIDGE = "predict_interval predict_variance_bounds loo_residuals log_marginal_likelihood log_marginal_likelihood_std"
+OF_ONE = {
+    "KernelRidge": f"{RIDGE} set_predict_request",
+    "KernelRidgeCV": f"{RIDGE} set_predict_request",
+    "KernelLogisticRegression": "decision_function predict_proba predict_log_proba fit_path",
+    "KernelLogisticRegressionCV": "decision_function predict_proba predict_log_proba",
+}
+
+
+@every_estimator
+def test_estimators_have_these_methods_and_attributes_that_are_documented(estimator):
+    kind, model = type(estimator), clone(estimator).fit(X, targets_of(estimator))
+    members = {name for name in {*dir(kind), *vars(model)} if not name.startswith("_")} - set(model.get_params())
+    attributes = {name for name in members if name.endswith("_")}
+    assert members - attributes == set(f"{METHODS} {OF_ONE[kind.__name__]}".split())
+    assert {name for name in attributes if not re.search(rf"^    .*\b{name}\b", kind.__doc__, re.MULTILINE)} == set()
+    assert all(inspect.getdoc(getattr(kind, name)) for name in members - attributes)
 
 
 COLUMNS = RNG.standard_normal((60, 5))
