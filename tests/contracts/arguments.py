@@ -87,7 +87,7 @@ OF_MAPS = ("MapKernel.base",)
 MEANINGS = by_argument(
     (FLAG, "progress fit_intercept"),
     (NONE, "preconditioner KernelLogisticRegressionCV.store load.kernel"),
-    (COUNT, "max_evaluations max_iter n_components n_features n_nodes n_sample n_targets plan.n plan.d"),
+    (COUNT, "max_evaluations max_iter n_components n_features n_nodes n_sample n_samples n_targets"),
     (COUNT, "chunks max_length rank tile workers"),
     (COUNT | ZERO, "random_state start stop"),
     (COUNT - {"1"}, "Graph.n_nodes KernelLogisticRegressionCV.cv RandomFourier.n_components"),
@@ -232,7 +232,7 @@ def _plan(**arguments: Any) -> Any:
         return dkrr.plan(**{"X": rows(), "model": _fitted(kind)} | arguments)
     if "X" in arguments or "y" in arguments:
         return dkrr.plan(**{"X": rows()} | arguments)
-    return dkrr.plan(**{"n": 100, "d": 3, "kernel": "polynomial"} | arguments)
+    return dkrr.plan(**{"n_samples": 100, "n_features": 3, "kernel": "polynomial"} | arguments)
 
 
 def subjects() -> Iterator[Subject]:

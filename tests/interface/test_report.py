@@ -157,7 +157,7 @@ for cell in (
     "dkrr.KernelRidge(alpha=-1).fit(np.eye(3), np.ones(3))",
     "dkrr.KernelRidge().fit([[np.nan]], [1.0])",
     "one.predict(np.eye(2))",
-    "dkrr.plan(n=10**6, d=3, kernel='rbf', memory_limit='100MB')",
+    "dkrr.plan(n_samples=10**6, n_features=3, kernel='rbf', memory_limit='100MB')",
 ):
     print("CELL", flush=True)
     shell.run_cell(cell)

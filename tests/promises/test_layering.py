@@ -151,7 +151,7 @@ def modules(code):
     [
         ("import dkrr", set()),
         ("import dkrr.kernels, dkrr.features", {"scipy"}),
-        ("import dkrr; dkrr.plan(n=100, d=3)", {"scipy", "zarr", "rich", "fsspec"}),
+        ("import dkrr; dkrr.plan(n_samples=100, n_features=3)", {"scipy", "zarr", "rich", "fsspec"}),
         ("import dkrr.cli", {"click"}),
         (f"import dkrr.estimators.saving\n{FIT}", {"scipy", "zarr", "rich", "fsspec", "sklearn", "pandas", "pyarrow"}),
     ],
