@@ -428,6 +428,7 @@ def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:
                 f"{name} is given with model, whose fit is done; expected X, the rows to predict, and of the other "
                 f"arguments probabilities, return_std, interval and memory_limit only"
             )
+    model._check_fitted()
     if X is None:
         raise InputError("model is given without X; expected X, the rows to predict")
     asked = {name: flag(given[name], name) for name in ("probabilities", "return_std")}

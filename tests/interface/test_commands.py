@@ -135,7 +135,7 @@ def test_every_option_is_in_one_group_of_the_help():
         of_command = [
             parameter.opts[0].removeprefix("--") for parameter in command.params if parameter.opts != ["path"]
         ]
-        assert sorted(options) == sorted({"help", *of_command} - {"store" if name == "calibrate" else ""})
+        assert sorted(options) == sorted({"help", *of_command})
         assert titles == [title for title in (*GROUPS, "Others") if title in titles] and titles[-1] == "Others"
 
 

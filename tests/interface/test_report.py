@@ -260,10 +260,9 @@ def test_what_has_no_report_is_refused(run, tmp_path):
     path = saved(run[1], tmp_path / "m.zarr")
     again = saved(dkrr.load(path), tmp_path / "again.zarr")
     for subject, out, words in (
-        (dkrr.KernelRidge(), None, "without a plan"),
         (dkrr.load(path), None, "give the path"),
         (again, None, "without a summary"),
-        (run[1], tmp_path / "no" / "x.html", "out is"),
+        (run[1], tmp_path / "no" / "x.html", "path is"),
     ):
         with pytest.raises((InputError, StoreError), match=words):
             dkrr.report(subject, out)

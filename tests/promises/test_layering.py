@@ -36,6 +36,7 @@ GATEWAYS = {
     "estimators": ("sklearn",),
     "cli": ("click", "matplotlib", "jinja2", "markupsafe"),
     "config": ("yaml",),
+    "errors": ("sklearn",),  # of classes that are its too, made when they are first named
 }
 """Module groups that import a heavy library."""
 HEAVY = {library for libraries in GATEWAYS.values() for library in libraries}
