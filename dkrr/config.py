@@ -10,6 +10,8 @@ import yaml
 from dkrr.checks import flag, location, not_negative, positive, positive_or_none, shown, whole
 from dkrr.errors import InputError, StoreError
 
+__all__ = ["check_settings", "setting", "temporary_directory"]
+
 with (Path(__file__).parent / "dkrr.yaml").open() as _file:
     _defaults: dict[str, Any] = yaml.safe_load(_file)
 

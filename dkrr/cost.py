@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
+__all__ = ["STAGE_NAMES", "Stage", "Work"]
+
 STAGE_NAMES = (
     "starting workers",
     "checking X",

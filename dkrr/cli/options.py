@@ -155,7 +155,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "extent": _value("L|L1,L2", "Largest difference of rows in each column, at most three, for a Fourier grid."),
     "cores": _value(int, "With --worker-memory: threads of each worker.  [default: 1]"),
     "calibrate.folder": _value(None, "Folder on the file system to measure.  [default: the temporary directory]"),
-    "calibrate.store": _value(None, "No longer an option.", hidden=True),
     "calibrate.show": _flag("Print what is known, and measure nothing."),
     # Results
     "model": _value("PATH", "Where to save the model."),

@@ -255,7 +255,7 @@ class Table:
                 stray = stray_text(values) if column.kind == "text" else None
                 raise InputTypeError(not_numbers(name, column.name, column.kind, column.dtype, others, stray))
 
-    def numbers(self, start: int, stop: int, name: str = "X") -> NDArray[Any]:
+    def numbers(self, start: int, stop: int, *, name: str = "X") -> NDArray[Any]:
         """Rows start ... stop − 1 as an array of shape (stop − start, number of columns), of `dtype`.
 
         Raises
@@ -266,7 +266,7 @@ class Table:
         """
         return np.asarray(TableRows(self, name).read(start, stop))
 
-    def rows(self, indices: NDArray[np.intp], name: str = "X") -> NDArray[Any]:
+    def rows(self, indices: NDArray[np.intp], *, name: str = "X") -> NDArray[Any]:
         """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded."""
         return np.asarray(TableRows(self, name).take(np.asarray(indices)))
 
@@ -427,7 +427,9 @@ class FrameRows(TableRows):
 def table_rows(table: Table, name: str) -> Rows:
     """Rows of numbers of a table: read into memory if they are in memory, else decoded when they are read."""
     table.check_content(name)
-    return MemoryRows(table.numbers(0, table.n_rows, name)) if table.source.is_in_memory else TableRows(table, name)
+    return (
+        MemoryRows(table.numbers(0, table.n_rows, name=name)) if table.source.is_in_memory else TableRows(table, name)
+    )
 
 
 def regrouped(parts: Iterable[Any], height: int, join: Callable[[list[Any]], Any]) -> Iterator[Any]:

@@ -32,8 +32,8 @@ DEFAULT_CHUNK_ROWS = 2048
 def gram(
     X: Any,
     Y: Any = None,
-    kernel: Any = "linear",
     *,
+    kernel: Any = "linear",
     chunks: int | tuple[int, int] | None = None,
     gamma: float | None = None,
     degree: float = 3,

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from sklearn import exceptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from dkrr.checks import checked_progress, parse_bytes, shown
 from dkrr.data import (
@@ -41,7 +40,7 @@ from dkrr.data.transformers import (
     inputs_of,
     transformed_inputs,
 )
-from dkrr.errors import InputError, InputTypeError, short_traceback
+from dkrr.errors import InputError, InputTypeError, NotFittedError
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
 from dkrr.fitting.prediction import predict
@@ -88,12 +87,6 @@ class KernelParameters:
     store: str | None = None
     progress: bool | None = None
     transformer: Any = None
-
-
-class NotFittedError(exceptions.NotFittedError):  # type: ignore[misc]  # scikit-learn has no types
-    """scikit-learn's error of an estimator that is not fitted; notebooks show it in a few lines."""
-
-    _render_traceback_ = short_traceback
 
 
 class KernelEstimator(KernelParameters, BaseEstimator, ABC):
@@ -383,12 +376,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         return X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
 
     def _check_fitted(self) -> None:
-        """Refuse what only a fitted estimator has; raises NotFittedError."""
+        """Raise NotFittedError before `fit`."""
         if "_model" not in vars(self):
-            try:
-                check_is_fitted(self, "_model")
-            except exceptions.NotFittedError as error:
-                raise NotFittedError(*error.args) from None
+            raise NotFittedError(f"{type(self).__name__} is not fitted; expected a fitted model: call fit first")
 
     def _new_rows(self, X: Any) -> Rows:
         """New rows as the model takes them."""

@@ -534,7 +534,7 @@ class KernelLogisticRegression(KernelClassifier):
         self._set_labelled(labels, fit(request, self.progress), request.rows, X)
         return self
 
-    def fit_path(self, X: Any, y: Any, alphas: Any, sample_weight: Any = None) -> list["KernelLogisticRegression"]:
+    def fit_path(self, X: Any, y: Any, alphas: Any, *, sample_weight: Any = None) -> list["KernelLogisticRegression"]:
         """Fit a model for every λ, each starting from the previous solution; all share the Gram matrix and its factor.
 
         Parameters

@@ -1,6 +1,5 @@
 """Kernel logistic regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
 
-import warnings
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Self
 
@@ -12,7 +11,7 @@ from sklearn.utils import _safe_indexing
 from dkrr.checks import checked_path, flag, shown
 from dkrr.cluster import Whole, make_progress
 from dkrr.data import Rows, with_columns
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.estimators.kernel_estimator import OF_INPUTS
 from dkrr.estimators.kernel_logistic import KernelClassifier, KernelLogisticRegression
 from dkrr.estimators.search import (
@@ -145,7 +144,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
     one_vs_rest: bool = False
     max_iter: int = 100
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
 
         Parameters
@@ -206,7 +205,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
                     x, held_out = self._part(X, request.rows, train), self._part(X, request.rows, test, train)
                     w = (None, None) if weights is None else (weights[train], weights[test])
                     with whole.part(_seconds_of_fold(plan.kernels[k], size)):
-                        path = model.fit_path(x, given[train], alphas[order], w[0])
+                        path = model.fit_path(x, given[train], alphas[order], sample_weight=w[0])
                     for a, fitted in zip(order, path, strict=True):
                         values[k, a, f] = score(fitted, held_out, given[test], w[1])
                         steps[k, a, f], gradients[k, a, f] = fitted.n_iter_, fitted.solve_result_.residual
@@ -285,7 +284,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             text = without_score(
                 alphas[late], float(gradients[:, late].max()), self.tol, remedy, what="relative gradient"
             )
-            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+            warn_inaccurate(text, stacklevel=4)
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
         return self._models()[0]._training(X, y)

@@ -210,7 +210,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
         return [part[:, 0] if self._is_vector else part for part in parts]
 
-    def predict_interval(self, X: Any, coverage: float = 0.9, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
+    def predict_interval(self, X: Any, coverage: float = 0.9, *, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
         """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
 
         Of every fold the model without it says how far off predictions of unseen rows are; the interval is between

@@ -14,7 +14,7 @@ from dkrr.checks import checked_candidates, checked_tol, flag
 from dkrr.cluster import make_progress
 from dkrr.data import MemoryRows, Rows, in_memory, with_columns
 from dkrr.data.rows import check_finite
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.estimators.kernel_estimator import OF_INPUTS, is_local
 from dkrr.estimators.kernel_ridge import KernelRidge, RidgeRegressor, as_columns
 from dkrr.estimators.search import (
@@ -248,7 +248,7 @@ class KernelRidgeCV(RidgeRegressor):
     max_evaluations: Any = 50
     uncertainty: Any = False
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
 
         Parameters
@@ -455,7 +455,7 @@ class KernelRidgeCV(RidgeRegressor):
             for a in range(len(alphas)):
                 sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
         for message in report.leave_out(sheet.values, alphas):
-            warnings.warn(message, ConvergenceWarning, stacklevel=4)
+            warn_inaccurate(message, stacklevel=4)
         return sheet, report
 
     def _ridge_with(self, parameters: dict[str, Any]) -> KernelRidge:

@@ -167,6 +167,7 @@ def write_predictions(
     probabilities, overwrite = flag(probabilities, "probabilities"), flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
+    model._check_fitted()
     check_predictions_path(path, overwrite=overwrite)
     refuse_enclosing({"path": path}, {"X": X})
     return_std, progress = flag(return_std, "return_std"), checked_progress(progress)

@@ -59,7 +59,7 @@ _ESTIMATORS: dict[str, type[Estimator]] = {form.REGRESSION: KernelRidge, form.CL
 
 
 def save(
-    model: KernelEstimator, path: str | Path, overwrite: bool = False, uncertainty: bool | Literal["data"] = False
+    model: KernelEstimator, path: str | Path, *, overwrite: bool = False, uncertainty: bool | Literal["data"] = False
 ) -> None:
     """Save a fitted model.
 
@@ -92,8 +92,10 @@ def save(
 
     Raises
     ------
+    NotFittedError
+        If the model is not fitted.
     InputError
-        If the model is not fitted, the path exists, or uncertainties are not known: of a classifier, or of a model
+        If the path exists, or uncertainties are not known: of a classifier, or of a model
         that was loaded without them.
 
     Examples
@@ -127,9 +129,8 @@ def write_model(
             f"model is {shown(model)}; expected a fitted estimator of dkrr: what a Pipeline does before it is saved "
             f"as its transformer, KernelRidge(transformer=pipeline[:-1]), and of a search its best_estimator_"
         )
-    fitted: FittedFunction | None = getattr(model, "_model", None)
-    if fitted is None:
-        raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")
+    model._check_fitted()
+    fitted: FittedFunction = model._model
     summary = summary_of(model) if hasattr(model, "plan_") else None  # of a loaded model nothing is known of the fit
     search, folds, given = search_of(model), getattr(model, "_folds", None), model
     model = model._as_saved()

@@ -1,7 +1,6 @@
 """The Gaussian process from a Cholesky factor: of K + λW⁻¹ in memory or in a temporary store, or of ΦᵀWΦ + λI."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +11,7 @@ import scipy.linalg
 
 from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
-from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
+from dkrr.errors import NotPositiveDefiniteError, StoreError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fold_models import FoldModels, function_of
@@ -333,10 +332,9 @@ class PrimalPosterior(FactoredProcess):
         part = self._rounded_fraction
         if part > RELATIVE_WIDTH:
             how = "few digits" if part < 1.0 else "no digits"
-            warnings.warn(
+            warn_inaccurate(
                 f"features of rows differ so much in size that {how} of the log marginal likelihood are certain "
                 f"(alpha = {self.alpha:g}): scale rows that are far larger than others, or use form='dual'",
-                ConvergenceWarning,
                 stacklevel=2,
             )
         found = whole + (n - self._n_features) * math.log(self.alpha) + constant - self._log_weights()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from inspect import signature
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,7 +26,7 @@ from dkrr.checks import (
 from dkrr.data import Rows, as_rows, in_memory, opened, with_columns
 from dkrr.data.open import place_of_targets
 from dkrr.data.rows import scan
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting.grids import Box
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
@@ -80,8 +81,8 @@ def plan(  # type: ignore[misc]
     X: Any = None,
     y: Any = None,
     *,
-    n: int | None = None,
-    d: int | None = None,
+    n_samples: int | None = None,
+    n_features: int | None = None,
     n_targets: int = 1,
     kernel: Any = "linear",
     gamma: Any = None,
@@ -122,15 +123,16 @@ def plan(  # type: ignore[misc]
     Parameters
     ----------
     X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, d), optional
-        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". What fit refuses is
-        refused: rows of up to 256 MiB are read whole. Of others a sample is read, and left to the fit is what takes a
-        pass over all of them (NaN, whole numbers that float64 does not hold), and whether a Gram matrix is symmetric.
+        Training rows, instead of n_samples and n_features; the Gram matrix (n, n) if kernel == "precomputed". What fit
+        refuses is refused: rows of up to 256 MiB are read whole. Of others a sample is read, and left to the fit is
+        what takes a pass over all of them (NaN, whole numbers that float64 does not hold), and whether a Gram matrix is
+        symmetric.
     y : ndarray, table, Dask array, Zarr array, path, or column of X, of shape (n,) or (n, n_targets), optional
         Targets or labels, instead of n_targets or n_classes; targets are used only if X is given, labels always.
-    n : int, optional
-        Number of rows, if X is not given.
-    d : int, optional
-        Number of columns of X, if it is not given.
+    n_samples : int, optional
+        Number of rows n, if X is not given.
+    n_features : int, optional
+        Number of columns d of X, if it is not given.
     n_targets : int, default=1
         Number of targets of a regression, if y is not given.
     kernel : str, Kernel, FeatureMap or callable, or a list of these, default="linear"
@@ -220,28 +222,32 @@ def plan(  # type: ignore[misc]
     Examples
     --------
     >>> import dkrr
-    >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", memory_limit="8GiB", workers=2)
+    >>> sizes = {"n_samples": 200_000, "n_features": 20}
+    >>> plan = dkrr.plan(**sizes, kernel="rbf", memory_limit="8GiB", workers=2)
     >>> plan.form, plan.solver, plan.execution, plan.peak_bytes <= 8 * 2**30
     ('dual', 'cg', 'memory', True)
-    >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", solver="cholesky", memory_limit="8GiB", workers=2)
+    >>> plan = dkrr.plan(**sizes, kernel="rbf", solver="cholesky", memory_limit="8GiB", workers=2)
     >>> plan.solver, plan.execution, plan.peak_bytes < 4 * 2**30
     ('cholesky', 'dask', True)
-    >>> plan = dkrr.plan(n=10**6, d=79, kernel="rbf", workers=64, worker_memory="4GiB")  # a cluster to be rented
+    >>> sizes = {"n_samples": 10**6, "n_features": 79}
+    >>> plan = dkrr.plan(**sizes, kernel="rbf", workers=64, worker_memory="4GiB")  # a cluster to be rented
     >>> plan.chosen.n_workers, plan.execution
     (64, 'dask')
-    >>> wide = dkrr.plan(n=10**6, d=79, kernel="rbf", workers=64, worker_memory="16GiB", cores=4)
+    >>> wide = dkrr.plan(**sizes, kernel="rbf", workers=64, worker_memory="16GiB", cores=4)
     >>> wide.chosen.place.slots, wide.seconds < plan.seconds
     (256, True)
-    >>> plan = dkrr.plan(n=10**8, d=2, kernel="rbf", gamma=50.0, extent=1.0)  # positions within a unit square
+    >>> sizes = {"n_samples": 10**8, "n_features": 2}  # positions within a unit square
+    >>> plan = dkrr.plan(**sizes, kernel="rbf", gamma=50.0, extent=1.0)
     >>> plan.form, plan.problem.dimension < 3000
     ('primal', True)
     >>> kernels = {"kernel": ["rbf", "laplacian"], "gamma": [0.1, 0.2]}
-    >>> plan = dkrr.plan(n=2000, d=9, alphas=[0.1, 1.0], cv=5, **kernels)  # a search
+    >>> plan = dkrr.plan(n_samples=2000, n_features=9, alphas=[0.1, 1.0], cv=5, **kernels)  # a search
     >>> len(plan.kernels), plan.n_alphas, plan.seconds_range[0] < plan.seconds < plan.seconds_range[1]
     (4, 2, True)
     """
     if model is not None or probabilities is not False or return_std is not False or interval is not None:
         return _of_new_rows(locals())
+    _refuse_number_as_rows(X, y)
     is_regression = checked_loss(loss) == "squared"
     one_vs_rest = flag(one_vs_rest, "one_vs_rest")
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
@@ -273,7 +279,10 @@ def plan(  # type: ignore[misc]
     if sizes is not None and sizes.is_loo and not is_regression:
         raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
     rows = None if X is None else as_rows(X)
-    n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
+    if rows is None:
+        n, d = checked_count(n_samples, "n_samples"), checked_count(n_features, "n_features")
+    else:
+        n, d = rows.shape
     likelihood = None if is_regression else checked_likelihood(y, n_classes, n, one_vs_rest=one_vs_rest)
     refuse_more_components_than_rows(value, n)
     value = value if rows is None else boxed(value, rows)
@@ -322,6 +331,16 @@ def plan(  # type: ignore[misc]
         return plan_for_rows(problem, rows, resources, box)
     problem = with_measured_kernel(problem, None)
     return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
+
+
+def _refuse_number_as_rows(X: Any, y: Any) -> None:
+    """Refuse sizes that are given in the places of X and y."""
+    if not is_real(X):
+        return
+    n, d = (value if isinstance(value, Integral) else "..." for value in (X, y))
+    raise InputTypeError(
+        f"X is {shown(X)}, a number; expected rows, or sizes by their names: dkrr.plan(n_samples={n}, n_features={d})"
+    )
 
 
 def _problem(rows: Rows | None, kernel: Kernel, n: int, d: int, fields: dict[str, Any]) -> Problem:
@@ -408,6 +427,7 @@ def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:
                 f"{name} is given with model, whose fit is done; expected X, the rows to predict, and of the other "
                 f"arguments probabilities, return_std, interval and memory_limit only"
             )
+    model._check_fitted()
     if X is None:
         raise InputError("model is given without X; expected X, the rows to predict")
     asked = {name: flag(given[name], name) for name in ("probabilities", "return_std")}
@@ -422,7 +442,9 @@ def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) ->
     from dkrr.data.transformers import checked_transformer, fitted_transformer, inputs_of, transformed_inputs
 
     if X is None:
-        raise InputError("transformer is given without X; expected X, or n and d of the rows behind it")
+        raise InputError(
+            "transformer is given without X; expected X, or n_samples and n_features of the rows behind it"
+        )
     unfitted, inputs = checked_transformer(transformer, kernel), inputs_of(X)
     return transformed_inputs(fitted_transformer(unfitted, inputs, memory_limit), inputs)
 

@@ -4,7 +4,6 @@
 """
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
-from dkrr.errors import ConvergenceWarning, Float32BreakdownError, InputError, MemoryLimitError, PlanError
+from dkrr.errors import Float32BreakdownError, InputError, MemoryLimitError, PlanError, warn_inaccurate
 from dkrr.fitting import logistic
 from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context, progress_of
@@ -312,4 +311,4 @@ def _warn(result: SolveResult, plan: Plan) -> None:
     """Warn of a result that is less accurate than requested, where the caller of an estimator's `fit` is."""
     if not result.status.is_good:
         text = LOSSES[plan.problem.loss].shortfall(result, plan)
-        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        warn_inaccurate(text, stacklevel=4)

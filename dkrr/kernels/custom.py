@@ -175,7 +175,7 @@ class CallableKernel(Kernel):
 
     function: Callable[..., Any]
     name: str | None = None
-    takes_objects: bool = False
+    takes_objects: bool = field(default=False, kw_only=True)
     cost: FunctionCost | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class SampledSpectrum:
         return f"{found}: positive definite, condition {self.largest / self.smallest:.2g}{suffix}"
 
 
-def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_state: int = 0) -> SampledSpectrum:
+def smallest_eigenvalue(kernel: Kernel, X: Any, *, n_sample: int = 1000, random_state: int = 0) -> SampledSpectrum:
     """Extreme eigenvalues of the kernel matrix of a sample of rows, to see whether it is positive definite.
 
     Takes O(m²) memory and O(m³) time for a sample of m rows: about a second for 1,000.

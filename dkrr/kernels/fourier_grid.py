@@ -16,7 +16,7 @@ a billion data points", arXiv 2210.10210.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import erfc, exp, log, pi, prod, sqrt
@@ -165,7 +165,7 @@ class FourierGrid(FeatureMap):
     base: Kernel
     error: float = ROUNDING
     box: Any = None
-    doubled: bool = False
+    doubled: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", as_base(self.base, "FourierGrid"))
@@ -223,7 +223,9 @@ class FourierGrid(FeatureMap):
 
     def of_terms_without(self, columns: tuple[int, ...]) -> "FourierGrid":
         """Features of the terms of the kernel that do not take some columns."""
-        return GridOfTerms(self.base, self.error, self.box, self.doubled, columns) if columns else self
+        if not columns:
+            return self
+        return GridOfTerms(self.base, self.error, self.box, columns, doubled=self.doubled)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         grid = self.grid(X.shape[1])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
@@ -468,7 +468,7 @@ class RandomWalk(Kernel):
 
     decay: float
     max_length: int | None = None
-    normalized: bool = True
+    normalized: bool = field(default=True, kw_only=True)
     label: str | None = "label"
 
     def __post_init__(self) -> None:

@@ -140,8 +140,8 @@ class Plan(Explained):
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
         problem = {
-            "n": self.problem.n,
-            "d": self.problem.d,
+            "n_samples": self.problem.n,
+            "n_features": self.problem.d,
             "n_targets": self.problem.n_targets,
             "loss": self.problem.loss,
             "kernel": self.problem.kernel.to_dict(),

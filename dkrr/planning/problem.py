@@ -80,7 +80,7 @@ class Layout:
         return isinstance(solver, ConjugateGradient) and by_float32 == (self.solver == "float32")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """Sizes of one kernel ridge or kernel logistic regression."""
 

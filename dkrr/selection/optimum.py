@@ -4,7 +4,6 @@ L-BFGS-B works on the logarithms of λ and of the lengths, and on that of the er
 matter; it starts at the best candidate of the grid.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from dkrr.checks import MIN_TOL, shown, whole
 from dkrr.cluster import Progress, make_progress
 from dkrr.cost import Stage
 from dkrr.data.rows import digest_of
-from dkrr.errors import ConvergenceWarning, DkrrError, InputError, StoreError
+from dkrr.errors import DkrrError, InputError, StoreError, warn_inaccurate
 from dkrr.fitting.context import QUIET_SECONDS, open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
@@ -374,7 +373,7 @@ def optimise(
     log_of_run.end()
     best, values = objective.best, np.array(objective.values)
     for text in _shortfalls(objective, message, converged=converged):
-        warnings.warn(text, ConvergenceWarning, stacklevel=6)
+        warn_inaccurate(text, stacklevel=6)
     parameters = np.exp(objective.parameters)
     return Optimum(
         alpha=float(parameters[best, 0]),

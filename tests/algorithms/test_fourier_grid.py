@@ -514,8 +514,8 @@ def test_a_grid_is_chosen_by_itself_and_can_be_declined():
     assert dkrr.plan(X, y, kernel="rbf", gamma=12.0, form="dual").form == "dual"
     assert dkrr.plan(X, y, kernel="rbf", gamma=12.0, solver="cg").form == "dual"  # a solver of the dual form
     assert dkrr.plan(X[:300], y[:300], kernel="rbf", gamma=12.0).form == "dual"  # as soon done
-    assert dkrr.plan(n=30_000, d=2, kernel="rbf", gamma=12.0, extent=1.0).form == "primal"
-    assert dkrr.plan(n=30_000, d=2, kernel="rbf", gamma=12.0, extent=[1.0, 1e6]).form == "dual"
+    assert dkrr.plan(n_samples=30_000, n_features=2, kernel="rbf", gamma=12.0, extent=1.0).form == "primal"
+    assert dkrr.plan(n_samples=30_000, n_features=2, kernel="rbf", gamma=12.0, extent=[1.0, 1e6]).form == "dual"
     selection = dkrr.plan(X, y, kernel="rbf", gamma=12.0, alphas=5, cv=3)
     assert selection.method == "primal" and selection.plan.form == "primal"
     model = KernelRidge(kernel="rbf", gamma=12.0).fit(X, y)
@@ -613,15 +613,17 @@ def test_bad_rows_and_boxes_are_refused_before_work():
     with pytest.raises(InputError, match=r"row 7"):
         KernelRidge(kernel="rbf", gamma=12.0).fit(X, y)
     with pytest.raises(InputError, match="memory_limit"):
-        dkrr.plan(n=10**6, d=2, kernel="rbf", gamma=1e4, extent=1.0, form="primal", memory_limit="200MiB")
+        dkrr.plan(
+            n_samples=10**6, n_features=2, kernel="rbf", gamma=1e4, extent=1.0, form="primal", memory_limit="200MiB"
+        )
     for box in ("x", [(1.0, 0.0)], [(0.0, np.inf)]):
         with pytest.raises(InputError, match="box is"):
             FourierGrid(RBF(1.0), box=box)
     for extent in (0, "x", [1.0] * 3, [1.0, -1.0]):
         with pytest.raises(InputError, match="extent is"):
-            dkrr.plan(n=10, d=2, kernel="rbf", extent=extent)
+            dkrr.plan(n_samples=10, n_features=2, kernel="rbf", extent=extent)
     with pytest.raises(InputError, match="extent is given with"):
-        dkrr.plan(n=10, d=4, kernel="rbf", extent=1.0)
+        dkrr.plan(n_samples=10, n_features=4, kernel="rbf", extent=1.0)
     with pytest.raises(InputError, match="base of FourierGrid is"):
         FourierGrid(Linear(), box=unit_box(1)).dimension(1)
 

@@ -319,7 +319,7 @@ def test_values_rows_and_features_are_those_of_scikit_learn(weighting, cosine, s
     weights = {"use_idf": weighting == "tfidf", "binary": weighting == "binary", **settings}
     theirs = TfidfVectorizer(norm="l2" if cosine else None, **weights).fit(training)
     X, Y = theirs.transform(training).toarray(), theirs.transform(others).toarray()
-    kernel = BagOfWords(weighting, cosine, **settings).fitted(training)
+    kernel = BagOfWords(weighting, normalized=cosine, **settings).fitted(training)
     assert kernel.vocabulary == tuple(theirs.get_feature_names_out()) and kernel.has_unit_diagonal is cosine
     assert_allclose(kernel(training, others), X @ Y.T, **EXACT)
     assert_allclose(kernel(training), X @ X.T, **EXACT)

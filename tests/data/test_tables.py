@@ -270,7 +270,7 @@ def test_missing_values_are_counted_and_the_first_is_named():
     ):
         table = dkrr.open_table(pa.table(columns))
         with pytest.raises(InputError, match=match):
-            table.numbers(0, table.n_rows, "y")
+            table.numbers(0, table.n_rows, name="y")
 
 
 def test_columns_of_text_dates_and_lists_are_refused_with_what_to_do(arrow):

@@ -55,6 +55,7 @@ REFUSED = [
     (f"{FIT} --memory-limit 2000", "expected a unit with it: 2000 MB"),
     # Options that do not go together
     ("plan --n 10", "--n and --d"),
+    ("plan --n 10 --d 0", "--d is 0; expected a whole number of at least 1"),
     (f"{FIT} --max-iter 3", "give --logistic"),
     (f"{PLAN} --one-vs-rest", "give --logistic"),
     *((f"{SELECT} {option}", f"{option.split()[0]} is given without --logistic; give --logistic with it")

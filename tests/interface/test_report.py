@@ -167,7 +167,7 @@ for cell in (
     "dkrr.KernelRidge(alpha=-1).fit(np.eye(3), np.ones(3))",
     "dkrr.KernelRidge().fit([[np.nan]], [1.0])",
     "one.predict(np.eye(2))",
-    "dkrr.plan(n=10**6, d=3, kernel='rbf', memory_limit='100MB')",
+    "dkrr.plan(n_samples=10**6, n_features=3, kernel='rbf', memory_limit='100MB')",
 ):
     print("CELL", flush=True)
     shell.run_cell(cell)
@@ -270,10 +270,9 @@ def test_what_has_no_report_is_refused(run, tmp_path):
     path = saved(run[1], tmp_path / "m.zarr")
     again = saved(dkrr.load(path), tmp_path / "again.zarr")
     for subject, out, words in (
-        (dkrr.KernelRidge(), None, "without a plan"),
         (dkrr.load(path), None, "give the path"),
         (again, None, "without a summary"),
-        (run[1], tmp_path / "no" / "x.html", "out is"),
+        (run[1], tmp_path / "no" / "x.html", "path is"),
     ):
         with pytest.raises((InputError, StoreError), match=words):
             dkrr.report(subject, out)

@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 import dkrr
 from dkrr import KernelRidge
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import InputError, NotFittedError, StoreError
 from dkrr.features import FeatureMap, InteractionMap
 from dkrr.kernels import RBF, CallableKernel, Linear, Matern, Polynomial
 from dkrr.store.description import FORMAT_VERSION
@@ -159,7 +159,7 @@ def test_nothing_is_pickled(path):
 
 
 def test_what_is_not_a_model_is_refused(data, tmp_path):
-    with pytest.raises(InputError, match="not fitted"):
+    with pytest.raises(NotFittedError, match="not fitted"):
         dkrr.save(KernelRidge(), tmp_path / "m.zarr")
     (tmp_path / "text").write_text("hello")
     KernelRidge(kernel="rbf", store=str(tmp_path / "run.zarr")).fit(data.X, data.y)

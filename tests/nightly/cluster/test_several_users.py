@@ -76,7 +76,7 @@ def assert_same(found, whole):
 
 def plan(client, **settings):
     with client.as_current():
-        return dkrr.plan(n=20_000, d=3, kernel="rbf", **settings)
+        return dkrr.plan(n_samples=20_000, n_features=3, kernel="rbf", **settings)
 
 
 @contextmanager
