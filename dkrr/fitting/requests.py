@@ -47,7 +47,7 @@ from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
-from dkrr.planning.problem import Form, Spectrum
+from dkrr.planning.problem import NOTHING_SET, Because, Form, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
@@ -254,6 +254,8 @@ class FitRequest:
     """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
     processes: Callable[..., Any] | None = None
     """Makes the Gaussian processes of the fit (`Processes`) of the factors that it leaves, with `uncertainty`."""
+    because: Because = NOTHING_SET
+    """Why the settings have a form or a solver that the user did not request."""
     given: Self | None = None
     """The request as it was made, before a fit drew a feature map or chose another solver."""
 
@@ -276,6 +278,7 @@ class FitRequest:
             total_weight=None if self.weights is None else float(self.weights.sum()),
             interval_folds=len(self.folds),
             folds_are_fitted=len(self.folds) > 0 and self.learns,
+            because=self.because,
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
         )
