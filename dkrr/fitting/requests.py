@@ -339,7 +339,7 @@ def with_spectrum(problem: Problem, rows: Rows) -> Problem:
     p = problem = with_measured_kernel(problem, rows)
     is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
     is_possible = p.solver is None and min(p.alphas) > 0
-    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed
+    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed or is_drawn(p.kernel)
     is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
     if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):
         return problem

@@ -220,6 +220,12 @@ def test_no_plan_of_a_search_says_that_its_form_was_requested():
         assert not {*REQUESTED.values()} & {*plan["reason_codes"]}
 
 
+def test_a_map_that_is_drawn_from_more_rows_than_a_sample_has_is_searched():
+    X = np.random.default_rng(0).normal(size=(600, 3))
+    search = KernelRidgeCV([0.1], kernel=Nystroem(RBF(0.1), 20), cv=2).fit(X, np.sin(X[:, 0]))
+    assert search.plan_.form == "primal"
+
+
 @pytest.mark.parametrize("alphas", [ALPHAS, ALPHAS[::-1]], ids=["given", "reversed"])
 def test_of_candidates_with_the_same_score_the_first_is_taken(data, y, alphas):
     search = KernelRidgeCV(alphas, scoring=lambda *_: 1.0, solver="cg", refit=False).fit(data.X, y)
