@@ -307,7 +307,7 @@ def test_what_a_kernel_learns_is_learned_in_every_fold_and_never_from_the_rows_h
         {"kernel": ["linear", "poly", RBF(0.3) + RBF(3.0)], "gamma": [0.1, 0.3], "degree": 2, "alpha_per_target": True},
         {"kernel": "matern", "kernel_params": {"nu": 2.5, "length_scale": 2.0}, "transformer": "standardize"},
         {"kernel": lambda X, Y, factor: factor * (1.0 + X @ Y.T) ** 2, "kernel_params": {"factor": 3.0}},
-        {"optimize": "length"},
+        {"optimize": "isotropic"},
         {"kernel": [Nystroem(RBF(0.2), 20), "linear"]},
     ],
     ids=["poly", "several", "matern", "function", "optimize", "nystroem"],
