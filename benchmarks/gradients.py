@@ -54,7 +54,7 @@ def cost(n: int, alpha: float, memory_limit: str, cache: Path) -> None:
             [alpha],
             solver="cg",
             cv=FOLDS,
-            optimize="lengths",
+            optimize="ard",
             max_evaluations=1,
             refit=False,
             memory_limit=memory_limit,
@@ -103,7 +103,7 @@ def lengths(n: int, n_test: int, n_search: int | None, evaluations: int, memory_
     settings: dict[str, Any] = {"memory_limit": memory_limit, "progress": sys.stderr.isatty()}
     record: dict[str, Any] = {"n": n, "n_test": n_test, "n_search": n_search, "evaluations": evaluations}
     load = LoadMeter()
-    for what in ("length", "lengths"):
+    for what in ("isotropic", "ard"):
         begun = perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -131,7 +131,7 @@ def lengths(n: int, n_test: int, n_search: int | None, evaluations: int, memory_
     table = Table(title=f"QM9, n = {n:,}: errors of {n_test:,} other molecules")
     for name in ("", "mean absolute", "root mean square", "search"):
         table.add_column(name, justify="right" if name else "left")
-    for what, title in (("length", "one length"), ("lengths", "a length for each column")):
+    for what, title in (("isotropic", "one length"), ("ard", "a length for each column")):
         found = record[what]
         table.add_row(
             title,

@@ -194,7 +194,7 @@ def _varied(case: Case, k: int, rng: np.random.Generator) -> Case:
     if k % 10 == 9:
         return replace(case, n=min(case.n, 2000), train_sizes=(0.25, 0.5), cv=folds, gammas=case.gammas[:2])
     if k == 12 or k == 36:
-        return replace(case, kernels=("rbf",), cv=folds, t=1, optimize="alpha" if k == 12 else "length", n=1500)
+        return replace(case, kernels=("rbf",), cv=folds, t=1, optimize="alpha" if k == 12 else "isotropic", n=1500)
     if k % 10 == 1:
         return replace(case, early_stopping=False, per_target=case.t > 1, refit=bool(rng.random() < 0.5))
     return case

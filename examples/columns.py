@@ -4,7 +4,7 @@ Which columns matter
 
 A length for each column, found by the gradient of the cross-validated error.
 
-A kernel with one length treats all columns alike. ``optimize="lengths"`` gives each
+A kernel with one length treats all columns alike. ``optimize="ard"`` gives each
 column its own: the length of one that does not matter grows, until the function no longer
 depends on it.
 """
@@ -30,7 +30,7 @@ y = (
 # The search starts from the best candidate with one length.
 
 alphas = [0.01, 0.1, 1]
-search = KernelRidgeCV(alphas, kernel="rbf", optimize="lengths", cv=5).fit(X, y)
+search = KernelRidgeCV(alphas, kernel="rbf", optimize="ard", cv=5).fit(X, y)
 before, after = (
     abs(score) ** 0.5 for score in (search.optimum_.scores[0], search.optimum_.score)
 )

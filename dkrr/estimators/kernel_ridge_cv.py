@@ -142,12 +142,13 @@ class KernelRidgeCV(RidgeRegressor):
         with leave-one-out.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.
-    optimize : {"alpha", "length", "lengths"}, optional
+    optimize : {"isotropic", "ard", "alpha"}, optional
         What is optimised further from the best candidate, by exact gradients of the cross-validated squared error in
-        logarithms (L-BFGS-B): λ alone; λ and one length of RBF or Matérn kernels, which multiplies the lengths of all
-        columns; or λ and a length for each column, which is large for columns that do not matter. None: nothing. Every
-        parameter stays within a factor of 1,000 of its start. Folds must share one kernel, in dual form; leave-one-out,
-        `scoring` and `alpha_per_target` are refused. Learning curves stay those of the candidates.
+        logarithms (L-BFGS-B): "isotropic" λ and one length of RBF or Matérn kernels, which multiplies the lengths of
+        all columns; "ard" (automatic relevance determination) λ and a length for each column, which is large for
+        columns that do not matter; "alpha" λ alone. None: nothing. Every parameter stays within a factor of 1,000 of
+        its start. Folds must share one kernel, in dual form; leave-one-out, `scoring` and `alpha_per_target` are
+        refused. Learning curves stay those of the candidates.
     max_evaluations : int, default=50
         Most evaluations of the error and its gradient, each of which takes about as long as two λ of the grid.
     transformer : "standardize" or transformer of scikit-learn, optional

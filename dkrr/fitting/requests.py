@@ -46,7 +46,7 @@ from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
-from dkrr.planning.problem import Form, Spectrum
+from dkrr.planning.problem import NOTHING_SET, Because, Form, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
@@ -253,6 +253,8 @@ class FitRequest:
     """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
     processes: Callable[..., Any] | None = None
     """Makes the Gaussian processes of the fit (`Processes`) of the factors that it leaves, with `uncertainty`."""
+    because: Because = NOTHING_SET
+    """Why the settings have a form or a solver that the user did not request."""
     given: Self | None = None
     """The request as it was made, before a fit drew a feature map or chose another solver."""
 
@@ -275,6 +277,7 @@ class FitRequest:
             total_weight=None if self.weights is None else float(self.weights.sum()),
             interval_folds=len(self.folds),
             folds_are_fitted=len(self.folds) > 0 and self.learns,
+            because=self.because,
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
         )
@@ -335,7 +338,7 @@ def with_spectrum(problem: Problem, rows: Rows) -> Problem:
     p = problem = with_measured_kernel(problem, rows)
     is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
     is_possible = p.solver is None and min(p.alphas) > 0
-    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed
+    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed or is_drawn(p.kernel)
     is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
     if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):
         return problem

@@ -34,7 +34,8 @@ from dkrr.linalg.residual import worst
 from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
-from dkrr.planning.problem import Form, Loss
+from dkrr.planning.problem import Because, Form, Loss
+from dkrr.planning.reasons import Reason
 from dkrr.planning.strategy import How
 
 
@@ -284,7 +285,8 @@ def _with_solver(
     solver: Cholesky | ConjugateGradient, request: FitRequest, data: FitData, message: str, show_progress: bool | None
 ) -> tuple[Plan, tuple[Solved, ...]]:
     """Plan and fit once more with another solver; the message says why."""
-    request = replace(request.with_settings(solver=solver), start=None)
+    because = Because(solver=Reason("solver-failed", message))
+    request = replace(request.with_settings(solver=solver), start=None, because=because)
     plan = plan_of(request)
     progress = progress_of(show_progress, plan.seconds)
     progress.note(message)

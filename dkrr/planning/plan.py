@@ -12,8 +12,9 @@ from dkrr.kernels.implied import arrays_of
 from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
 from dkrr.planning.problem import Form, Problem
+from dkrr.planning.reasons import Reason, codes_of
 from dkrr.planning.resources import Execution, RatesFrom, Resources
-from dkrr.planning.strategy import Generated, Reason, Strategy, codes_of
+from dkrr.planning.strategy import Generated, Strategy
 from dkrr.planning.transforms import sums_bytes
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds
@@ -161,6 +162,8 @@ class Plan(Explained):
             "reasons": list(self.reasons),
             "reason_codes": codes_of(self.reasons),
             "rejected": [c.to_dict() for c in self.rejected],
+            "search_rejected": list(self.problem.because.rejected),
+            "search_rejected_codes": codes_of(self.problem.because.rejected),
         }
 
     def __repr__(self) -> str:
@@ -188,7 +191,8 @@ class Plan(Explained):
             *([("cluster", self.resources.assumed)] if self.resources.assumed else []),
         ]
         title = f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {columns_of(p)}, {kernel_of(p)}"
-        return layout(title, facts, self.reasons, [rejection(r, c) for r in self.rejected[:4]])
+        rejected = [*(rejection(r, c) for r in self.rejected[:4]), *p.because.rejected]
+        return layout(title, facts, self.reasons, rejected)
 
     def _with_uncertainty(self) -> str:
         n_bytes = self.saved_bytes_with_uncertainty

@@ -20,8 +20,9 @@ from dkrr.planning.explain import (
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
-from dkrr.planning.strategy import Reason, Strategy
+from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.tiles import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.ways import ways
@@ -85,7 +86,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         resources=resources,
         chosen=chosen,
         prediction=prediction_form(problem),
-        reasons=tuple(_reasons(problem, resources, chosen, candidates) + impossible),
+        reasons=(*_reasons(problem, resources, chosen, candidates), *impossible, *problem.because.reasons),
         rejected=tuple(others),
     )
 

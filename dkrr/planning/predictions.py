@@ -13,8 +13,8 @@ from dkrr.linalg.posterior import block_bytes
 from dkrr.planning.explain import DOUBT_OF_ESTIMATE, Reasoned
 from dkrr.planning.plan import NARROW, RATES
 from dkrr.planning.problem import Form, Problem
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import CALLER_MARGIN_BYTES, PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.strategy import Reason
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds, plural

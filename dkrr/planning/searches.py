@@ -10,13 +10,13 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.explain import columns_of, layout
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import ITERATING, RATES, Plan
 from dkrr.planning.planner import make_plan
-from dkrr.planning.selection import FoldSizes, ScoringPlan
-from dkrr.planning.strategy import Iterative, Reason, TileProducts
+from dkrr.planning.reasons import Reason
+from dkrr.planning.selection import FoldSizes, ScoringPlan, continuing
+from dkrr.planning.strategy import Iterative, TileProducts
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 USUAL_EVALUATIONS = 10
@@ -423,5 +423,5 @@ def whole_plan(
     if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.how.keeps_factors:
         return replace(scores, last=last)
     if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
-        problem = replace(problem, solver=problem.solver or ConjugateGradient(), form="dual")
+        problem = continuing(problem, main)
     return replace(scores, last=make_plan(problem, main.plan.resources))

@@ -1,39 +1,16 @@
 """One way to solve a problem in one place: what the fit needs to know to go it, and what it should cost."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from dkrr.cost import Stage
 from dkrr.linalg.products import Precision
 from dkrr.planning.problem import Form
+from dkrr.planning.reasons import NO_REASON, Reason, codes_of
 from dkrr.planning.resources import Execution, Workplace
 
 Solver = Literal["cholesky", "float32", "cg"]
 """What solves linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
-
-
-class Reason(str):
-    """Sentence of a plan for people, with a code for programs: words may change, a code stays what it is."""
-
-    code: str
-    """A few words in kebab-case, such as "smaller-matrix"; empty, as the sentence, where there is no reason."""
-
-    def __new__(cls, code: str = "", text: str = "") -> Self:
-        reason = super().__new__(cls, text)
-        reason.code = code
-        return reason
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.code, str(self))
-
-
-NO_REASON = Reason()
-
-
-def codes_of(reasons: Iterable[str]) -> list[str]:
-    """Codes of sentences; empty for one that came back as text only, as from a file of skops."""
-    return [getattr(reason, "code", "") for reason in reasons]
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,19 @@ from dkrr.errors import MemoryLimitError, PlanError
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.explain import (
-    CG_REQUESTED,
     DIRECT_IS_SOON_DONE,
     NOT_SURELY_FASTER,
     SMALL_SECONDS,
     SURELY_FASTER,
     Reasoned,
+    why_cg,
 )
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
+from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import NO_REASON, Iterative, Reason
+from dkrr.planning.strategy import Iterative
 from dkrr.planning.work import Site, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
@@ -114,7 +115,7 @@ def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> Unc
         if plan.seconds <= SMALL_SECONDS and (plan.chosen.is_whole or not is_for_cg):
             return replace(factored, reasons=(DIRECT_IS_SOON_DONE,))
     if is_for_cg:
-        return plan_iterations(problem, resources, n_rows, CG_REQUESTED)
+        return plan_iterations(problem, resources, n_rows, why_cg(problem))
     if isinstance(factored, PlanError):
         unaffordable = Reason("factor-is-unaffordable", f"a factor is not affordable: {factored}")
         return plan_iterations(problem, resources, n_rows, unaffordable)

@@ -37,7 +37,7 @@ from dkrr.store.run_store import ENDED, STAGE
 from dkrr.text import Explained, plural
 
 Array = NDArray[np.float64]
-What = Literal["alpha", "length", "lengths"]
+What = Literal["isotropic", "ard", "alpha"]
 
 RANGE = 1000.0
 """Factor by which λ and every length may become larger or smaller than where they start."""
@@ -122,8 +122,8 @@ class Search:
             return None
         if not isinstance(what, str) or what not in get_args(What):
             raise InputError(
-                f"optimize is {shown(what)}; expected None, 'alpha' (λ alone), 'length' (λ and one length for all "
-                f"columns) or 'lengths' (λ and a length for each column)"
+                f"optimize is {shown(what)}; expected None, 'isotropic' (λ and one length for all "
+                f"columns), 'ard' (λ and a length for each column) or 'alpha' (λ alone)"
             )
         return cls(what, n_evaluations)  # type: ignore[arg-type]
 
@@ -171,7 +171,7 @@ class Search:
             return kernel, np.empty(0)
         assert isinstance(kernel, WithLengths)
         lengths = kernel.lengths(n_features)
-        if self.what == "length":
+        if self.what == "isotropic":
             return kernel, np.exp(np.log(lengths).mean(keepdims=True))
         return kernel.with_lengths(lengths), lengths
 
@@ -180,7 +180,7 @@ class Search:
         if self.what == "alpha":
             return begun
         assert isinstance(begun, WithLengths)
-        if self.what == "lengths":
+        if self.what == "ard":
             return begun.with_lengths(lengths)
         own = begun.lengths(n_features)
         scaled = own * (lengths / np.exp(np.log(own).mean()))
@@ -189,7 +189,7 @@ class Search:
     def gradient(self, evaluation: Evaluation) -> Array:
         """Derivatives by the logarithms of λ and of what `start` gives."""
         by_lengths = np.empty(0) if evaluation.by_log_lengths is None else evaluation.by_log_lengths
-        if self.what == "length":
+        if self.what == "isotropic":
             by_lengths = by_lengths.sum(keepdims=True)
         return np.concatenate([[evaluation.by_log_alpha], by_lengths])
 

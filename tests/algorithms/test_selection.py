@@ -74,7 +74,7 @@ def test_gradients_agree_with_dense_systems_and_differences(case, monkeypatch):
     weights = weights if "weighted" in case else None
     pairs, kernel, step = list(case["folds"].split(X)), case["kernel"], 1e-4
     settings = {"fit_intercept": case.get("fit_intercept", False), "tile": case.get("tile")}
-    search = KernelRidgeCV([0.1], kernel=kernel, cv=pairs, optimize="lengths", cv_tol=1e-11, refit=False, **settings)
+    search = KernelRidgeCV([0.1], kernel=kernel, cv=pairs, optimize="ard", cv_tol=1e-11, refit=False, **settings)
     with pytest.warns(ConvergenceWarning, match="stopped after 3 evaluations"):
         found = search.set_params(max_evaluations=3).fit(X, Y, sample_weight=weights).optimum_
 
@@ -103,7 +103,7 @@ def test_lengths_of_columns_that_do_not_matter_grow():
     rng = np.random.default_rng(0)
     X = np.asfortranarray(rng.standard_normal((300, 5)))  # as columns of a DataFrame lie
     y = np.sin(2 * X[:, 0]) + np.cos(2 * X[:, 1]) + 0.1 * rng.standard_normal(300)
-    search = KernelRidgeCV([0.01, 0.1, 1.0], kernel="rbf", gamma=[0.05, 0.2], optimize="lengths", cv=4)
+    search = KernelRidgeCV([0.01, 0.1, 1.0], kernel="rbf", gamma=[0.05, 0.2], optimize="ard", cv=4)
     optimum, grid = search.fit(X[:200], y[:200]).optimum_, search.cv_results_["mean_test_score"]
     lengths = optimum.kernel.lengths(5)
     assert optimum.converged and lengths[2:].min() > 5 * lengths[:2].max()
@@ -127,17 +127,17 @@ def test_alpha_alone_is_that_of_a_fine_grid(convert):
 
 def test_one_length_is_for_all_columns_or_times_those_of_each():
     X, Y = problem(n=80)
-    search = KernelRidgeCV([0.01, 0.1], optimize="length", cv=LeaveOneGroupOut()).fit(X, Y, groups=np.arange(80) // 20)
+    search = KernelRidgeCV([0.01, 0.1], optimize="isotropic", cv=LeaveOneGroupOut()).fit(X, Y, groups=np.arange(80) // 20)
     assert search.optimum_.lengths.shape == (search.optimum_.n_evaluations, 1)
     pairs = list(LeaveOneGroupOut().split(X, groups=np.arange(80) // 20))
     error = dense_error(X, Y, None, search.optimum_.kernel, search.alpha_, pairs, fit_intercept=False)
     assert_allclose(-search.best_score_, error, rtol=1e-4)
-    found = KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="length").fit(X, Y).optimum_.kernel.length_scale
+    found = KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="isotropic").fit(X, Y).optimum_.kernel.length_scale
     assert_allclose(np.array(found) / LENGTHS, found[0] / LENGTHS[0])
 
 
 def test_a_search_stops_after_its_evaluations_and_resumes_them(tmp_path):
-    (X, Y), settings = problem(n=80), {"alphas": [0.1], "optimize": "lengths", "store": str(tmp_path / "run")}
+    (X, Y), settings = problem(n=80), {"alphas": [0.1], "optimize": "ard", "store": str(tmp_path / "run")}
     first, second = (
         _warned(f"stopped after {k} evaluations", X, Y, max_evaluations=k, refit=k == 3, **settings) for k in (3, 5)
     )
@@ -153,7 +153,7 @@ def _warned(match, X, Y, **settings):
 
 def test_an_evaluation_whose_systems_are_not_solved_is_not_taken():
     X, Y = problem(n=80)
-    settings = {"alphas": [0.3], "tol": 1e-3, "optimize": "lengths", "refit": False}
+    settings = {"alphas": [0.3], "tol": 1e-3, "optimize": "ard", "refit": False}
     few = ConjugateGradient(preconditioner=None, max_iter=30)
     found = _warned("an evaluation, with alpha = .* not solved; the best of its", X, Y, solver=few, **settings)
     assert found.alphas.min() > 0.1, "that of 0.03 is none of its evaluations"
@@ -181,7 +181,7 @@ def test_what_has_no_gradient_is_refused(settings, message):
     X, Y = problem(n=30)
     X = X if settings else sp.csr_array(X)
     with pytest.raises(InputError, match=message):
-        KernelRidgeCV(**{"alphas": [0.1], "optimize": "lengths"} | settings).fit(X, Y)
+        KernelRidgeCV(**{"alphas": [0.1], "optimize": "ard"} | settings).fit(X, Y)
 
 
 def test_a_search_that_ends_at_a_bound_says_so():
@@ -204,7 +204,7 @@ WAYS = {
     "loo": {"cv": "loo"},
     "sweep": {"solver": "cg"},
     "no race": {"solver": "cg", "early_stopping": False, "alpha_per_target": True},
-    "gradients": {"optimize": "length", "max_evaluations": 3},
+    "gradients": {"optimize": "isotropic", "max_evaluations": 3},
     "kernels": {"gamma": [0.1, 1.0], "train_sizes": [0.5]},
     "other scores": {"scoring": "neg_mean_absolute_error"},
     "refits": {"kernel": Nystroem(RBF(1.0), 10), "gamma": None},

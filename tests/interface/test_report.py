@@ -78,7 +78,7 @@ def saved(model, path):
 @pytest.fixture(scope="module", params=["ridge", "cg", "logistic", "search"])
 def model(request):
     if request.param == "search":
-        search = dkrr.KernelRidgeCV(alphas=[1e-3, 0.1, 1.0], gamma=[0.1, 0.3], optimize="length", train_sizes=[0.5])
+        search = dkrr.KernelRidgeCV(alphas=[1e-3, 0.1, 1.0], gamma=[0.1, 0.3], optimize="isotropic", train_sizes=[0.5])
         with pytest.warns(ConvergenceWarning, match="ended at the bound"):
             return search.fit(X, Y)
     if request.param == "logistic":

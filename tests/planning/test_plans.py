@@ -18,8 +18,8 @@ from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError,
 from dkrr.planning import Layout, Rates, make_plan
 from dkrr.planning.explain import SURELY_FASTER, solver_facts
 from dkrr.planning.planner import EQUAL_TIME
+from dkrr.planning.reasons import codes_of
 from dkrr.planning.resources import WorkerShare
-from dkrr.planning.strategy import codes_of
 from dkrr.planning.tiles import MAX_TILES_PER_SIDE
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import format_seconds

@@ -10,9 +10,9 @@ import pytest
 import dkrr
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.planning.problem import Spectrum
+from dkrr.planning.reasons import codes_of
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import FoldSizes, plan_scores
-from dkrr.planning.strategy import codes_of
 from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky, ConjugateGradient
 from tests.planning.problems import GIB, MIB, machine, problem

@@ -76,7 +76,7 @@ def optimize(store):
     X, Y, _, _ = sample()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # of the few evaluations
-        found = KernelRidgeCV((0.1,), optimize="lengths", cv=3, max_evaluations=4, store=store).fit(X, Y)
+        found = KernelRidgeCV((0.1,), optimize="ard", cv=3, max_evaluations=4, store=store).fit(X, Y)
     return [found.optimum_.scores, found.optimum_.gradients, found.predict(X)]
 
 
