@@ -51,6 +51,7 @@ from dkrr.fitting.sampled import boxed
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.names import SEARCHED, warn_of_unused
 from dkrr.linalg.result import SolveResult
 from dkrr.planning import Plan
 from dkrr.planning.predictions import PredictionPlan
@@ -163,6 +164,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     ) -> tuple[Any, Settings, Rows, NDArray[Any], NDArray[np.float64] | None]:
         """X as rows of numbers, settings with the fitted kernel, rows, targets or labels, and sample weights."""
         kernel = self._kernel()
+        warn_of_unused({name: getattr(self, name) for name in SEARCHED}, stacklevel=4)  # the caller of fit
         checked_progress(self.progress)
         if checked_store(self.store) is not None:
             refuse_enclosing({"store": self.store}, {"X": X, "y": y, "sample_weight": sample_weight})

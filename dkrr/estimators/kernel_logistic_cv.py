@@ -30,7 +30,7 @@ from dkrr.fitting.requests import FitRequest, checked_weights
 from dkrr.fitting.search_plans import search_plan
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
-from dkrr.kernels.names import SEARCHED
+from dkrr.kernels.names import SEARCHED, warn_of_unused
 from dkrr.linalg.result import Status
 from dkrr.planning.detection import detect
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
@@ -174,8 +174,10 @@ class KernelLogisticRegressionCV(KernelClassifier):
             raise InputError(f"store is {shown(self.store)}; expected None: fits of folds are not kept in a store")
         grid, score = parameter_grid(self), _checked_scoring(self.scoring)
         models = self._models()
+        kernels = [model._kernel() for model in models]
+        warn_of_unused({name: getattr(self, name) for name in SEARCHED}, stacklevel=2)
         X, y, sample_weight = with_columns(X, y, sample_weight)
-        X = self._transformed(models[0]._kernel(), X)
+        X = self._transformed(kernels[0], X)
         # All that is wrong with the data is said before the first fold is fitted.
         labels, request, _ = models[0]._request(X, y, sample_weight, (float(alphas[0]),))
         codes, weights = labels.codes, checked_weights(sample_weight, len(labels.codes))
@@ -188,7 +190,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         for sets in (folds, *parts):
             _check_classes(sets, codes, labels.classes, request.weights, is_part=sets is not folds)
 
-        plan = self._plan(request, [model._kernel() for model in models], X, alphas, folds, curve)
+        plan = self._plan(request, kernels, X, alphas, folds, curve)
 
         def scored(sets: Folds, size: int | None = None) -> tuple[Array, NDArray[np.intp], Array]:
             """Scores, Newton's steps and gradients, each of shape (n_kernels, n_alphas, n_folds).

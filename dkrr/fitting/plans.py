@@ -48,7 +48,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.implied import feature_map, is_drawn, refuse_more_components_than_rows
-from dkrr.kernels.names import candidate_grid, candidate_settings
+from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
 from dkrr.planning import Plan, Problem
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
@@ -254,6 +254,7 @@ def plan(  # type: ignore[misc]
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
     given = {"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}
     kernels = _kernels(given, kernel_params, is_search=alphas is not None or cv is not None)
+    warn_of_unused(given, stacklevel=2)
     value = kernels[0]
     is_learning = is_drawn(value) or value.learns_values
     X, y, sample_weight = with_columns(X, y, sample_weight)

@@ -31,10 +31,11 @@ from dkrr.fitting.grids import (
     is_compared,
     may_have_grid,
 )
-from dkrr.kernels import AdditiveChi2, Kernel, as_kernel
+from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.fourier_grid import FourierGrid, grid_columns
 from dkrr.kernels.implied import is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
@@ -385,10 +386,10 @@ SOLVERS: dict[str, Cholesky | ConjugateGradient | None] = {
 
 
 def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
-    """Kernel given as any argument of `as_kernel`, or as a feature map."""
+    """Kernel given as any argument of `as_kernel`, or as a feature map; `warn_of_unused` warns of the others."""
     if not isinstance(kernel, str) and isinstance(kernel, FeatureMap):
         kernel = kernel.kernel()
-    return as_kernel(kernel, **settings)
+    return kernel_of(kernel, **settings)
 
 
 def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:

@@ -47,7 +47,6 @@ REFUSED = [
     # Kernels and numbers
     (f"{PLAN} --kernel matern --kernel-param nu=1.5 --kernel-param nu=2.5", "given twice"),
     (f"{PLAN} --kernel matern --kernel-param mu=1", "has no parameter mu; expected 'nu', 'length_scale'"),
-    (f"{PLAN} --kernel matern --gamma 1", "--kernel-param length_scale="),
     (f"{PLAN} --kernel rbf --gamma 1 --kernel-param gamma=5", "gamma is 1.0, and .* expected one of the two"),
     (f"{FIT} --alpha 1,2", r"KernelRidgeCV \(dkrr select\) chooses among several"),
     (f"{FIT} --gamma 1,2", "dkrr select chooses among several"),

@@ -78,7 +78,10 @@ SETTINGS = {
     "alpha has shape (2,); expected a number, or shape (3,): one for each target…": {"alpha": [1.0, 2.0]},
     "kernel is 'gaussian'; expected one of …did you mean 'rbf'?": {"kernel": "gaussian"},
     "kernel_params: …'rbf' has no parameter width; expected 'gamma'": {"kernel": "rbf", "kernel_params": {"width": 1}},
-    "gamma is 0.1, which the kernel 'linear' does not have; expected gamma=None, or …": {"gamma": 0.1},
+    'gamma is 0.1, which the kernel … does not have; expected gamma=None, or kernel_params={"gamma": ...}…': {
+        "kernel": np.dot,
+        "gamma": 0.1,
+    },
     "…X has 24 rows and y 23": {"X": da.from_array(X), "y": Y[:-1]},
     "Input y contains NaN: …row 7, column 2 (counted from 0); expected finite numbers…": {"y": put(Y, (7, 2), np.nan)},
     "sample_weight has shape (3,); expected (24,), one for each row of X": {"weights": np.ones(3)},

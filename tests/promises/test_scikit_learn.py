@@ -121,6 +121,49 @@ def test_grids_over_parameters_of_kernels_find_what_separate_fits_find():
     assert_array_equal(search.predict(X), expected.predict(X))
 
 
+FITS = {
+    "ridge": lambda **given: KernelRidge(**given).fit(X, Y),
+    "ridge of a matrix": lambda **given: KernelRidge(**given | {"kernel": "precomputed"}).fit(X @ X.T, Y),
+    "search": lambda **given: KernelRidgeCV([0.1, 1.0], cv=3, **given).fit(X, Y),
+    "search of candidates": lambda **given: KernelRidgeCV([0.1], cv=3, **given | {"gamma": [0.1]}).fit(X, Y),
+    "classes": lambda **given: KernelLogisticRegression(**given).fit(X, LABELS),
+    "path": lambda **given: KernelLogisticRegression(**given).fit_path(X, LABELS, [1.0, 0.1]),
+    "search of classes": lambda **given: KernelLogisticRegressionCV([0.1, 1.0], cv=3, **given).fit(X, LABELS),
+    "plan": lambda **given: dkrr.plan(X, Y, **given),
+    "plan of a search": lambda **given: dkrr.plan(X, Y, alphas=[0.1], **given | {"gamma": [0.1]}),
+    "gram": lambda **given: dkrr.gram(X, **given),
+}
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_a_parameter_that_a_kernel_with_a_name_does_not_have_is_ignored_with_one_warning(fit):
+    message = (
+        r"gamma=\[?0\.1\]? is ignored: the kernel '(linear|precomputed)' does not have it; kernels with it: .*'rbf'"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
+        fit(kernel="linear", gamma=0.1)
+    assert [one.filename for one in caught] == [__file__]
+
+
+def test_a_grid_over_kernels_by_name_scores_what_scikit_learns_does(tmp_path):
+    grid = {"kernel": ["linear", "rbf"], "gamma": [0.1, 1.0]}
+    with pytest.warns(UserWarning, match=r"gamma=(0.1|1.0) is ignored: the kernel 'linear' does not have it"):
+        ours = GridSearchCV(KernelRidge(), grid, cv=2).fit(X, Y)
+    theirs = GridSearchCV(sklearn.kernel_ridge.KernelRidge(), grid, cv=2).fit(X, Y)
+    assert_close(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
+    with pytest.warns(UserWarning, match="degree=2 is ignored: none of the kernels") as caught:
+        search = KernelRidgeCV([1.0], degree=2, cv=2, **grid).fit(X, Y)
+    assert len(caught) == 1 and [one.get("gamma") for one in search.cv_results_["params"]] == [None, 0.1, 1.0]
+    assert KernelRidge(**search.best_params_).fit(X, Y).predict(X) == pytest.approx(search.predict(X), abs=1e-7)
+    dkrr.save(search, tmp_path / "m.zarr")  # without another warning
+
+
+def test_what_comes_with_a_kernel_value_or_function_is_refused():
+    for estimator in (KernelRidge(kernel=RBF()), KernelRidge(kernel=products), KernelRidgeCV(kernel=[RBF(), "linear"])):
+        with pytest.raises(InputError, match="gamma"):
+            estimator.set_params(gamma=0.1).fit(X, Y)
+
+
 @every_estimator
 def test_sample_weights_are_routed_through_pipelines_and_searches(estimator):
     targets, weights = targets_of(estimator), RNG.integers(1, 4, len(X)).astype(float)
