@@ -33,19 +33,30 @@ STAGE_NAMES = (
 
 @dataclass(frozen=True)
 class Stage:
-    """One named stage of a fit, projected or measured."""
+    """One named stage of a fit, projected or measured.
+
+    Attributes
+    ----------
+    name : str
+        Name of the stage, such as "factorisation": a fit and its plan have the same.
+    seconds : float
+        Wall time.
+    read_bytes : float
+        Bytes read from the store.
+    written_bytes : float
+        Bytes written to the store.
+    disk_bytes : int
+        Peak space of its results in the store.
+    peak_bytes : int
+        Peak memory of any process that works during the stage.
+    """
 
     name: str
-    """One of STAGE_NAMES."""
     seconds: float
     read_bytes: float = 0.0
-    """Bytes read from the store."""
     written_bytes: float = 0.0
-    """Bytes written to the store."""
     disk_bytes: int = 0
-    """Peak space of its results in the store."""
     peak_bytes: int = 0
-    """Peak memory of any process that works during the stage."""
 
     def times(self, factor: float, peak_bytes: int = 0) -> Self:
         """Stage that runs this `factor` times, with results that take no more space."""

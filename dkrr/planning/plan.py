@@ -37,16 +37,29 @@ class Plan(Explained):
 
     ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. Each reason is a sentence with a
     `code`, which stays the same where the words change: "reason_codes" and "refused_code" of the dictionary.
+
+    Attributes
+    ----------
+    problem : Problem
+        Sizes that the cost depends on: `n` rows, `d` columns, `n_targets`, `kernel`, `alphas`, ...
+    resources : Resources
+        Processes and their limits as the planner found them: `n_workers`, `local_limit_bytes`, `rates_from`, ...
+    chosen : Strategy
+        What will be done, with its cost.
+    prediction : {"primal", "dual"}
+        Form in which the model predicts: primal costs O(D) per row, dual O(n d).
+    reasons : tuple of Reason
+        Why so, sentence by sentence.
+    rejected : tuple of Strategy
+        The other candidates, best first, each with the reason in `refused` or a higher cost.
     """
 
     problem: Problem
     resources: Resources
     chosen: Strategy
     prediction: Form
-    """Form in which the model predicts: primal costs O(D) per row, dual O(n d)."""
     reasons: tuple[Reason, ...]
     rejected: tuple[Strategy, ...]
-    """The other candidates, best first."""
 
     @property
     def form(self) -> Form:

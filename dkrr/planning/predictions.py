@@ -229,32 +229,56 @@ class PredictionPlan(Reasoned):
     """How new rows are predicted, what it should cost, and why.
 
     ``str(plan)`` explains it; ``plan.to_dict()`` is for programs.
+
+    Attributes
+    ----------
+    prediction : Prediction
+        Sizes that the cost depends on: `n_rows`, `form`, `n_columns`, ...
+    method : {"predictions", "factor", "iterations"}
+        How standard deviations are computed; "predictions": none are.
+    execution : {"memory", "dask"}
+        Whether this process predicts, or workers of the client do.
+    threads : int
+        Threads of this process that predict; 1 if workers do.
+    block_rows : int
+        Rows that are predicted together: those whose standard deviations are, else those that are read together.
+    read_rows : int
+        Rows that are read and written together.
+    parts : Parts
+        Projected time by what takes it.
+    peak_bytes : int
+        Projected highest memory of a process that predicts.
+    limit_bytes : int
+        Memory that a process may hold.
+    read_bytes : float
+        Bytes that are read: new rows, and a factor or training rows that are not in memory, for each block.
+    written_bytes : int
+        Size of the predictions, uncompressed and without columns that are kept.
+    rates_from : {"defaults", "quick", "calibration", "configuration"}
+        Where the rates come from: dkrr's defaults, a quick measurement, ``dkrr calibrate``, or Dask's configuration.
+    reasons : tuple of Reason
+        Why so, sentence by sentence.
+    rejected : tuple of Reason
+        Other ways, with what speaks against each.
+    plan : UncertaintyPlan or None
+        Plan of standard deviations whose factor is not known; None: it is, or none are asked for.
     """
 
     prediction: Prediction = field(repr=False)
     method: Literal["predictions", "factor", "iterations"]
-    """How standard deviations are computed; "predictions": none are."""
     execution: Literal["memory", "dask"]
-    """Whether this process predicts, or workers of the client do."""
     threads: int
     block_rows: int
-    """Rows that are predicted together: those whose standard deviations are, else those that are read together."""
     read_rows: int
-    """Rows that are read and written together."""
     parts: Parts
-    """Projected time by what takes it."""
     peak_bytes: int
-    """Projected highest memory of a process that predicts."""
     limit_bytes: int
     read_bytes: float
-    """Bytes that are read: new rows, and a factor or training rows that are not in memory, for each block."""
     written_bytes: int
-    """Size of the predictions, uncompressed and without columns that are kept."""
     rates_from: str
     reasons: tuple[Reason, ...]
     rejected: tuple[Reason, ...] = ()
     plan: UncertaintyPlan | None = None
-    """Plan of standard deviations whose factor is not known; None: it is, or none are asked for."""
 
     @property
     def seconds(self) -> float:  # type: ignore[override]

@@ -5,10 +5,15 @@ from typing import Self
 
 
 class Reason(str):
-    """Sentence of a plan for people, with a code for programs: words may change, a code stays what it is."""
+    """Sentence of a plan for people, with a code for programs: words may change, a code stays what it is.
+
+    Attributes
+    ----------
+    code : str
+        A few words in kebab-case, such as "smaller-matrix"; empty, as the sentence, where there is no reason.
+    """
 
     code: str
-    """A few words in kebab-case, such as "smaller-matrix"; empty, as the sentence, where there is no reason."""
 
     def __new__(cls, code: str = "", text: str = "") -> Self:
         reason = super().__new__(cls, text)

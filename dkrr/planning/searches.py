@@ -167,12 +167,19 @@ class SelectionPlan(Explained):
 
     ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. What is said of one way to the
     scores (`method`, `plan`, `reasons`, ...) is that of the kernel that takes longest.
+
+    Attributes
+    ----------
+    kernels : tuple of ScoringPlan
+        How the λ of every kernel are scored.
+    last : Plan or None
+        Fit of all rows with the best candidate, if that is of the kernel that takes longest; None: there is none.
+    optimising : Optimising or None
+        Plan of the optimisation from the best candidate; None: there is none.
     """
 
     kernels: tuple[ScoringPlan, ...]
-    """How the λ of every kernel are scored."""
     last: Plan | None = None
-    """Fit of all rows with the best candidate, if that is of the kernel that takes longest; None: there is none."""
     optimising: Optimising | None = None
 
     # The scores of one kernel

@@ -98,27 +98,48 @@ class ScoringPlan(Reasoned):
     """How λ is chosen for one kernel, what it should cost, and why.
 
     ``str(plan)`` explains it.
+
+    Attributes
+    ----------
+    method : {"sweep", "factors", "primal", "refits", "paths"}
+        Way to the scores: all folds and λ in one run of conjugate gradient (sweep), from one factor for each λ, from
+        one pass over the rows (primal), a fit for each fold, or a path of fits through λ for each fold.
+    plan : Plan
+        Plan of the systems: all of them, some targets at a time (sweep), those of one λ (factors), or of one fold.
+    sizes : FoldSizes
+        What the cost depends on of the folds: `n_folds`, `is_loo`, ...
+    n_alphas : int
+        Number of λ.
+    seconds : float
+        Projected wall time in seconds, without the fit with the chosen λ.
+    peak_bytes : int
+        Projected highest memory of any process that works.
+    reasons : tuple of Reason
+        Why so, sentence by sentence.
+    rejected : tuple of Reason
+        Other ways, with what speaks against each.
+    curve : tuple of float
+        Fractions of the training rows to which every fold has a fit as well, for a learning curve.
+    parts : tuple of Plan
+        Plan of one fold's fit to such a part, for every fraction.
+    share : float
+        Fraction of the iterations of conjugate gradient that a race leaves in the mean.
+    asked : Problem or None
+        Problem of a fit to all rows with every λ, for which the scores are.
     """
 
     method: Method
     plan: Plan
-    """Of the systems: all of them, some targets at a time (sweep), those of one λ (factors), or of one fold."""
     sizes: FoldSizes
     n_alphas: int
     seconds: float
-    """Projected wall time, without the fit with the chosen λ."""
     peak_bytes: int
-    """Projected highest memory of any process that works."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Reason, ...] = ()
     curve: tuple[float, ...] = ()
-    """Fractions of the training rows to which every fold has a fit as well, for a learning curve."""
     parts: tuple[Plan, ...] = ()
-    """Plan of one fold's fit to such a part, for every fraction."""
     share: float = 1.0
-    """Fraction of the iterations of conjugate gradient that a race leaves in the mean."""
     asked: Problem | None = None
-    """Problem of a fit to all rows with every λ, for which the scores are."""
 
     def summary(self) -> str:
         """Short description of the method."""

@@ -178,17 +178,30 @@ How = Direct | Float32Factor | Iterative | Generated
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One way to solve a problem, in one place, with its projected cost."""
+    """One way to solve a problem, in one place, with its projected cost.
+
+    Attributes
+    ----------
+    form : {"primal", "dual"}
+        Form of the solve.
+    place : Workplace
+        Where the tasks run: `execution`, `n_workers`, `limit_bytes`, ...
+    how : Direct, Float32Factor, Iterative or Generated
+        What solves the linear systems, and how it cuts its matrix.
+    stages : tuple of Stage
+        Projected time, bytes and memory, stage by stage.
+    n_steps : int
+        Expected steps of Newton's method; 0: a regression.
+    refused : Reason
+        Why it cannot be chosen; empty if it can.
+    """
 
     form: Form
     place: Workplace
     how: How
-    """What solves the linear systems, and how it cuts its matrix."""
     stages: tuple[Stage, ...]
     n_steps: int = 0
-    """Expected steps of Newton's method; 0: a regression."""
     refused: Reason = NO_REASON
-    """Why it cannot be chosen; empty if it can."""
 
     @property
     def solver(self) -> Literal["cholesky", "cg"]:

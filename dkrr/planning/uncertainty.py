@@ -37,15 +37,27 @@ class UncertaintyPlan(Reasoned):
     """How variances and the likelihood of a fit are computed, what it should cost, and why.
 
     ``str(plan)`` explains it.
+
+    Attributes
+    ----------
+    method : {"factor", "iterations"}
+        From a Cholesky factor, or by iterations of conjugate gradient.
+    plan : Plan
+        Plan of the factor, or of one run of conjugate gradient.
+    n_rows : int
+        Rows whose variances were asked for; 0: only the likelihood.
+    seconds : float
+        Projected wall time in seconds.
+    reasons : tuple of Reason
+        Why so, sentence by sentence.
+    rejected : tuple of Reason
+        Other ways, with what speaks against each.
     """
 
     method: Literal["factor", "iterations"]
     plan: Plan
-    """Of the factor, or of one run of conjugate gradient."""
     n_rows: int
-    """Rows whose variances were asked for; 0: only the likelihood."""
     seconds: float
-    """Projected wall time."""
     reasons: tuple[Reason, ...]
     rejected: tuple[Reason, ...] = ()
 

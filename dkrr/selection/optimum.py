@@ -56,31 +56,50 @@ class Optimum(Explained):
     """Where the search by gradients has ended: the best of its evaluations.
 
     ``str(optimum)`` explains it, as a notebook does.
+
+    Attributes
+    ----------
+    alpha : float
+        λ of the best evaluation.
+    kernel : Kernel
+        Kernel with its lengths.
+    score : float
+        Negative mean over the folds of the mean squared error, as candidates of the grid have it.
+    n_evaluations : int
+        Number of evaluations of the error and its gradient.
+    converged : bool
+        Whether a further step would hardly change the error.
+    message : str
+        Why the search has ended.
+    alphas : ndarray
+        λ of every evaluation, of shape (n_evaluations,).
+    lengths : ndarray or None
+        Lengths of every evaluation, of shape (n_evaluations, d) or (n_evaluations, 1); None where only λ was sought.
+    scores : ndarray
+        Their scores, of shape (n_evaluations,).
+    gradients : ndarray
+        Derivatives of the scores by the logarithms of λ and of the lengths, of shape (n_evaluations, 1 + lengths).
+    plan : ScoringPlan
+        How an evaluation was computed, and what it should have cost.
+    stages : tuple of Stage
+        Time of all evaluations by stage.
+    predictions : tuple of ndarray
+        Predictions of the rows that each fold holds out, of shape (k, t).
     """
 
     alpha: float
     kernel: Kernel
-    """Kernel with its lengths."""
     score: float
-    """Negative mean over the folds of the mean squared error, as candidates of the grid have it."""
     n_evaluations: int
     converged: bool
     message: str
-    """Why the search has ended."""
     alphas: Array
-    """λ of every evaluation, of shape (n_evaluations,)."""
     lengths: Array | None
-    """Lengths of every evaluation, of shape (n_evaluations, d) or (n_evaluations, 1); None where only λ was sought."""
     scores: Array
-    """Their scores, of shape (n_evaluations,)."""
     gradients: Array
-    """Derivatives of the scores by the logarithms of λ and of the lengths, of shape (n_evaluations, 1 + lengths)."""
     plan: ScoringPlan
-    """How an evaluation was computed, and what it should have cost."""
     stages: tuple[Stage, ...] = field(repr=False)
-    """Time of all evaluations by stage."""
     predictions: tuple[Array, ...] = field(repr=False)
-    """Predictions of the rows that each fold holds out, of shape (k, t)."""
 
     def of_given(self, size: float) -> "Optimum":
         """The same for targets that are larger by a power of two."""

@@ -46,17 +46,30 @@ Pieces = list[tuple[ChunkedArray, range]]
 
 @dataclass(frozen=True)
 class ArrayContents:
-    """Chunks of one array of a store."""
+    """Chunks of one array of a store.
+
+    Attributes
+    ----------
+    name : str
+        Name of the array.
+    shape : tuple of int
+        Shape of the array.
+    dtype : str
+        Type of its entries.
+    present : int
+        Chunks that are there with their full size.
+    expected : int
+        Chunks of the whole array; of a triangle in tiles those on and below the diagonal.
+    n_bytes : int
+        Bytes of the chunks that are there.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     present: int
-    """Chunks that are there with their full size."""
     expected: int
-    """Chunks of the whole array; of a triangle in tiles those on and below the diagonal."""
     n_bytes: int
-    """Bytes of those that are there."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +87,27 @@ class TileMap:
 
 @dataclass(frozen=True, repr=False)
 class Verification(Explained):
-    """Result of `verify`: whether every part of a store is what was written."""
+    """Result of `verify`: whether every part of a store is what was written.
+
+    Attributes
+    ----------
+    path : str
+        Path or URL, as it was given.
+    kind : {"run", "model", "Gram matrix"}
+        What the path holds.
+    arrays : tuple of ArrayContents
+        Arrays, with the number of their chunks.
+    damage : tuple of str
+        Damaged parts, each with its array, file and path.
+    missing : tuple of str
+        Parts that a complete array lacks; tiles that a run has yet to compute are not among them.
+    """
 
     path: str
     kind: str
-    """"run", "model", or "Gram matrix"."""
     arrays: tuple[ArrayContents, ...]
     damage: tuple[str, ...]
-    """Damaged parts, each with its array, file and path."""
     missing: tuple[str, ...]
-    """Parts that a complete array lacks; tiles that a run has yet to compute are not among them."""
 
     @property
     def is_whole(self) -> bool:
@@ -115,36 +139,57 @@ class Verification(Explained):
 
 @dataclass(frozen=True, repr=False)
 class RunStatus(Explained):
-    """Result of `status`: what the store of a run holds, how far the run is, and what is left."""
+    """Result of `status`: what the store of a run holds, how far the run is, and what is left.
+
+    Attributes
+    ----------
+    path : str
+        Path or URL, as it was given.
+    kind : {"fit", "Gram matrix", "search", "begun"}
+        What is computed; "search" of a selection, "begun" where no problem has been written yet.
+    problem : dict
+        What the run computes: shape of X, kernel, alpha, checksums.
+    layout : dict
+        How it is cut into tiles.
+    arrays : tuple of ArrayContents
+        Arrays, with the number of chunks that are written.
+    checkpoint : dict or None
+        Last checkpoint of an iteration: its number of iterations, or of Newton steps, and the largest residual.
+    left : str
+        What the same call would have to do, in words.
+    is_finished : bool
+        Whether the same call would only read its result.
+    stage : str
+        Stage that has begun last; empty where none has, or the run has ended with a result.
+    asked : dict or None
+        Tolerance and limit of iterations of the last call, where there are such.
+    result : dict or None
+        Status, residual and iterations, once the run has ended.
+    seconds_left : float or None
+        Time of what is left by the plan, in seconds; None where that is not known.
+    batches_left : int
+        Batches of targets that are not solved yet.
+    owner : str
+        Process that uses the store, or that was killed while it did; empty without.
+    runs : tuple of RunStatus
+        Runs of a search: one for each kernel, that of the optimum, and the fit of all rows.
+    """
 
     path: str
     kind: str
-    """"fit", "Gram matrix", "search" (of a selection), or "begun" where no problem has been written yet."""
     problem: dict[str, Any]
-    """What the run computes: shape of X, kernel, alpha, checksums."""
     layout: dict[str, Any]
-    """How it is cut into tiles."""
     arrays: tuple[ArrayContents, ...]
     checkpoint: dict[str, Any] | None
-    """Last checkpoint of an iteration: its number of iterations, or of Newton steps, and the largest residual."""
     left: str
-    """What the same call would have to do, in words."""
     is_finished: bool = False
-    """Whether the same call would only read its result."""
     stage: str = ""
-    """Stage that has begun last; empty where none has, or the run has ended with a result."""
     asked: dict[str, Any] | None = None
-    """Tolerance and limit of iterations of the last call, where there are such."""
     result: dict[str, Any] | None = None
-    """Status, residual and iterations, once the run has ended."""
     seconds_left: float | None = None
-    """Time of what is left by the plan; None where that is not known."""
     batches_left: int = 0
-    """Batches of targets that are not solved yet."""
     owner: str = ""
-    """Process that uses the store, or that was killed while it did; empty without."""
     runs: tuple["RunStatus", ...] = ()
-    """Runs of a search: one for each kernel, that of the optimum, and the fit of all rows."""
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
