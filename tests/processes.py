@@ -25,7 +25,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 def blas_threads() -> int:
     """Most threads of any BLAS of this process."""
-    return max(pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas")
+    return max(int(pool["num_threads"]) for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas")
 
 
 def free_port() -> int:

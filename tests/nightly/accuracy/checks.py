@@ -129,7 +129,7 @@ def features(kernel: Kernel, X: ArrayLike) -> Exact:
             return rows
         if isinstance(kernel, Cosine):
             lengths = np.sqrt((rows**2).sum(axis=1, keepdims=True))
-            return np.where(lengths > 0, rows / np.where(lengths > 0, lengths, arb(1)), arb(0))
+            return np.asarray(np.where(lengths > 0, rows / np.where(lengths > 0, lengths, arb(1)), arb(0)))
         assert isinstance(kernel, Polynomial)
         (n, d), degree = rows.shape, int(kernel.degree)
         gamma = arb(1) / d if kernel.gamma is None else arb(kernel.gamma)

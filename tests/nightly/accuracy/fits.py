@@ -33,7 +33,7 @@ def run(one: Trial) -> Outcome:
     def fitted() -> tuple[Array, Array | None]:
         model.fit(one.X, one.y if one.is_logistic else one.y.copy(), sample_weight=one.sample_weight)
         found = np.vstack([scores(model, X) for X in (one.X, one.X_new)])
-        return found, model.predict_proba(one.X_new)[:, 1] if one.is_logistic else None
+        return found, model.predict_proba(one.X_new)[:, 1] if isinstance(model, KernelLogisticRegression) else None
 
     answer = ask(fitted)
     if answer.error is not None:

@@ -52,7 +52,7 @@ def posterior(of_class: str, number: int) -> Trial:
     n = min(len(one.y), MAX_ROWS)
     weights = None if one.sample_weight is None else one.sample_weight[:n]
     one = replace(one, X=one.X[:n], y=one.y[:n], sample_weight=weights)
-    made = CLASSES[of_class](one, rng)
+    made: Trial = CLASSES[of_class](one, rng)
     if made.settings["form"] == "primal" and not isinstance(made.kernel, Linear | Cosine | Polynomial | Nystroem):
         return replace(made, settings=made.settings | {"form": "dual"})
     return made

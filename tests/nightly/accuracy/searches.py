@@ -98,7 +98,7 @@ def search(of_class: str, number: int) -> Search:
         From 0.
     """
     rng = np.random.default_rng([SEED, list(CLASSES).index(of_class), number])
-    made = CLASSES[of_class](_search(ordinary(rng, f"{of_class}:{number}", logistic=0.0), rng), rng)
+    made: Search = CLASSES[of_class](_search(ordinary(rng, f"{of_class}:{number}", logistic=0.0), rng), rng)
     if made.settings["form"] == "primal" and not isinstance(made.kernel, Linear | Polynomial | Nystroem):
         made = replace(made, settings=made.settings | {"form": "dual"})
     if made.cv == "loo" and isinstance(made.kernel, BagOfWords | Nystroem):
@@ -390,21 +390,21 @@ def _choice(
     made: KernelRidgeCV, right: ExactScores, is_unsolved: NDArray[np.bool_], limit: float
 ) -> tuple[float, list[str]]:
     """Relative distance of the chosen λ's exact score from the best that has one, and what is wrong with the choice."""
-    regret, wrong = 0.0, list[str]()
+    regret, wrong, alphas = 0.0, list[str](), np.asarray(made.alphas)
     has_score = ~np.isnan(made.cv_results_["mean_test_score"])
     for c in range(right.values.shape[2]):
         means, slack = (part[:, :, c].mean(axis=1) for part in (right.values, right.allowed))
         chosen = int(np.atleast_1d(made.best_index_)[c])
         if is_unsolved[chosen]:
-            wrong.append(f"λ={made.alphas[chosen]:.2g} is chosen, whose systems were not solved, as a warning says")
+            wrong.append(f"λ={alphas[chosen]:.2g} is chosen, whose systems were not solved, as a warning says")
         known = [a for a in np.flatnonzero(has_score) if not slack[a].is_nan() and not is_unsolved[a]]
         if chosen not in known:
             continue
         best = max(known, key=lambda a: means[a].mid())
         gap, room = means[best] - means[chosen], slack[best] + slack[chosen]
         if gap > room:
-            better = f"λ={made.alphas[best]:.2g} has {_text(means[best])}"
-            wrong.append(f"λ={made.alphas[chosen]:.2g} is chosen with {_text(means[chosen])}, where {better}")
+            better = f"λ={alphas[best]:.2g} has {_text(means[best])}"
+            wrong.append(f"λ={alphas[chosen]:.2g} is chosen with {_text(means[chosen])}, where {better}")
         elif _ratio(room, means[best]) <= limit:
             regret = max(regret, _ratio(gap, means[best]))
     return regret, wrong

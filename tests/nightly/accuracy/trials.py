@@ -111,7 +111,7 @@ def trial(of_class: str, number: int) -> Trial:
         From 0.
     """
     rng = np.random.default_rng([SEED, list(CLASSES).index(of_class), number])
-    made = CLASSES[of_class](ordinary(rng, f"{of_class}:{number}"), rng)
+    made: Trial = CLASSES[of_class](ordinary(rng, f"{of_class}:{number}"), rng)
     if made.settings["form"] == "primal" and not isinstance(made.kernel, Linear | Cosine | Polynomial):
         return replace(made, settings={**made.settings, "form": "dual"})
     return made
