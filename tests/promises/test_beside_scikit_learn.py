@@ -30,7 +30,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError, KernelFunctionError, NotPositiveDefiniteError
+from dkrr.errors import InputError, KernelFunctionError, NotPositiveDefiniteError, WrongStoreError
 from tests.oracles import assert_close
 
 RNG = np.random.default_rng(0)
@@ -167,6 +167,12 @@ def test_a_weighted_search_averages_errors_by_weight():
 def test_what_scikit_learn_fits_and_dkrr_refuses(settings, error):
     with pytest.raises(error):
         KernelRidge(**settings).fit(np.tile(abs(X), (2, 1)), np.tile(Y, 2))
+
+
+def test_clones_of_a_grid_search_cannot_share_a_store_and_say_what_can(tmp_path):
+    model = KernelRidge(kernel="rbf", store=str(tmp_path / "run.zarr"))
+    with pytest.raises(WrongStoreError, match=r"cannot share a store: .* use KernelRidgeCV\(store="):
+        GridSearchCV(model, {"alpha": ALPHAS}, cv=2, error_score="raise").fit(X, Y)
 
 
 def test_predictions_of_float32_rows_are_float64():
