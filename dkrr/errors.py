@@ -211,7 +211,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 class InputWarning(UserWarning):
-    """Data are used as they are, and may not be what was meant; the message says which, and what to do."""
+    """Data are used as they are, or a parameter is ignored, which may not be what was meant; the message says which."""
 
 
 ConvergenceWarning: type[UserWarning]

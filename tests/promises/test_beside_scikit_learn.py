@@ -12,7 +12,6 @@ from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import AdaBoostRegressor, BaggingClassifier, BaggingRegressor, StackingRegressor, VotingClassifier
-from sklearn.feature_selection import SequentialFeatureSelector
 from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 from sklearn.inspection import partial_dependence, permutation_importance
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
@@ -21,7 +20,6 @@ from sklearn.model_selection import (
     GridSearchCV,
     cross_val_predict,
     cross_val_score,
-    validation_curve,
 )
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier, MultiOutputRegressor, RegressorChain
@@ -30,7 +28,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError, KernelFunctionError, NotPositiveDefiniteError
+from dkrr.errors import InputError, KernelFunctionError, NotPositiveDefiniteError, WrongStoreError
 from tests.oracles import assert_close
 
 RNG = np.random.default_rng(0)
@@ -68,12 +66,8 @@ RIDGE = {
     "AdaBoostRegressor": lambda m: AdaBoostRegressor(m, n_estimators=3, random_state=0).fit(X, Y).predict(X),
     "StackingRegressor": lambda m: StackingRegressor([("m", m)], final_estimator=clone(m), cv=3).fit(X, Y).predict(X),
     "cross_val_score": lambda m: cross_val_score(m, X, Y, cv=4, scoring="neg_mean_squared_error"),
-    "validation_curve": lambda m: validation_curve(m, X, Y, param_name="alpha", param_range=ALPHAS, cv=3)[1],
     "permutation_importance": lambda m: permutation_importance(m.fit(X, Y), X, Y, random_state=0).importances,
     "partial_dependence": lambda m: partial_dependence(m.fit(FRAME, Y), FRAME, ["a"]).average,
-    "SequentialFeatureSelector": lambda m: (
-        SequentialFeatureSelector(m, n_features_to_select=2, cv=3).fit(X, Y).get_support().astype(float)
-    ),
     "GridSearchCV": lambda m: GridSearchCV(m, {"alpha": ALPHAS}, cv=3).fit(X, TARGETS).predict(X),
 }
 
@@ -112,7 +106,6 @@ LOGISTIC = {
     "VotingClassifier": lambda m: VotingClassifier([("m", m)], voting="soft").fit(X, CLASSES).predict_proba(X),
     "SelfTrainingClassifier": lambda m: SelfTrainingClassifier(m).fit(X, PARTLY).predict_proba(X),
     "ranking": lambda m: cross_val_score(m, X, CLASSES, scoring="roc_auc_ovr", cv=3),
-    "cross_val_predict": lambda m: cross_val_predict(m, X, CLASSES, method="predict_proba", cv=3),
 }
 
 
@@ -167,6 +160,12 @@ def test_a_weighted_search_averages_errors_by_weight():
 def test_what_scikit_learn_fits_and_dkrr_refuses(settings, error):
     with pytest.raises(error):
         KernelRidge(**settings).fit(np.tile(abs(X), (2, 1)), np.tile(Y, 2))
+
+
+def test_clones_of_a_grid_search_cannot_share_a_store_and_say_what_can(tmp_path):
+    model = KernelRidge(kernel="rbf", store=str(tmp_path / "run.zarr"))
+    with pytest.raises(WrongStoreError, match=r"cannot share a store: .* use KernelRidgeCV\(store="):
+        GridSearchCV(model, {"alpha": ALPHAS}, cv=2, error_score="raise").fit(X, Y)
 
 
 def test_predictions_of_float32_rows_are_float64():
