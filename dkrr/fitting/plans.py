@@ -84,7 +84,7 @@ def plan(  # type: ignore[misc]
     n: int | None = None,
     d: int | None = None,
     n_targets: int = 1,
-    kernel: Any = "linear",
+    kernel: Any = None,
     gamma: Any = None,
     degree: Any = 3,
     coef0: Any = 1,
@@ -134,9 +134,10 @@ def plan(  # type: ignore[misc]
         Number of columns of X, if it is not given.
     n_targets : int, default=1
         Number of targets of a regression, if y is not given.
-    kernel : str, Kernel, FeatureMap or callable, or a list of these, default="linear"
+    kernel : str, Kernel, FeatureMap or callable, or a list of these, optional
         Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function of two blocks of
-        rows. Of a search a list has candidates, as those of the next three parameters.
+        rows. Of a search a list has candidates, as those of the next three parameters. None: "linear" as in
+        KernelRidge, and "rbf" of a search, as in KernelRidgeCV.
     gamma : float or list of float, optional
         γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
     degree : float or list of float, default=3
@@ -247,8 +248,11 @@ def plan(  # type: ignore[misc]
     multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
+    is_search = alphas is not None or cv is not None
+    if kernel is None:
+        kernel = "rbf" if is_search else "linear"
     given = {"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}
-    kernels = _kernels(given, kernel_params, is_search=alphas is not None or cv is not None)
+    kernels = _kernels(given, kernel_params, is_search=is_search)
     value = kernels[0]
     is_learning = is_drawn(value) or value.learns_values
     X, y, sample_weight = with_columns(X, y, sample_weight)
