@@ -114,6 +114,8 @@ def machine_text(description: dict[str, Any]) -> str:
 
 def search_values(search: Any, path: str | None) -> dict[str, Any]:
     """Scores of all candidates, the best one and advice, as values of JSON: None where a number is not known."""
+    from dkrr.estimators.model_description import of_search
+
     results, plan = search.cv_results_, getattr(search, "selection_plan_", None)
     scores, unknown = results["mean_test_score"], np.full(len(results["params"]), np.nan)
     r2 = search._r2(scores) if hasattr(search, "_r2") else None  # None also where scores are not squared errors
@@ -128,7 +130,7 @@ def search_values(search: Any, path: str | None) -> dict[str, Any]:
     }
     found = {
         "model": path,
-        "best_params": {name: _json_value(value) for name, value in search.best_params_.items()},
+        "best_params": {name: _json_value(value) for name, value in of_search(search).items()},
         "best_score": np.asarray(search.best_score_).tolist(),
         "score_name": search._score_name,
         "advice": list(search.advice_),

@@ -66,7 +66,17 @@ SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
 """Fitted attributes that a notebook shows with an estimator."""
 OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
 """Attributes of a fit that depend on what X and y were before it."""
-OF_SEARCH = ("cv_results_", "best_params_", "best_score_", "best_index_", "alpha_", "n_splits_", "_folds")
+OF_SEARCH = (
+    "cv_results_",
+    "best_params_",
+    "best_score_",
+    "best_index_",
+    "alpha_",
+    "n_splits_",
+    "scorer_",
+    "refit_time_",
+    "_folds",
+)
 """Attributes of a search, which a loaded model that a search chose has too."""
 
 
@@ -85,7 +95,6 @@ class KernelParameters:
     tol: float = 1e-8
     memory_limit: int | str | None = None
     tile: int | None = None
-    store: str | None = None
     progress: bool | None = None
     transformer: Any = None
 
@@ -106,6 +115,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     )
     """Parameters that a saved model holds, besides its kernel."""
 
+    store: str | None  # of those whose runs can be kept
     _model: FittedFunction
     solve_result_: SolveResult
 

@@ -493,6 +493,7 @@ class KernelLogisticRegression(KernelClassifier):
 
     alpha: float = 1.0
     _: KW_ONLY
+    store: str | None = None
     fit_intercept: bool = True
     class_weight: Any = None
     one_vs_rest: bool = False

@@ -1,6 +1,7 @@
 """Kernel logistic regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
 
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from dkrr.estimators.search import (
     kernel_settings,
     named_scorer,
     parameter_grid,
+    refuse_without_fit,
     score_name,
     search_results,
 )
@@ -71,10 +73,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
     ----------
     alphas : array-like of shape (n_alphas,), optional
         Candidates of λ > 0; None: ten from 1e-4 to 1e2.
-    kernel, gamma, degree, coef0
-        As in KernelLogisticRegression; lists are candidates.
+    kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
+        As in KernelLogisticRegression; a list has candidates, as those of the next three parameters.
+    gamma, degree, coef0 : float or list of float
+        As in KernelLogisticRegression.
     cv : int, splitter, or iterable of (train, test), default=5
-        Number of folds with about the same fractions of all classes, or any of scikit-learn's splitters.
+        Number of folds with about the same fractions of all classes (None: 5), or any of scikit-learn's splitters.
     scoring : str or callable, optional
         Name of one of scikit-learn's scorers, or a function scorer(estimator, X, y); larger is better. None: the
         negative log loss, with sample weights.
@@ -113,6 +117,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
         KernelRidgeCV.
     n_splits_ : int
         Number of folds.
+    best_estimator_ : KernelLogisticRegression
+        The chosen model, fitted to all rows, as `dkrr.save` writes it; only with `refit`, as the next.
+    refit_time_ : float
+        Seconds of the fit of all rows.
+    scorer_ : callable
+        scorer(estimator, X, y) by which candidates were compared.
     selection_plan_ : SelectionPlan
         Plan of the whole search, as in KernelRidgeCV.
     classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_,
@@ -131,6 +141,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
 
     alphas: Any = None
     _: KW_ONLY
+    kernel: Any = "rbf"
     gamma: Any = None
     degree: Any = 3
     coef0: Any = 1
@@ -170,8 +181,6 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if self.alphas is not None:
             alphas = np.array(checked_path(self.alphas, "alphas"))
         flag(self.refit, "refit")
-        if self.store is not None:
-            raise InputError(f"store is {shown(self.store)}; expected None: fits of folds are not kept in a store")
         grid, score = parameter_grid(self), _checked_scoring(self.scoring)
         models = self._models()
         kernels = [model._kernel() for model in models]
@@ -190,6 +199,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         for sets in (folds, *parts):
             _check_classes(sets, codes, labels.classes, request.weights, is_part=sets is not folds)
 
+        self.scorer_ = named_scorer(self._score_name if self.scoring is None else self.scoring)
         plan = self._plan(request, kernels, X, alphas, folds, curve)
 
         def scored(sets: Folds, size: int | None = None) -> tuple[Array, NDArray[np.intp], Array]:
@@ -265,8 +275,10 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if not self.refit:
             return
         model = self._model_with(self.best_params_ | {"transformer": None})
+        begun = perf_counter()
         with whole.part(dict(plan.steps())["last fit"].expected):
             model.fit(X, y, sample_weight)
+        self.refit_time_ = perf_counter() - begun
         with self._names_kept():
             self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
         result = model.solve_result_
@@ -291,6 +303,15 @@ class KernelLogisticRegressionCV(KernelClassifier):
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
         return self._models()[0]._training(X, y)
 
+    @property
+    def best_estimator_(self) -> KernelLogisticRegression:
+        """Fitted KernelLogisticRegression with the best parameters, which `dkrr.save` writes; only with `refit`.
+
+        Each access makes a new one, of the same arrays as the search.
+        """
+        refuse_without_fit(self, "best_estimator_")
+        return self._as_saved()
+
     def _as_saved(self) -> KernelLogisticRegression:
         """KernelLogisticRegression with the best parameters, fitted."""
         model = self._model_with(self.best_params_)
@@ -300,7 +321,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
     def _model_with(self, parameters: dict[str, Any]) -> KernelLogisticRegression:
         """Model with these parameters, all of the kernel's among them, and the other ones of this estimator."""
         names = {f.name for f in fields(KernelLogisticRegression)} & {f.name for f in fields(self)}
-        shared = {name: getattr(self, name) for name in names - {*SEARCHED, "kernel_params", "store", "transformer"}}
+        shared = {name: getattr(self, name) for name in names - {*SEARCHED, "kernel_params", "transformer"}}
         return KernelLogisticRegression(**(shared | parameters))
 
     def _models(self) -> list[KernelLogisticRegression]:

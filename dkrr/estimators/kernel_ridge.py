@@ -584,6 +584,7 @@ class KernelRidge(RidgeRegressor):
 
     alpha: Any = 1.0
     _: KW_ONLY
+    store: str | None = None
     uncertainty: Any = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

@@ -25,7 +25,9 @@ from dkrr.estimators.search import (
     curve_results,
     edges,
     kernel_settings,
+    named_scorer,
     parameter_grid,
+    refuse_without_fit,
     score_name,
     search_results,
     without_constant,
@@ -112,7 +114,7 @@ class KernelRidgeCV(RidgeRegressor):
     kernel_params : dict, optional
         Keyword arguments of a kernel function, or further parameters of a named kernel.
     cv : int, splitter, iterable of (train, test) or "loo", default=5
-        Number of consecutive folds, or any of scikit-learn's splitters; "loo" and None leave out one row at a time.
+        Number of consecutive folds (None: 5), or any of scikit-learn's splitters; "loo" leaves out one row at a time.
     scoring : str or callable, optional
         Name of one of scikit-learn's scorers of predictions, or a function scorer(estimator, X, y), which gets the
         numbers of the rows as X; larger is better. None: the negative mean of the squared errors, with sample weights
@@ -122,9 +124,10 @@ class KernelRidgeCV(RidgeRegressor):
     refit : bool, default=True
         Whether to fit all rows with the best candidate; without it there is nothing to predict with.
     early_stopping : bool, default=True
-        Whether conjugate gradient gives up the λ below one at which the scores have become worse for the second time
-        in a row, going from large to small; `cv_results_["stopped"]` has them. A better score at far smaller λ is then
-        missed, which scores with two minima have.
+        Whether small λ are skipped, not iterations by a validation set: conjugate gradient gives up the λ below one at
+        which the scores have become worse for the second time in a row, going from large to small;
+        `cv_results_["stopped"]` has them. A better score at far smaller λ is then missed, which scores with two minima
+        have.
     cv_tol : float, default=1e-3
         Largest true relative residual of the folds' systems by conjugate gradient; smaller by itself where the errors
         of rows that are left out are less than a tenth of the targets. A λ that does not reach it has no score: NaN in
@@ -200,6 +203,13 @@ class KernelRidgeCV(RidgeRegressor):
         `alpha_per_target` "alpha" has a column for each target, as has "mean_test_score_per_target".
     n_splits_ : int
         Number of folds.
+    best_estimator_ : KernelRidge
+        The chosen model, fitted to all rows, as `dkrr.save` writes it: of the same arrays as the search, not a copy of
+        them. Only with `refit`, as the next.
+    refit_time_ : float
+        Seconds of the fit of all rows.
+    scorer_ : callable
+        scorer(estimator, X, y) by which candidates were compared.
     advice_ : tuple of str
         What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
         candidates (also of two), that the candidates next to it have no score, or that targets far from 0 were fitted
@@ -247,6 +257,7 @@ class KernelRidgeCV(RidgeRegressor):
     random_state: int = 0
     optimize: Any = None
     max_evaluations: Any = 50
+    store: str | None = None
     uncertainty: Any = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Self:
@@ -294,6 +305,7 @@ class KernelRidgeCV(RidgeRegressor):
                 f"optimize is {self.optimize!r}, and a kernel learns from the training rows of every fold; expected "
                 f"kernels of numbers, or optimize=None"
             )
+        self.scorer_ = named_scorer(self._score_name if self.scoring is None else self.scoring)
         request = SelectionRequest(
             settings=[replace(settings, kernel=kernel, uncertainty=False) for kernel in kernels],
             rows=rows,
@@ -322,6 +334,7 @@ class KernelRidgeCV(RidgeRegressor):
         if selected.fit is not None:
             last = selected.fit
             self._take_fit(last.fit, last.request, X, is_vector=y.ndim == 1)
+            self.refit_time_ = last.seconds
         return self._advised(as_columns(y), weights)
 
     @property
@@ -365,6 +378,15 @@ class KernelRidgeCV(RidgeRegressor):
         if self.scoring is not None or not ((variances > 0) & (variances < np.inf)).all():
             return None
         return np.asarray(1.0 + scores / (variances if per_target else variances.mean()))
+
+    @property
+    def best_estimator_(self) -> KernelRidge:
+        """Fitted KernelRidge with the best parameters, which `dkrr.save` writes; only with `refit`.
+
+        Each access makes a new one, of the same arrays as the search.
+        """
+        refuse_without_fit(self, "best_estimator_")
+        return self._as_saved()
 
     def _as_saved(self) -> KernelRidge:
         """KernelRidge with the best parameters, fitted."""
@@ -414,8 +436,10 @@ class KernelRidgeCV(RidgeRegressor):
             if self.refit:
                 last = self._ridge_with(self.best_params_)
                 last._own_folds = folds
+                begun = time.perf_counter()
                 with whole.part(dict(plan.steps())["last fit"].expected):
                     last.fit(X, y, sample_weight=weights)
+                self.refit_time_ = time.perf_counter() - begun
                 self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
         return self._advised(as_columns(y), weights)
 

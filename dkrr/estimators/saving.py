@@ -337,6 +337,8 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
         as_given = {None: clone(fitted_transformer), "fitted": fitted_transformer}
         model.transformer = as_given.get(described["asked"], described["asked"])
         model.transformer_ = fitted_transformer
+        if hasattr(model, "best_params_"):
+            model.best_params_["transformer"] = model.transformer
         model.n_features_in_ = model._n_inputs = described["n_features_in"]
     return model
 

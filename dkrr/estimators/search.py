@@ -22,6 +22,9 @@ from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
+N_FOLDS = 5
+"""Folds of cv=None."""
+
 
 def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: bool = False) -> Folds:
     """Folds of as many rows as y has.
@@ -29,7 +32,7 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
     Parameters
     ----------
     cv : int, splitter, iterable of (train, test), "loo" or None
-        None is "loo".
+        None is 5, as in GridSearchCV.
     y : ndarray of shape (n,) or (n, t)
     groups : array-like of shape (n,), optional
     is_classification : bool
@@ -42,7 +45,8 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
     """
     n = len(y)
     check_groups(groups, n)
-    if cv is None or (isinstance(cv, str) and cv == "loo") or isinstance(cv, LeaveOneOut):
+    cv = N_FOLDS if cv is None else cv
+    if (isinstance(cv, str) and cv == "loo") or isinstance(cv, LeaveOneOut):
         if n < 2:
             raise InputError(f"leave-one-out needs at least 2 rows, and X has n_samples={n}")
         return Folds.leave_one_out(n)
@@ -227,6 +231,13 @@ def complete_params(estimator: Any, model: type, alpha: Any, settings: dict[str,
     return {"alpha": alpha} | found | {name: v for name, v in others.items() if v is not defaults[name]}
 
 
+def refuse_without_fit(search: Any, name: str) -> None:
+    """Refuse an attribute of the fit of all rows where there was none; raises AttributeError, so that hasattr works."""
+    if "_model" not in vars(search):
+        why = "its refit is False" if "cv_results_" in vars(search) else "it is not fitted yet: call fit"
+        raise AttributeError(f"{type(search).__name__} has no {name}, since {why}")
+
+
 def score_name(scoring: Any, default: str) -> str:
     """Name of the score of a search."""
     return default if scoring is None else str(getattr(scoring, "__name__", scoring))
@@ -372,10 +383,12 @@ def search_results(
 
 
 def parameter_columns(parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    """Columns of `cv_results_` with the parameters of all candidates."""
+    """Columns of `cv_results_` with the parameters of all candidates: masked arrays, of numbers where all are."""
     found = {}
     for name in dict.fromkeys(name for p in parameters for name in p):
-        column = np.ma.MaskedArray(np.empty(len(parameters), object), mask=True)
+        known = [p[name] for p in parameters if name in p]
+        dtype = np.result_type(*known) if all(isinstance(value, Real) for value in known) else np.dtype(object)
+        column = np.ma.MaskedArray(np.empty(len(parameters), dtype), mask=True)
         for k, p in enumerate(parameters):
             if name in p:
                 column[k] = p[name]

@@ -84,7 +84,7 @@ def plan(  # type: ignore[misc]
     n_samples: int | None = None,
     n_features: int | None = None,
     n_targets: int = 1,
-    kernel: Any = "linear",
+    kernel: Any = None,
     gamma: Any = None,
     degree: Any = 3,
     coef0: Any = 1,
@@ -135,9 +135,10 @@ def plan(  # type: ignore[misc]
         Number of columns d of X, if it is not given.
     n_targets : int, default=1
         Number of targets of a regression, if y is not given.
-    kernel : str, Kernel, FeatureMap or callable, or a list of these, default="linear"
+    kernel : str, Kernel, FeatureMap or callable, or a list of these, optional
         Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function of two blocks of
-        rows. Of a search a list has candidates, as those of the next three parameters.
+        rows. Of a search a list has candidates, as those of the next three parameters. None: "linear" as in
+        KernelRidge, and "rbf" of a search, as in KernelRidgeCV.
     gamma : float or list of float, optional
         γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
     degree : float or list of float, default=3
@@ -252,8 +253,11 @@ def plan(  # type: ignore[misc]
     one_vs_rest = flag(one_vs_rest, "one_vs_rest")
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
+    is_search = alphas is not None or cv is not None
+    if kernel is None:
+        kernel = "rbf" if is_search else "linear"
     given = {"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}
-    kernels = _kernels(given, kernel_params, is_search=alphas is not None or cv is not None)
+    kernels = _kernels(given, kernel_params, is_search=is_search)
     warn_of_unused(given, stacklevel=2)
     value = kernels[0]
     is_learning = is_drawn(value) or value.learns_values
@@ -280,10 +284,7 @@ def plan(  # type: ignore[misc]
     if sizes is not None and sizes.is_loo and not is_regression:
         raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
     rows = None if X is None else as_rows(X)
-    if rows is None:
-        n, d = checked_count(n_samples, "n_samples"), checked_count(n_features, "n_features")
-    else:
-        n, d = rows.shape
+    n, d = _sizes(n_samples, n_features) if rows is None else rows.shape
     likelihood = None if is_regression else checked_likelihood(y, n_classes, n, one_vs_rest=one_vs_rest)
     refuse_more_components_than_rows(value, n)
     value = value if rows is None else boxed(value, rows)
@@ -332,6 +333,10 @@ def plan(  # type: ignore[misc]
         return plan_for_rows(problem, rows, resources, box)
     problem = with_measured_kernel(problem, None)
     return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
+
+
+def _sizes(n_samples: Any, n_features: Any) -> tuple[int, int]:
+    return checked_count(n_samples, "n_samples"), checked_count(n_features, "n_features")
 
 
 def _refuse_number_as_rows(X: Any, y: Any) -> None:

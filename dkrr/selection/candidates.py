@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ class LastFit(NamedTuple):
 
     request: FitRequest
     fit: Fit
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,10 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
             return found
         settings = replace(within_store(settings, "fit"), uncertainty=request.uncertainty)
         last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, processes=Processes)
+        begun = perf_counter()
         with whole.part(steps["last fit"].expected):
             fitted = fit(_continuing(last, found.candidates[found.kernel]), show_progress)
-    return replace(found, fit=LastFit(last, fitted.noted(_of_scores(candidates))))
+    return replace(found, fit=LastFit(last, fitted.noted(_of_scores(candidates)), perf_counter() - begun))
 
 
 def displayed(plan: SelectionPlan, show_progress: bool | None) -> Whole:

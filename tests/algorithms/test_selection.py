@@ -127,12 +127,16 @@ def test_alpha_alone_is_that_of_a_fine_grid(convert):
 
 def test_one_length_is_for_all_columns_or_times_those_of_each():
     X, Y = problem(n=80)
-    search = KernelRidgeCV([0.01, 0.1], optimize="isotropic", cv=LeaveOneGroupOut()).fit(X, Y, groups=np.arange(80) // 20)
+    search = KernelRidgeCV([0.01, 0.1], optimize="isotropic", cv=LeaveOneGroupOut()).fit(
+        X, Y, groups=np.arange(80) // 20
+    )
     assert search.optimum_.lengths.shape == (search.optimum_.n_evaluations, 1)
     pairs = list(LeaveOneGroupOut().split(X, groups=np.arange(80) // 20))
     error = dense_error(X, Y, None, search.optimum_.kernel, search.alpha_, pairs, fit_intercept=False)
     assert_allclose(-search.best_score_, error, rtol=1e-4)
-    found = KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="isotropic").fit(X, Y).optimum_.kernel.length_scale
+    found = (
+        KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="isotropic").fit(X, Y).optimum_.kernel.length_scale
+    )
     assert_allclose(np.array(found) / LENGTHS, found[0] / LENGTHS[0])
 
 

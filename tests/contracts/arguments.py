@@ -86,14 +86,14 @@ OF_MAPS = ("MapKernel.base",)
 
 MEANINGS = by_argument(
     (FLAG, "progress fit_intercept"),
-    (NONE, "preconditioner KernelLogisticRegressionCV.store load.kernel"),
+    (NONE, "preconditioner load.kernel"),
     (
         COUNT,
         "max_evaluations max_iter n_components n_features n_nodes n_sample n_targets plan.n_samples plan.n_features",
     ),
     (COUNT, "chunks max_length rank tile workers"),
     (COUNT | ZERO, "random_state start stop"),
-    (COUNT - {"1"}, "Graph.n_nodes KernelLogisticRegressionCV.cv RandomFourier.n_components"),
+    (COUNT - {"1"}, "Graph.n_nodes RandomFourier.n_components"),
     (NONE | COUNT - {"1"}, "cv n_classes"),
     (COUNT | FUNCTION, "size"),
     (COUNT | HALF | TINY, "min_df"),
@@ -233,7 +233,7 @@ def _plan(**arguments: Any) -> Any:
     if arguments.keys() & {"probabilities", "return_std", "interval"}:
         kind = "KernelLogisticRegression" if "probabilities" in arguments else "KernelRidge"
         return dkrr.plan(**{"X": rows(), "model": _fitted(kind)} | arguments)
-    if "X" in arguments or "y" in arguments:
+    if arguments.keys() & {"X", "y", "sample_weight"}:
         return dkrr.plan(**{"X": rows()} | arguments)
     return dkrr.plan(**{"n_samples": 100, "n_features": 3, "kernel": "polynomial"} | arguments)
 

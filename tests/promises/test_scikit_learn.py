@@ -17,6 +17,7 @@ from numpy.testing import assert_array_equal
 from sklearn.base import clone
 from sklearn.feature_selection import RFE, RFECV, SelectFromModel
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import get_scorer
 from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, StandardScaler
@@ -25,6 +26,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
+from dkrr.estimators.model_description import search_of
 from dkrr.features import CallableMap, InteractionMap, Nystroem, RandomFourier
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, RandomWalk
 from tests.oracles import assert_close
@@ -162,6 +164,75 @@ def test_what_comes_with_a_kernel_value_or_function_is_refused():
     for estimator in (KernelRidge(kernel=RBF()), KernelRidge(kernel=products), KernelRidgeCV(kernel=[RBF(), "linear"])):
         with pytest.raises(InputError, match="gamma"):
             estimator.set_params(gamma=0.1).fit(X, Y)
+
+
+every_search = pytest.mark.parametrize("kind", [KernelRidgeCV, KernelLogisticRegressionCV])
+
+
+def test_searches_have_the_rbf_kernel_and_estimators_named_as_scikit_learns_its_linear_one():
+    assert [kind().kernel for kind in (KernelRidgeCV, KernelLogisticRegressionCV)] == ["rbf", "rbf"]
+    assert [kind().kernel for kind in (KernelRidge, KernelLogisticRegression)] == ["linear", "linear"]
+    sizes = {"n_samples": 100, "n_features": 3}
+    assert isinstance(dkrr.plan(**sizes).problem.kernel, Linear)
+    for search in ({"alphas": [0.1, 1.0]}, {"cv": 5}, {"alphas": 3, "loss": "logistic"}):
+        assert isinstance(dkrr.plan(**sizes, **search).plan.problem.kernel, RBF)
+    assert inspect.signature(dkrr.gram).parameters["kernel"].default == "linear"
+
+
+@every_search
+def test_cv_none_is_five_folds_as_in_grid_search(kind):
+    labels = np.repeat(["a", "b"], 20)  # in order: consecutive folds would lack a class
+    y = labels if kind is KernelLogisticRegressionCV else Y
+    found, five = (kind([0.1, 1.0], cv=cv, refit=False).fit(X, y) for cv in (None, 5))
+    assert found.n_splits_ == 5
+    assert_array_equal(found.cv_results_["mean_test_score"], five.cv_results_["mean_test_score"])
+
+
+@every_search
+def test_a_search_has_what_grid_search_has_of_its_choice(kind, tmp_path):
+    y, name = (LABELS, "predict_proba") if kind is KernelLogisticRegressionCV else (Y, "predict")
+    settings = {"kernel": ["rbf", Linear()], "gamma": [0.1, 0.3], "transformer": StandardScaler()}
+    search = kind([0.1, 1.0], cv=2, **settings)
+    assert not hasattr(search, "best_estimator_")
+    search.fit(X, y)
+    best = search.best_estimator_
+    assert type(best) is {KernelRidgeCV: KernelRidge, KernelLogisticRegressionCV: KernelLogisticRegression}[kind]
+    assert best.get_params().items() >= search.best_params_.items()
+    assert best._model is search._model  # not a copy
+    again = type(best)(**search.best_params_).fit(X, y)
+    for other in (search, pickle.loads(pickle.dumps(search)).best_estimator_):
+        assert_array_equal(getattr(best, name)(X), getattr(other, name)(X))
+    assert_close(getattr(again, name)(X), getattr(best, name)(X))
+    assert type(search.refit_time_) is float
+    assert search.refit_time_ > 0
+    assert search.scorer_(search, X, y) == get_scorer(search._score_name)(search, X, y)
+    table = pd.DataFrame(search.cv_results_)
+    assert table["param_alpha"].dtype == table["param_gamma"].dtype == float
+    assert len(table) == 6
+    assert table["param_gamma"].isna().sum() == 2
+    assert table.loc[search.best_index_, "rank_test_score"] == 1
+    dkrr.save(search, tmp_path / "model")
+    loaded = dkrr.load(tmp_path / "model")
+    assert "transformer" not in search_of(search)["best_params"]  # which the saved model has
+    assert search.best_params_.keys() == loaded.best_params_.keys()
+    assert_array_equal(loaded.predict(X), best.predict(X))
+    search.set_params(refit=False, scoring=lambda estimator, rows, y: float(len(rows))).fit(X, y)
+    assert not hasattr(search, "best_estimator_")
+    assert not hasattr(search, "refit_time_")
+    assert search.scorer_ is search.scoring
+    with pytest.raises(AttributeError, match="has no best_estimator_, since its refit is False"):
+        search.best_estimator_  # noqa: B018
+
+
+def test_a_search_of_classes_has_no_store_which_it_would_not_use():
+    assert "store" not in KernelLogisticRegressionCV().get_params()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'store'"):
+        KernelLogisticRegressionCV(store="run.zarr")
+
+
+def test_early_stopping_says_that_it_is_another_one_than_scikit_learns():
+    first = KernelRidgeCV.__doc__.split("early_stopping : bool, default=True\n")[1].splitlines()[0]
+    assert "small λ are skipped, not iterations by a validation set" in first
 
 
 @every_estimator
