@@ -22,6 +22,7 @@ ESTIMATORS = {
     "primal logistic": KernelLogisticRegression(0.1, form="primal", one_vs_rest=True),
     "search of classes": KernelLogisticRegressionCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
 }
+OF_FITS = ("loo_residuals", "log_marginal_likelihood")
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
 
 RNG = np.random.default_rng(0)
@@ -58,8 +59,9 @@ def assert_same_answers(model, other, rows=X_NEW, **tolerance):
 def test_a_fit_returns_the_estimator_and_leaves_its_arguments_alone(name):
     model, y = fresh(name)
     before, arguments = repr(model.get_params()), (X.copy(), y.copy(), WEIGHTS.copy())
-    with pytest.raises(NotFittedError):
-        model.predict(X)
+    for ask in (lambda: model.predict(X), *(getattr(model, name) for name in OF_FITS if hasattr(model, name))):
+        with pytest.raises(NotFittedError):
+            ask()
     assert model.fit(*arguments[:2], sample_weight=arguments[2]) is model
     assert repr(model.get_params()) == before
     for given, expected in zip(arguments, (X, y, WEIGHTS), strict=True):
