@@ -444,6 +444,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
         self.solve_result_: SolveResult = solved.result
+        self.n_iter_: int | None = solved.result.iterations if fitted.plan.solver == "cg" else None
         self._finish(fitted, request.rows, X)
 
 
@@ -548,9 +549,11 @@ class KernelRidge(RidgeRegressor):
     rkhs_norm_ : float or ndarray of shape (n_targets,)
         ‖f‖ in the kernel's space, without the intercept: ‖w‖ = √(αᵀKα). Rounding in K hides values of αᵀKα below about
         ε √n Σ Kᵢᵢ αᵢ²; such a norm is given as 0, and a message of `solve_result_` says how large it may be.
+    n_iter_ : int or None
+        Number of iterations of conjugate gradient; None after a direct solve.
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
         Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `rkhs_norm_`,
-        `plan_` and `solve_result_`.
+        `n_iter_`, `plan_` and `solve_result_`.
     n_features_in_ : int
         Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes
         documents or other objects).

@@ -77,6 +77,7 @@ FITTED = (
     "coef_",
     "intercept_",
     "rkhs_norm_",
+    "n_iter_",
     "X_fit_",
     "n_features_in_",
     "feature_names_in_",
@@ -217,7 +218,7 @@ class KernelRidgeCV(RidgeRegressor):
     selection_plan_ : SelectionPlan
         Plan of the whole search, which is also shown before it begins where progress is: how the λ of every kernel are
         scored, the learning curve, the last fit, their time with its range, memory and disk, and the reasons; print it.
-    dual_coef_, coef_, intercept_, rkhs_norm_, X_fit_, n_features_in_, feature_names_in_, transformer_
+    dual_coef_, coef_, intercept_, rkhs_norm_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_
         As in KernelRidge, of the fit to all rows.
     plan_, uncertainty_plan_, solve_result_
         Likewise.

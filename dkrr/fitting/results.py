@@ -252,6 +252,8 @@ class Solution:
     """Estimate of κ₂ of the matrix."""
     outcome: CGOutcome | None = None
     """Report of an iterative solver."""
+    iterations: int = 0
+    """Iterations of conjugate gradient without such a report."""
     residuals: Array | None = None
     """True relative residual of every target, of shape (t,); of a direct solver in dual form that of its λ."""
     squares: Array | None = None
@@ -286,7 +288,7 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
     messages = (*context.notices, *solution.messages)
     reported: dict[str, Any] = {
         "status": direct_status(solution.residual),
-        "iterations": 0,
+        "iterations": solution.iterations,
         "residual_of": solution.residual_of,
     } | facts
     if solution.residuals is not None:

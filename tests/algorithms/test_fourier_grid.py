@@ -326,6 +326,7 @@ def test_many_features_are_solved_for_by_iterations(monkeypatch):
     y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))
     fitted, dual = both(X, y, alpha=[0.01, 1.0], fit_intercept=True)
     assert fitted.plan_.solver == "cg" and fitted.solve_result_.residual <= 1e-10
+    assert fitted.n_iter_ == fitted.solve_result_.iterations > 0
     for Z in zones_of(X, rng):
         assert_allclose(fitted.predict(Z), dual.predict(Z), atol=1e-8)
 

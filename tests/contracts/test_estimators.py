@@ -62,16 +62,19 @@ OF_FITTED = {
     "score": lambda model, path: model.score(X, LABELS if hasattr(model, "predict_proba") else Y[:, 0]),
     "deviations": lambda model, path: model.predict(X, return_std=True),
     "intervals": lambda model, path: model.predict_interval(X),
+    "leave-one-out": lambda model, path: model.loo_residuals(),
+    "likelihood": lambda model, path: model.log_marginal_likelihood(),
     "probabilities": lambda model, path: model.predict_proba(X),
     "save": dkrr.save,
     "report": dkrr.report,
     "predict_to": lambda model, path: dkrr.predict_to(model, X, path),
     "plan": lambda model, path: dkrr.plan(X, model=model),
 }
-OF_REGRESSIONS, OF_CLASSES = {"deviations", "intervals"}, {"probabilities"}
+OF_REGRESSIONS = {"deviations", "intervals", "leave-one-out", "likelihood"}
+OF_CLASSES = {"probabilities"}
 
 
-@pytest.mark.parametrize("kind", {type(model) for model in ESTIMATORS.values()}, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", dict.fromkeys(map(type, ESTIMATORS.values())), ids=lambda kind: kind.__name__)
 def test_an_estimator_that_is_not_fitted_is_refused_as_scikit_learn_does(kind, tmp_path):
     for way in OF_FITTED.keys() - (OF_REGRESSIONS if hasattr(kind, "predict_proba") else OF_CLASSES):
         with pytest.raises(exceptions.NotFittedError, match=f"{kind.__name__} is not fitted; .*: call fit") as caught:

@@ -270,6 +270,20 @@ def test_groups_are_routed_to_searches(estimator):
     assert [fit.n_splits_ for fit in found["estimator"]] == [2, 2]
 
 
+@pytest.mark.parametrize("form", ["primal", "dual"])
+def test_iterations_are_counted_as_scikit_learn_counts_them(form, tmp_path):
+    """As Ridge: None after a direct solve."""
+    for kind, settings in ((KernelRidge, {}), (KernelRidgeCV, {"alphas": [0.1, 1.0], "cv": 2})):
+        direct, iterated = (
+            kind(kernel=Linear(), form=form, solver=solver, **settings).fit(X, Y) for solver in ("cholesky", "cg")
+        )
+        assert direct.n_iter_ is None and Ridge(solver="cholesky").fit(X, Y).n_iter_ is None
+        assert iterated.n_iter_ == iterated.solve_result_.iterations and isinstance(iterated.n_iter_, int)
+        assert iterated.n_iter_ > 0 or kind is KernelRidgeCV  # which may have nothing left to do in its last fit
+    dkrr.save(iterated, tmp_path / "m.zarr")
+    assert not hasattr(dkrr.load(tmp_path / "m.zarr"), "n_iter_")
+
+
 METHODS = "fit predict score get_params set_params get_metadata_routing set_fit_request set_score_request"
 RIDGE = "predict_interval predict_variance_bounds loo_residuals log_marginal_likelihood log_marginal_likelihood_std"
 OF_ONE = {
