@@ -157,7 +157,9 @@ class ByIterations(Solver):
                 estimates_condition=False,
             ).run()
         self.residuals = outcome.residuals
-        self.messages.append(f"conjugate gradient: {outcome.iterations} iterations, rank {self._partial.rank}")
+        self.messages.append(
+            f"conjugate gradient: {plural(outcome.iterations, 'iteration')}, rank {self._partial.rank}"
+        )
         return outcome.x
 
 
