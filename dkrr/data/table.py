@@ -184,7 +184,7 @@ class Table:
         return replace(self, source=self.source.complete(checked.names)) if checked.names else self
 
     def blocks(
-        self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
+        self, height: int = BATCH_ROWS, *, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, pandas.DataFrame]]:
         """Go through the rows once, in consecutive blocks.
 
@@ -419,7 +419,7 @@ class FrameRows(TableRows):
         self.table, self.names = table, table.names
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        for first, block in self.table.blocks(height, start, stop):
+        for first, block in self.table.blocks(height, start=start, stop=stop):
             yield slice(first, first + len(block)), block
 
 

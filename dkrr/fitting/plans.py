@@ -248,7 +248,7 @@ def plan(  # type: ignore[misc]
     """
     if model is not None or probabilities is not False or return_std is not False or interval is not None:
         return _of_new_rows(locals())
-    _refuse_number_as_rows(X, y)
+    _check_rows_or_sizes(X, y, n_samples, n_features)
     is_regression = checked_loss(loss) == "squared"
     multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
@@ -334,8 +334,10 @@ def plan(  # type: ignore[misc]
     return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
 
 
-def _refuse_number_as_rows(X: Any, y: Any) -> None:
-    """Refuse sizes that are given in the places of X and y."""
+def _check_rows_or_sizes(X: Any, y: Any, n_samples: Any, n_features: Any) -> None:
+    """Refuse sizes that are given in the places of X and y, or besides X."""
+    if X is not None and not (n_samples is None and n_features is None):
+        raise InputError("n_samples or n_features is given with X, which has its own; expected X, or the two sizes")
     if not is_real(X):
         return
     n, d = (value if isinstance(value, Integral) else "..." for value in (X, y))
