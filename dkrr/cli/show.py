@@ -8,7 +8,7 @@ import numpy as np
 
 from dkrr.checks import is_object
 from dkrr.store.description import CLASSIFICATION
-from dkrr.text import format_bytes, format_seconds, one_line
+from dkrr.text import format_bytes, format_seconds, one_line, plural
 
 MAX_BUSY_CORES = 0.2
 """Cores kept busy by other processes, above which a profile is unreliable."""
@@ -86,8 +86,9 @@ def machine_text(description: dict[str, Any]) -> str:
     has, rates, measured = description["resources"], description["rates"], description["measured"]
     where = "cluster" if has["cluster_is_running"] else "machine"
     lines = [
-        f"{where}     {description['fingerprint']['cpu']}, {has['local_threads']} cores in the calling process",
-        f"workers     {has['n_workers']} × {has['worker_threads']} threads, "
+        f"{where}     {description['fingerprint']['cpu']}, {plural(has['local_threads'], 'core')} in the calling "
+        "process",
+        f"workers     {has['n_workers']} × {plural(has['worker_threads'], 'thread')}, "
         f"{format_bytes(has['worker_limit_bytes'])} each",
         f"disk        {format_bytes(has['disk_free_bytes'] or 0)} free for stores",
     ]

@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise, repeat, zip_longest
@@ -21,7 +20,7 @@ from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError, InputWarning
 from dkrr.rounding import check_exact
-from dkrr.text import first_names
+from dkrr.text import first_names, near_columns, plural
 
 if TYPE_CHECKING:
     import pandas
@@ -89,7 +88,7 @@ class Table:
         return cls(source, tuple(column.name for column in source.columns if not column.is_index))
 
     def __repr__(self) -> str:
-        return f"Table of {self.source.label}: {len(self.names)} columns ({first_names(self.names)})"
+        return f"Table of {self.source.label}: {plural(len(self.names), 'column')} ({first_names(self.names)})"
 
     def __len__(self) -> int:
         return self.n_rows
@@ -157,7 +156,7 @@ class Table:
             if not matched:
                 raise InputError(
                     f"{name} has {pattern!r}, and {self.source.label} has no such column; expected "
-                    f"{suggested(pattern, self.names)}"
+                    f"{near_columns(pattern, self.names)}"
                 )
             found |= dict.fromkeys(matched)
         return replace(self, names=tuple(found))
@@ -185,7 +184,7 @@ class Table:
         return replace(self, source=self.source.complete(checked.names)) if checked.names else self
 
     def blocks(
-        self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
+        self, height: int = BATCH_ROWS, *, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, pandas.DataFrame]]:
         """Go through the rows once, in consecutive blocks.
 
@@ -385,7 +384,7 @@ class TableRows(Rows):
             if count == 0 and missing.any():
                 first = row + int(np.argmax(missing))
             count, row = count + int(missing.sum()), row + batch.num_rows
-        rows = "1 row" if count == 1 else f"{count:,} rows"
+        rows = plural(count, "row")
         return InputError(
             f"{self._name} has missing values (NaN) in column {column!r} of {source.label}: {rows}, the first is row "
             f"{first} (counted from 0); expected a number in every row: leave such rows out (dkrr.open_table("
@@ -420,7 +419,7 @@ class FrameRows(TableRows):
         self.table, self.names = table, table.names
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        for first, block in self.table.blocks(height, start, stop):
+        for first, block in self.table.blocks(height, start=start, stop=stop):
             yield slice(first, first + len(block)), block
 
 
@@ -485,15 +484,6 @@ def matching(pattern: str, names: Sequence[str], index: Sequence[str] = ()) -> l
     """Names that a pattern matches, in order: the one that it is, of an index too, or else all that fit it."""
     is_name = pattern in names or pattern in index
     return [pattern] if is_name else [name for name in names if fnmatchcase(name, pattern)]
-
-
-def suggested(pattern: str, names: Sequence[str]) -> str:
-    """Names near to one that does not exist, or the first of all of them, for a message."""
-    by_lower = {name.lower(): name for name in names}
-    near = [by_lower[name] for name in get_close_matches(pattern.lower(), list(by_lower), n=3)]
-    if near:
-        return " or ".join(map(repr, near))
-    return f"one of {first_names(names)}"
 
 
 def beside(

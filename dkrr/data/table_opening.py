@@ -7,9 +7,10 @@ from typing import Any
 
 from dkrr.checks import BUCKETS, is_existing_folder, location, shown
 from dkrr.data.dask_rows import is_dask_frame
-from dkrr.data.table import Table, matching, natural_order, split_patterns, suggested
+from dkrr.data.table import Table, matching, natural_order, split_patterns
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.store.places import place_at
+from dkrr.text import near_columns
 
 FORMATS = {
     "parquet": (".parquet", ".pq", ".parq"),
@@ -287,7 +288,7 @@ def _columns_named(value: Any, X: Any, argument: str) -> list[str] | None:
     missing = next(part for part, columns in zip(parts, found, strict=True) if not columns)
     raise InputError(
         f"{argument} has {missing!r}, which is neither a column of X nor a path that exists; expected "
-        f"{suggested(missing, names)}, or a path"
+        f"{near_columns(missing, names)}, or a path"
     )
 
 

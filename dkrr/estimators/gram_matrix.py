@@ -25,6 +25,7 @@ from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import owned
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.places import delete_partial, refuse_missing_folder
+from dkrr.text import plural
 
 DEFAULT_CHUNK_ROWS = 2048
 """Rows and columns of a block of 32 MiB."""
@@ -101,7 +102,9 @@ def gram(
     left = as_rows(X, "X")
     right = left if Y is None else as_rows(Y, "Y")
     if left.shape[1] != right.shape[1]:
-        raise InputError(f"X has {left.shape[1]} columns and Y has {right.shape[1]}; expected the same number")
+        raise InputError(
+            f"X has {plural(left.shape[1], 'column')} and Y has {right.shape[1]}; expected the same number"
+        )
     value = value.resolved(left.shape[1])
     if value.is_precomputed:
         raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")

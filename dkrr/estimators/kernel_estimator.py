@@ -31,7 +31,7 @@ from dkrr.data import (
 )
 from dkrr.data.arrays import unlabelled
 from dkrr.data.open import is_in_blocks
-from dkrr.data.table import check_names, not_numbers, stray_text, suggested
+from dkrr.data.table import check_names, not_numbers, stray_text
 from dkrr.data.transformers import (
     HeldRows,
     TransformedRows,
@@ -59,7 +59,7 @@ from dkrr.rounding import exact_values
 from dkrr.sparse import check_structure
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.zarr_arrays import is_dask_array
-from dkrr.text import card_of_text, details
+from dkrr.text import card_of_text, details, near_columns
 
 DTYPES = [np.float64, np.float32]
 SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
@@ -342,7 +342,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if missing is not None:
             raise InputError(
                 f"X has no column {missing!r}, which the model was fitted with; expected "
-                f"{suggested(missing, X.all_names)} to be named so: rename it"
+                f"{near_columns(missing, X.all_names)} to be named so: rename it"
             )
         return Table(X.source, tuple(names))
 

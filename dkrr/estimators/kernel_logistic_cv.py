@@ -38,6 +38,7 @@ from dkrr.planning.detection import detect
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
 from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.selection import Folds, LearningCurve, displayed, no_choice, without_score
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -404,7 +405,7 @@ def _check_classes(
         if len(missing):
             where, remedy = f"fold {f} (counted from 0)", "use fewer folds, or StratifiedKFold"
             if is_part:
-                where, remedy = f"a part of {len(train):,} rows, by train_sizes,", "give larger train_sizes"
+                where, remedy = f"a part of {plural(len(train), 'row')}, by train_sizes,", "give larger train_sizes"
             raise InputError(
                 f"{where} has no training row of class {classes.tolist()[missing[0]]!r}; expected rows of every class "
                 f"in every fold: {remedy}"

@@ -176,7 +176,7 @@ def write_predictions(
     rows = model._new_rows(X)
     check_rows(model._model, rows)
     if kept is not None and kept.n_rows != rows.shape[0]:
-        raise InputError(f"keep has {kept.n_rows} rows, and X has {rows.shape[0]}; expected as many")
+        raise InputError(f"keep has {plural(kept.n_rows, 'row')}, and X has {rows.shape[0]}; expected as many")
     ends = ("_std",) * return_std + ("_lower", "_upper") * (interval is not None)
     columns = _Columns.of(model, () if kept is None else kept.names, ends, probabilities=probabilities)
     if kept is not None and path.endswith(".npy"):

@@ -47,6 +47,7 @@ from dkrr.store.chunks import REMEDY
 from dkrr.store.format import check_readable, write_group
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
+from dkrr.text import plural
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
@@ -482,4 +483,4 @@ def _check_shapes(fitted: FittedFunction) -> None:
     if found != expected:
         raise ValueError(f"coefficients of shape {found}, expected {expected}")
     if fitted.rows is not None and fitted.rows.shape[1] != fitted.n_features:
-        raise ValueError(f"training rows of shape {fitted.rows.shape} for {fitted.n_features} features")
+        raise ValueError(f"training rows of shape {fitted.rows.shape} for {plural(fitted.n_features, 'feature')}")

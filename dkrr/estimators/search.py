@@ -18,6 +18,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.names import DEFAULTS, SEARCHED, candidate_grid, candidate_settings, taken_by
 from dkrr.linalg.products import root_mean_squares
 from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error, times_square
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -62,7 +63,7 @@ def check_groups(groups: Any, n: int) -> None:
     if groups is None:
         return
     if isinstance(groups, str | bytes) or not hasattr(groups, "__len__") or np.ma.is_masked(groups):
-        raise InputTypeError(f"groups is {shown(groups)}; expected a group for each of {n} rows, or None")
+        raise InputTypeError(f"groups is {shown(groups)}; expected a group for each of {plural(n, 'row')}, or None")
     try:
         shape = np.shape(groups)
     except (TypeError, ValueError, RecursionError):
@@ -112,7 +113,7 @@ def _splits(cv: Any, n: int, y: Any, groups: Any, *, is_classification: bool) ->
     try:
         return list(check_cv(cv, y, classifier=is_classification).split(np.zeros((n, 1)), y, groups))
     except (TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-        raise InputError(f"cv={shown(cv)} cannot split {n} rows: {error}") from error
+        raise InputError(f"cv={shown(cv)} cannot split {plural(n, 'row')}: {error}") from error
 
 
 def _rows(rows: Any, n: int, fold: int, name: str) -> Numbers:
@@ -126,7 +127,7 @@ def _rows(rows: Any, n: int, fold: int, name: str) -> Numbers:
         raise InputError(f"{where} has {name} rows of shape {found.shape} and type {found.dtype}; expected row numbers")
     if found.min() < -n or found.max() >= n:
         raise InputError(
-            f"{where} has {name} row {found.max() if found.max() >= n else found.min()}, and X has {n} rows"
+            f"{where} has {name} row {found.max() if found.max() >= n else found.min()}, and X has {plural(n, 'row')}"
         )
     ordered = found.astype(np.intp) % n
     if (np.diff(ordered) < 0).any():

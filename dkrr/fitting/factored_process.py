@@ -51,6 +51,7 @@ from dkrr.planning import Direct, Plan
 from dkrr.planning.detection import detect, resident_bytes, usable_threads
 from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
 from dkrr.store import TileGrid
+from dkrr.text import plural
 
 Opens = Callable[[Plan], Progress]
 """Gives the display of a factorisation that the fit has not left, from its plan."""
@@ -405,5 +406,7 @@ def array_of(rows: Rows, width: int) -> Array:
         return np.asarray(rows.array)
     assert isinstance(rows, CheckedRows)
     if rows.shape[0] != width:
-        raise StoreError(f"a factor of the model has {rows.shape[0]} rows; expected {width}: the model is damaged")
+        raise StoreError(
+            f"a factor of the model has {plural(rows.shape[0], 'row')}; expected {width}: the model is damaged"
+        )
     return np.asarray(whole(rows))

@@ -161,7 +161,9 @@ class ByIterations(Solver):
             ).run()
         self.residuals = outcome.residuals
         self.iterations += outcome.iterations
-        self.messages.append(f"conjugate gradient: {outcome.iterations} iterations, rank {self._partial.rank}")
+        self.messages.append(
+            f"conjugate gradient: {plural(outcome.iterations, 'iteration')}, rank {self._partial.rank}"
+        )
         return outcome.x
 
 

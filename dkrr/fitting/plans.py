@@ -248,7 +248,7 @@ def plan(  # type: ignore[misc]
     """
     if model is not None or probabilities is not False or return_std is not False or interval is not None:
         return _of_new_rows(locals())
-    _refuse_number_as_rows(X, y)
+    _check_rows_or_sizes(X, y, n_samples, n_features)
     is_regression = checked_loss(loss) == "squared"
     one_vs_rest = flag(one_vs_rest, "one_vs_rest")
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
@@ -339,8 +339,10 @@ def _sizes(n_samples: Any, n_features: Any) -> tuple[int, int]:
     return checked_count(n_samples, "n_samples"), checked_count(n_features, "n_features")
 
 
-def _refuse_number_as_rows(X: Any, y: Any) -> None:
-    """Refuse sizes that are given in the places of X and y."""
+def _check_rows_or_sizes(X: Any, y: Any, n_samples: Any, n_features: Any) -> None:
+    """Refuse sizes that are given in the places of X and y, or besides X."""
+    if X is not None and not (n_samples is None and n_features is None):
+        raise InputError("n_samples or n_features is given with X, which has its own; expected X, or the two sizes")
     if not is_real(X):
         return
     n, d = (value if isinstance(value, Integral) else "..." for value in (X, y))

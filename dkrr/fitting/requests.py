@@ -51,6 +51,7 @@ from dkrr.planning.problem import NOTHING_SET, Because, Form, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -418,7 +419,7 @@ def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
     n, d = rows.shape
     if n_targets != n:
         raise InputError(
-            f"Found input variables with inconsistent numbers of samples: X has {n} rows and y {n_targets}"
+            f"Found input variables with inconsistent numbers of samples: X has {plural(n, 'row')} and y {n_targets}"
         )
     if kernel.is_precomputed and n != d:
         raise InputError(f"Precomputed matrix must be a square matrix. Input is a {n}x{d} matrix.")
@@ -450,7 +451,7 @@ def checked_likelihood(y: Any, n_classes: int | None, n: int, *, one_vs_rest: bo
         if labels.ndim not in (1, 2) or labels.size == 0 or (labels.ndim == 2 and labels.shape[1] != 1):
             raise InputError(f"y has shape {labels.shape}; expected (n_samples,): one label for every row")
         if len(labels) != n:
-            raise InputError(f"y has {len(labels)} rows, and X has {n}; expected the same number")
+            raise InputError(f"y has {plural(len(labels), 'row')}, and X has {n}; expected the same number")
         if labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
             raise InputError("y holds continuous values; expected class labels: loss='squared' plans a regression")
         try:
@@ -485,6 +486,6 @@ def checked_width(y: Any, n: int) -> int:
         raise InputTypeError("y is sparse; expected a dense array: use toarray()")
     n_rows, width = rows.shape
     if n_rows != n:
-        raise InputError(f"y has {n_rows} rows, and X has {n}; expected the same number")
+        raise InputError(f"y has {plural(n_rows, 'row')}, and X has {n}; expected the same number")
     check_content(rows, "y")
     return width

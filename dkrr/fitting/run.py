@@ -37,6 +37,7 @@ from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
 from dkrr.planning.problem import Because, Form, Loss
 from dkrr.planning.reasons import Reason
 from dkrr.planning.strategy import How
+from dkrr.text import plural
 
 
 def solve_directly(
@@ -165,7 +166,9 @@ def processes_left(request: FitRequest, data: TrainingData, solution: Solution) 
 def shortfall(result: SolveResult, plan: Plan) -> str:
     """Words for a result that is less accurate than requested."""
     after = (
-        f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked" if result.iterations else ""
+        f" after {plural(result.iterations, 'iteration')}, where {plan.problem.tol:.1e} was asked"
+        if result.iterations
+        else ""
     )
     return f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
 

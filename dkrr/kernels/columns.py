@@ -16,6 +16,7 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
 from dkrr.kernels.custom import CallableKernel, is_objects
 from dkrr.rounding import check_exact_columns
+from dkrr.text import near_columns, plural
 
 DENSE_COLUMNS = 256
 """Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
@@ -173,7 +174,8 @@ class Columns(Compound):
         names = self._listed
         missing = [name for name in names if name not in X.columns]
         if missing:
-            raise InputError(f"X has no column {missing[0]!r}; it has {', '.join(map(repr, list(X.columns)[:20]))}")
+            expected = near_columns(str(missing[0]), [str(name) for name in X.columns])
+            raise InputError(f"X has no column {missing[0]!r}; expected {expected}")
         if takes_tables(self.base):
             return X[list(names)]
         if len(names) == 1 and encodes(self.base):
@@ -188,7 +190,9 @@ class Columns(Compound):
         """Numbers of the columns of encoded rows that the base takes."""
         if self.start is not None:
             if self.stop is None or self.stop > n_features:
-                raise InputError(f"X has {n_features} columns; {self!r} takes those from {self.start} to {self.stop}")
+                raise InputError(
+                    f"X has {plural(n_features, 'column')}; {self!r} takes those from {self.start} to {self.stop}"
+                )
             return slice(self.start, self.stop)
         if self.columns is None:
             return slice(0, n_features)
@@ -199,7 +203,7 @@ class Columns(Compound):
             )
         index = list(self._listed)
         if max(index) >= n_features:
-            raise InputError(f"columns is {self.columns!r}, but X has {n_features} columns, counted from 0")
+            raise InputError(f"columns is {self.columns!r}, but X has {plural(n_features, 'column')}, counted from 0")
         if index == list(range(index[0], index[0] + len(index))):
             return slice(index[0], index[-1] + 1)
         return index

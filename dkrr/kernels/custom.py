@@ -37,6 +37,7 @@ from dkrr.kernels.blocks import (
     strips,
 )
 from dkrr.rounding import check_exact
+from dkrr.text import plural
 
 WIDTH = 2**31 - 1
 """Columns of the rows: a bound of the bytes of an object."""
@@ -328,7 +329,7 @@ class Precomputed(Kernel):
             _check_square(block)
         elif block.shape[1] != np.shape(Y)[0]:
             raise InputError(
-                f"the precomputed block X has {block.shape[1]} columns; expected {np.shape(Y)[0]}, one for "
+                f"the precomputed block X has {plural(block.shape[1], 'column')}; expected {np.shape(Y)[0]}, one for "
                 "each training row"
             )
         target = as_buffer(out, block.shape)
@@ -400,8 +401,8 @@ def refuse_dependence(alone: FloatArray, block: FloatArray, first: int, what: st
         return
     raise InputError(
         f"{what} depended on the other rows of the block: for row {first + int(at[0])} it was {block[at]:.6g}, and "
-        f"{alone[at]:.6g} in a block of {len(block)} rows; expected the same in every block: compute what all rows "
-        f"determine (a median, a maximum, a mean) beforehand, and give it as a parameter"
+        f"{alone[at]:.6g} in a block of {plural(len(block), 'row')}; expected the same in every block: compute what "
+        "all rows determine (a median, a maximum, a mean) beforehand, and give it as a parameter"
     )
 
 

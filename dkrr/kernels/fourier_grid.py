@@ -37,6 +37,7 @@ from dkrr.kernels.euclidean import RBF, Matern
 from dkrr.kernels.fourier import TRIGONOMETRIC_SECONDS
 from dkrr.kernels.map_base import Array, FeatureMap, as_base, dense_rows
 from dkrr.kernels.nonuniform import Complex, Transform, check_available, transform_bytes
+from dkrr.text import plural
 
 MAX_COLUMNS = 3
 MAX_MODES = 2**20
@@ -201,7 +202,8 @@ class FourierGrid(FeatureMap):
             columns = tuple(range(n_features))
         if not columns:
             raise InputError(
-                f"base of FourierGrid is {self.base!r}, and X has {n_features} columns; expected an RBF kernel of at "
+                f"base of FourierGrid is {self.base!r}, and X has {plural(n_features, 'column')}; expected an RBF "
+                "kernel of at "
                 f"most {MAX_COLUMNS} columns (dkrr.kernels.Columns takes some of many), sums, products and multiples "
                 f"of such kernels, or a Matern kernel"
             )

@@ -21,6 +21,7 @@ from dkrr.kernels.custom import (
     why_it_failed,
 )
 from dkrr.kernels.map_base import Array, FeatureMap
+from dkrr.text import plural
 
 FEATURE_SECONDS = 20e-9
 """Seconds of a feature: a guess, as a user's function is unknown before it has run."""
@@ -112,8 +113,8 @@ class CallableMap(FeatureMap):
         except Exception as error:
             kind = "CSR" if is_sparse(X) else "dense"
             raise KernelFunctionError(
-                f"{self._subject} failed on a {kind} block of {X.shape[0]} rows and {X.shape[1]} columns: "
-                f"{why_it_failed(error)}"
+                f"{self._subject} failed on a {kind} block of {plural(X.shape[0], 'row')} and "
+                f"{plural(X.shape[1], 'column')}: {why_it_failed(error)}"
             ) from error
         if shape_of(block, self._subject) != expected:
             raise InputError(

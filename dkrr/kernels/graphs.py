@@ -27,6 +27,7 @@ import scipy.sparse as sp
 from dkrr.checks import n_dimensions, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
+from dkrr.text import plural
 
 MAX_NODES = 2**24 - 1
 """Bound up to which float32 represents all whole numbers."""
@@ -161,7 +162,7 @@ def _plain_labels(labels: Any, n_nodes: int) -> tuple[Label, ...] | None:
             "one for each node in order, or None"
         )
     if len(labels) != n_nodes:
-        raise InputError(f"it has {len(labels)} labels for {n_nodes} nodes; expected one for each")
+        raise InputError(f"it has {plural(len(labels), 'label')} for {plural(n_nodes, 'node')}; expected one for each")
     if all(isinstance(label, str) for label in labels):
         return tuple(str(label) for label in labels)
     if all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels):

@@ -15,6 +15,7 @@ from dkrr.checks import positive
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, is_sparse
+from dkrr.text import plural
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Scales: TypeAlias = float | tuple[float, ...]
@@ -31,8 +32,8 @@ class WithLengths(Kernel):
         values = getattr(self, self._of_columns)
         if isinstance(values, tuple) and len(values) != n_features:
             raise InputError(
-                f"{self._of_columns} has {len(values)} numbers, and the rows have {n_features} columns; expected one "
-                f"number for each column, or a single one for all"
+                f"{self._of_columns} has {plural(len(values), 'number')}, and the rows have "
+                f"{plural(n_features, 'column')}; expected one number for each column, or a single one for all"
             )
         return super().resolved(n_features)
 

@@ -7,7 +7,6 @@ import itertools
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.custom import CallableKernel
 from dkrr.kernels.lengths import scales_of
 from dkrr.kernels.registry import NAMED
+from dkrr.text import near_names
 
 DEFAULTS = {"gamma": None, "degree": 3, "coef0": 1}
 """scikit-learn's settings of named kernels, taken by those that have a parameter of this name."""
@@ -279,7 +279,7 @@ def _refuse_given(function: str, common: dict[str, Any]) -> None:
 def _suggestion(name: str) -> str:
     """Ending of a message: the name that was probably meant; empty without one."""
     plain = name.strip().lower()
-    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else get_close_matches(plain, NAMED, 1)
+    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else near_names(plain, NAMED)
     return f": did you mean {near[0]!r}?" if near else ""
 
 

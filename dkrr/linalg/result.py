@@ -10,7 +10,7 @@ from typing import Any
 
 from dkrr.cluster import RunRecord
 from dkrr.cost import STAGE_NAMES, Stage
-from dkrr.text import Explained, format_bytes, format_seconds
+from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 
 class Status(Enum):
@@ -236,12 +236,10 @@ class SolveResult(Explained):
             "stages": [asdict(stage) for stage in self.stages],
         }
 
-    def __repr__(self) -> str:
+    def _summary(self) -> str:
         what = "gradient" if self.steps else "residual"
-        return (
-            f"<SolveResult {self.status.name}: {what} {self.residual:.1e}{self._iterations()}; "
-            f"{format_seconds(self.seconds)}, {format_bytes(self.peak_bytes)} peak of a process>"
-        )
+        cost = f"{format_seconds(self.seconds)}, {format_bytes(self.peak_bytes)} peak"
+        return f"{self.status.name}, {what} {self.residual:.1e}, {cost}"
 
     def __str__(self) -> str:
         return self.explained()
@@ -283,11 +281,15 @@ class SolveResult(Explained):
     def _iterations(self) -> str:
         """Number of iterations or of steps, after a comma; empty for a direct solution."""
         if self.steps:
-            inner = f", {self.inner_iterations:,} iterations of conjugate gradient" if self.inner_iterations else ""
+            inner = (
+                f", {plural(self.inner_iterations, 'iteration')} of conjugate gradient" if self.inner_iterations else ""
+            )
             return f", {self.iterations:,} Newton steps{inner}"
         if not self.iterations:
             return ""
-        return f", {self.iterations:,} iterations" + (f", preconditioner of rank {self.rank:,}" if self.rank else "")
+        return f", {plural(self.iterations, 'iteration')}" + (
+            f", preconditioner of rank {self.rank:,}" if self.rank else ""
+        )
 
 
 def _finite(value: float) -> float | None:

@@ -17,7 +17,7 @@ from dkrr.planning.resources import Execution, RatesFrom, Resources
 from dkrr.planning.strategy import Generated, Strategy
 from dkrr.planning.transforms import sums_bytes
 from dkrr.store import ChunkedArray, TileGrid
-from dkrr.text import Explained, format_bytes, format_seconds
+from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 ITERATING = "conjugate gradient"
 """Stage whose time is proportional to the iterations."""
@@ -179,13 +179,9 @@ class Plan(Explained):
             "search_rejected_codes": codes_of(self.problem.because.rejected),
         }
 
-    def __repr__(self) -> str:
-        p, disk = self.problem, self.chosen.disk_bytes
-        store = "" if self.chosen.place.is_memory else f", {format_bytes(disk)} on disk"
-        return (
-            f"<Plan for {p.n:,} × {p.d:,}, {columns_of(p)}: {self.chosen.summary()}; about "
-            f"{format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process{store}>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process"
+        return f"{self.form}, {self.solver}, {cost}"
 
     def __str__(self) -> str:
         c, p, side = self.chosen, self.problem, self.problem.side(self.form)
@@ -203,7 +199,7 @@ class Plan(Explained):
             ("model", f"{format_bytes(self.saved_bytes)} when it is saved{self._with_uncertainty()}"),
             *([("cluster", self.resources.assumed)] if self.resources.assumed else []),
         ]
-        title = f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {columns_of(p)}, {kernel_of(p)}"
+        title = f"dkrr plan: {plural(p.n, 'row')} × {plural(p.d, 'column')}, {columns_of(p)}, {kernel_of(p)}"
         rejected = [*(rejection(r, c) for r in self.rejected[:4]), *p.because.rejected]
         return layout(title, facts, self.reasons, rejected)
 

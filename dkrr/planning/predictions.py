@@ -314,7 +314,7 @@ class PredictionPlan(Reasoned):
 
     def title(self) -> str:
         p = self.prediction.problem
-        return f"dkrr prediction: {plural(self.n_rows, 'row')} × {p.d:,} columns, {p.n:,} training rows"
+        return f"dkrr prediction: {plural(self.n_rows, 'row')} × {plural(p.d, 'column')}, {p.n:,} training rows"
 
     def facts(self) -> list[tuple[str, str]]:
         where = f"in this process ({plural(self.threads, 'thread')})"
@@ -358,11 +358,9 @@ class PredictionPlan(Reasoned):
             "n_columns": p.n_columns,
         }
 
-    def __repr__(self) -> str:
-        return (
-            f"<PredictionPlan of {plural(self.n_rows, 'row')}: {self.summary()}; about {format_seconds(self.seconds)}, "
-            f"at most {format_bytes(self.peak_bytes)}>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process"
+        return f"{self.form}, {cost}"
 
 
 def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:

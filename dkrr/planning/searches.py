@@ -350,7 +350,7 @@ class SelectionPlan(Explained):
     def title(self) -> str:
         """First line of the text."""
         p = self.plan.problem if self.main.asked is None else self.main.asked
-        return f"dkrr selection: {p.n:,} rows × {p.d:,} columns, {columns_of(p)}, {self._grid()}"
+        return f"dkrr selection: {plural(p.n, 'row')} × {plural(p.d, 'column')}, {columns_of(p)}, {self._grid()}"
 
     def beginning(self) -> str:
         """The text without reasons, for a display before the work."""
@@ -380,12 +380,9 @@ class SelectionPlan(Explained):
             "seconds_range": list(self.seconds_range),
         }
 
-    def __repr__(self) -> str:
-        p = self.plan.problem
-        return (
-            f"<SelectionPlan for {p.n:,} × {p.d:,}: {self.summary()}; about {format_seconds(self.seconds)}, at most "
-            f"{format_bytes(self.peak_bytes)} per process>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process"
+        return f"{self.main.method}, {cost}"
 
     def __str__(self) -> str:
         return layout(self.title(), self.facts(), self.reasons, self.rejected)

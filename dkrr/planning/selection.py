@@ -162,7 +162,7 @@ class ScoringPlan(Reasoned):
         return f"{format_bytes(self.peak_bytes)} in the calling process, {format_bytes(self.plan.peak_bytes)}"
 
     def title(self) -> str:
-        return f"dkrr scores: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns"
+        return f"dkrr scores: {plural(self.plan.problem.n, 'row')} × {plural(self.plan.problem.d, 'column')}"
 
     def facts(self) -> list[tuple[str, str]]:
         return [
@@ -184,12 +184,9 @@ class ScoringPlan(Reasoned):
             "peak_bytes": self.peak_bytes,
         }
 
-    def __repr__(self) -> str:
-        p = self.plan.problem
-        return (
-            f"<ScoringPlan for {p.n:,} × {p.d:,}: {self.summary()}; about {format_seconds(self.seconds)}, at most "
-            f"{self.memory()} per process>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process"
+        return f"{self.method}, {cost}"
 
 
 def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:

@@ -8,6 +8,7 @@ from dkrr.linalg.products import Precision
 from dkrr.planning.problem import Form
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
 from dkrr.planning.resources import Execution, Workplace
+from dkrr.text import plural
 
 Solver = Literal["cholesky", "float32", "cg"]
 """What solves linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
@@ -303,12 +304,16 @@ class Strategy:
     def summary(self) -> str:
         """Short description."""
         if isinstance(self.how, Iterative):
-            where = f"{self.n_workers} workers" if self.execution == "dask" else "in this process"
+            where = plural(self.n_workers, "worker") if self.execution == "dask" else "in this process"
             return f"{self.form}, conjugate gradient, {where}, {self.products_text()}"
-        places = {"memory": "in memory", "serial": "on disk, one process", "dask": f"{self.n_workers} workers"}
+        places = {
+            "memory": "in memory",
+            "serial": "on disk, one process",
+            "dask": plural(self.n_workers, "worker"),
+        }
         if isinstance(self.how, Generated):
             place = "in this process" if self.execution == "serial" else places[self.execution]
-            return f"{self.form}, Fourier grid of {self.how.side:,} features, {place}"
+            return f"{self.form}, Fourier grid of {plural(self.how.side, 'feature')}, {place}"
         factor = "Cholesky" if isinstance(self.how, Direct) else "Cholesky in float32 and refinement"
         tiles = f", tiles of {self.tile:,}" if not self.place.is_memory else ""
         return f"{self.form}, {factor}, {places[self.execution]}{tiles}"

@@ -88,11 +88,9 @@ class UncertaintyPlan(Reasoned):
     def _rows(self) -> str:
         return plural(self.n_rows, "row") if self.n_rows else "the likelihood"
 
-    def __repr__(self) -> str:
-        return (
-            f"<UncertaintyPlan of {self._rows()}, {self.plan.problem.n:,} training rows: {self.summary()}; about "
-            f"{format_seconds(self.seconds)}>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.plan.peak_bytes)} per process"
+        return f"{self.method}, {cost}"
 
 
 def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:

@@ -106,12 +106,9 @@ class Optimum(Explained):
         changed = {name: times_square(getattr(self, name), size) for name in ("score", "scores", "gradients")}
         return replace(self, predictions=tuple(p * size for p in self.predictions), **changed)
 
-    def __repr__(self) -> str:
+    def _summary(self) -> str:
         how = "converged" if self.converged else "not converged"
-        return (
-            f"<Optimum alpha={self.alpha:.4g}, {self.kernel!r}: score {self.score:.6g}, "
-            f"{plural(self.n_evaluations, 'evaluation')}, {how}>"
-        )
+        return f"{how}, score {self.score:.6g}, alpha={self.alpha:.4g}, {self.kernel!r}"
 
     def __str__(self) -> str:
         return "\n".join(
@@ -247,7 +244,7 @@ class _Objective:
     def __call__(self, parameters: Array) -> tuple[float, Array]:
         number = len(self.values)
         if number == self._search.max_evaluations:
-            raise _Ended(f"stopped after {number} evaluations, as max_evaluations asks")
+            raise _Ended(f"stopped after {plural(number, 'evaluation')}, as max_evaluations asks")
         found = self._log.found(number, parameters)
         if found is None:
             value, gradient, excess = self._evaluated(parameters)
@@ -427,8 +424,8 @@ def _minimised(objective: _Objective, start: Array) -> tuple[bool, str]:
             f"kernel"
         )
     if found.status == 0:
-        return True, f"converged after {n} evaluations"
-    return False, f"no smaller error was found in the direction of descent after {n} evaluations"
+        return True, f"converged after {plural(n, 'evaluation')}"
+    return False, f"no smaller error was found in the direction of descent after {plural(n, 'evaluation')}"
 
 
 def _ends_of_range(objective: _Objective, start: Array) -> str:

@@ -121,7 +121,7 @@ class Verification(Explained):
     def __str__(self) -> str:
         if self.is_whole:
             n_chunks, n_bytes = (sum(getattr(one, name) for one in self.arrays) for name in ("present", "n_bytes"))
-            read = f"{n_chunks} chunks, {format_bytes(n_bytes)} read and compared"
+            read = f"{plural(n_chunks, 'chunk')}, {format_bytes(n_bytes)} read and compared"
             return one_line(f"{self.path}: the {self.kind} is whole ({read})")
         remedy = (
             "run the fit again with the same store and data: what is damaged is computed again"
@@ -132,9 +132,9 @@ class Verification(Explained):
         found = (f"    - {what}: {text}" for what, several in parts.items() for text in several)
         return "\n".join(map(one_line, (f"{self.path}: the {self.kind} is damaged; {remedy}", "  parts", *found)))
 
-    def __repr__(self) -> str:
+    def _summary(self) -> str:
         state = "whole" if self.is_whole else f"{len(self.damage)} damaged, {len(self.missing)} missing"
-        return f"<Verification of the {self.kind} {self.path}: {state}>"
+        return f"{self.kind}, {state}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,12 +216,12 @@ class RunStatus(Explained):
         ]
         lines += ["  arrays"] if self.arrays else []
         for one in self.arrays:
-            share = f"{one.present} of {one.expected} chunks" if one.present < one.expected else "complete"
+            share = f"{one.present} of {plural(one.expected, 'chunk')}" if one.present < one.expected else "complete"
             lines.append(f"    - {one.name:<28} {share:<24} {format_bytes(one.n_bytes)}")
         return "\n".join(map(one_line, lines))
 
-    def __repr__(self) -> str:
-        return f"<RunStatus of the {self.kind} {self.path}: {self.left}>"
+    def _summary(self) -> str:
+        return f"{self.kind}, {self.left}"
 
 
 def verify(path: str | Path) -> Verification:
@@ -399,7 +399,7 @@ def _tile_map(name: str, pieces: Pieces, cells: int) -> TileMap:
 
 def map_in_text(found: TileMap) -> str:
     """Map of the tiles of an array as text: full blocks where all is written, paler ones where chunks are missing."""
-    lines = [f"  {found.name}: {found.present:,} of {found.expected:,} chunks"]
+    lines = [f"  {found.name}: {found.present:,} of {plural(found.expected, 'chunk')}"]
     for row in found.shares:
         shades = [SHADES[int(share > 0) + int(share >= 0.5) + int(share == 1)] for share in row[np.isfinite(row)]]
         lines.append("  " + "".join(2 * shade for shade in shades))

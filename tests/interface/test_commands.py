@@ -331,8 +331,8 @@ def test_every_command_with_many_options_takes_a_file(folder, line, job, said):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("alhpa = 0.1", "job.toml: 'alhpa' is not an option of dkrr fit; .* the nearest is alpha"),
-        ("no-fit-intercept = true", "the nearest is fit-intercept"),
+        ("alhpa = 0.1", "job.toml: 'alhpa' is not an option of dkrr fit; .* without dashes before them: alpha"),
+        ("no-fit-intercept = true", "before them: fit-intercept"),
         ("[fit]\nalpha = 1", "'fit' is not an option"),
         ("alpha = '0.1;1'", "alpha is '0.1;1'; expected numbers with commas between"),
         ("alpha = [1, true]", "alpha is True; expected text, or a number"),

@@ -28,7 +28,8 @@ REFUSED = [
     ("predict --out p.npy --model model.zarr --x narrow.npy", "X has 2 features, but the model was fitted with 5"),
     # Tables
     (TABLE, r"the column 'name' of text .*leave it out \(columns='a,b,c,d,e'\)"),
-    ("fit --x t.csv --y yy --columns a* --model m.zarr", "y has 'yy', which is neither a column of X nor a path"),
+    ("fit --x t.csv --y yy --columns a* --model m.zarr", "y has 'yy', which is neither a .* expected 'y', or a path$"),
+    ("fit --x t.csv --y nope --model m.zarr", r"neither a column of X nor .*; expected one of \d columns, or a path$"),
     (f"{TABLE} --columns dep_*", "--columns has 'dep_.', and t.csv has no"),
     (f"{FIT} --columns a", "--columns is 'a', and --x is not a table"),
     (f"{FIT} --drop-missing", "--x is not a table with named columns"),

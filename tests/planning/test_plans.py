@@ -231,6 +231,13 @@ def test_a_plan_of_rows_that_no_memory_holds_is_refused_in_words(monkeypatch, se
         dkrr.plan(n_samples=10_000, n_features=10**9, memory_limit="4GiB", **settings)
 
 
+def test_one_of_a_thing_is_said_in_the_singular():
+    plan = dkrr.plan(n_samples=1, n_features=1, workers=1, form="primal", solver="cholesky")
+    texts = str(plan), str(dkrr.plan(n_samples=30_011, n_features=1, kernel="rbf", workers=1, worker_memory="1GiB"))
+    assert "1 row × 1 column, 1 target" in texts[0] and "1 worker," in texts[1]
+    assert not re.search(r"\b1 (workers|threads|rows|columns|targets|iterations|tiles|features)\b", " ".join(texts))
+
+
 def test_a_plan_of_more_targets_than_memory_holds_needs_none_of_them():
     assert dkrr.plan(n_samples=10**4, n_features=10, n_targets=10**12, workers=2).problem.alphas == (1.0,)
 

@@ -103,6 +103,7 @@ FREQUENT = {
     "alphas has shape (0,); expected at least one number…": lambda: KernelRidgeCV([]).fit(X, Y),
     "X is 100, a number; expected rows, or …: dkrr.plan(n_samples=100, n_features=...)": lambda: dkrr.plan(100),
     "X is 100, a number; …dkrr.plan(n_samples=100, n_features=5)": lambda: dkrr.plan(100, 5),
+    "n_samples or n_features is given with X, which has its own; …": lambda: dkrr.plan(X, n_features=3),
     "n_features is None; expected a whole number…": lambda: dkrr.plan(n_samples=100),
     "X cannot be used: …2 features, but KernelRidge is expecting 3…": lambda: ridge().predict(X[:, :2]),
     "Input X contains infinity: …row 3, column 1…finite…": lambda: ridge().predict(put(X, (3, 1), np.inf)),
