@@ -49,6 +49,19 @@ class Stage:
         Peak space of its results in the store.
     peak_bytes : int
         Peak memory of any process that works during the stage.
+
+    See Also
+    --------
+    dkrr.planning.Plan : The plan of a fit.
+    dkrr.solvers.SolveResult : What a fit reports of its work.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> model = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> "factorisation" in [stage.name for stage in model.plan_.chosen.stages]
+    True
     """
 
     name: str
@@ -59,7 +72,20 @@ class Stage:
     peak_bytes: int = 0
 
     def times(self, factor: float, peak_bytes: int = 0) -> Self:
-        """Stage that runs this `factor` times, with results that take no more space."""
+        """Stage that runs this `factor` times, with results that take no more space.
+
+        Parameters
+        ----------
+        factor : float
+            Number of times.
+        peak_bytes : int
+            Peak memory of the new stage.
+
+        Returns
+        -------
+        Stage
+            Stage with the sums of all times.
+        """
         seconds, read, written = (factor * x for x in (self.seconds, self.read_bytes, self.written_bytes))
         return type(self)(self.name, seconds, read, written, self.disk_bytes, peak_bytes)
 

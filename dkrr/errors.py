@@ -40,10 +40,29 @@ class DkrrError(Exception):
 
     Its text is one line that may be printed whatever it names: control characters are escaped, and URLs are without
     names, passwords and queries.
+
+    Attributes
+    ----------
+    is_transient : bool
+        Whether the same call may succeed later: the cause is a state of a machine, a server or another process.
+
+    See Also
+    --------
+    dkrr.errors.InputError : An argument, an array or a file cannot be used.
+    dkrr.errors.PlanError : No plan fits the limits.
+    dkrr.errors.StoreError : A store cannot be used.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> try:
+    ...     dkrr.KernelRidge(alpha=-1.0).fit(np.eye(3), [1.0, 2.0, 3.0])
+    ... except dkrr.errors.DkrrError as error:
+    ...     print(type(error).__name__, error.is_transient)
+    InputError False
     """
 
     is_transient = False
-    """Whether the same call may succeed later: the cause is a state of a machine, a server or another process."""
 
     def __init__(self, *arguments: object, is_transient: bool | None = None) -> None:
         super().__init__(*arguments)
@@ -83,7 +102,21 @@ class PlanError(DkrrError, ValueError):
 
 
 class MemoryLimitError(PlanError):
-    """The memory limit is too small; the message names the smallest sufficient limit."""
+    """The memory limit is too small; the message names the smallest sufficient limit.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> try:
+    ...     dkrr.plan(np.eye(3), kernel="rbf", memory_limit="1 MiB")
+    ... except dkrr.errors.MemoryLimitError as error:
+    ...     print("The smallest memory_limit that suffices" in str(error))
+    True
+    """
 
 
 class StoreError(DkrrError, OSError):

@@ -59,6 +59,11 @@ def report(model: Any, path: str | Path | None = None, *, overwrite: bool = Fals
     StoreError
         If the path holds neither a run nor a model, or its description is damaged.
 
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.status : How far the run in a store is.
+
     Examples
     --------
     >>> import numpy as np, dkrr

@@ -62,6 +62,11 @@ class Table:
     names : tuple of str
         Columns of this table, in order.
 
+    See Also
+    --------
+    dkrr.open_table : Open a table with named columns.
+    dkrr.predict_to : Write predictions to a file or a store.
+
     Examples
     --------
     >>> import dkrr, pyarrow
@@ -78,6 +83,16 @@ class Table:
     @classmethod
     def of(cls, source: Any) -> Table:
         """Table of all columns of a source but those of an index.
+
+        Parameters
+        ----------
+        source : dkrr.data.arrow.Source
+            Container of all columns.
+
+        Returns
+        -------
+        Table
+            Table that reads the source.
 
         Raises
         ------
@@ -139,6 +154,7 @@ class Table:
         Returns
         -------
         Table
+            Table of these columns, in the order in which they are named.
 
         Raises
         ------
@@ -162,7 +178,18 @@ class Table:
         return replace(self, names=tuple(found))
 
     def without(self, names: Iterable[str]) -> Table:
-        """Table of the other columns, which may be none."""
+        """Table of the other columns, which may be none.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Columns to leave out; a name that the table does not have is no error.
+
+        Returns
+        -------
+        Table
+            Table of the other columns.
+        """
         dropped = set(names)
         return replace(self, names=tuple(name for name in self.names if name not in dropped))
 
@@ -222,7 +249,13 @@ class Table:
         return np.dtype(np.float32 if all(column.dtype == "float" for column in self.columns) else np.float64)
 
     def check_content(self, name: str) -> None:
-        """Refuse a table without columns or rows by InputError, and warn of columns that are an index by accident."""
+        """Refuse a table without columns or rows by InputError, and warn of columns that are an index by accident.
+
+        Parameters
+        ----------
+        name : str
+            What errors call the argument.
+        """
         if not self.names:
             index = (
                 f" and of an index, which is used where it is named: {first_names(self.index)}" if self.index else ""
@@ -242,6 +275,11 @@ class Table:
     def check_numeric(self, name: str = "X") -> None:
         """Refuse columns of text, categories, dates and others.
 
+        Parameters
+        ----------
+        name : str
+            What errors call the argument.
+
         Raises
         ------
         InputTypeError
@@ -257,6 +295,18 @@ class Table:
     def numbers(self, start: int, stop: int, *, name: str = "X") -> NDArray[Any]:
         """Rows start ... stop − 1 as an array of shape (stop − start, number of columns), of `dtype`.
 
+        Parameters
+        ----------
+        start, stop : int
+            First row, and the row behind the last one.
+        name : str
+            What errors call the argument.
+
+        Returns
+        -------
+        ndarray, shape (stop − start, number of columns)
+            Numbers.
+
         Raises
         ------
         InputError
@@ -266,7 +316,20 @@ class Table:
         return np.asarray(TableRows(self, name).read(start, stop))
 
     def rows(self, indices: NDArray[np.intp], *, name: str = "X") -> NDArray[Any]:
-        """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded."""
+        """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded.
+
+        Parameters
+        ----------
+        indices : ndarray of int
+            Numbers of the rows.
+        name : str
+            What errors call the argument.
+
+        Returns
+        -------
+        ndarray, shape (number of indices, number of columns)
+            Numbers.
+        """
         return np.asarray(TableRows(self, name).take(np.asarray(indices)))
 
     def values(self) -> NDArray[Any]:

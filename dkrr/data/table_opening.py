@@ -41,11 +41,17 @@ def open_table(path: Any, columns: Any = None) -> Table:
     Returns
     -------
     Table
+        Table whose rows are read when they are needed.
 
     Raises
     ------
     InputError
         If it does not exist, is not a table, or has no such column.
+
+    See Also
+    --------
+    dkrr.Table : A table that is read in blocks of rows.
+    dkrr.predict_to : Write predictions to a file or a store.
 
     Examples
     --------

@@ -75,6 +75,7 @@ def gram(
     Returns
     -------
     dask.array.Array of shape (n, m)
+        K, whose blocks are computed when they are needed; with `store` they are read.
 
     Raises
     ------
@@ -82,6 +83,11 @@ def gram(
         If an argument cannot be used, or X and Y have different numbers of columns.
     StoreError
         If the store belongs to another matrix or to a fit.
+
+    See Also
+    --------
+    dkrr.KernelRidge : Kernel ridge regression.
+    dkrr.kernels.Precomputed : X is the Gram matrix itself.
 
     Examples
     --------

@@ -99,6 +99,21 @@ def predict_to(
     tuple of int
         Shape of what was written, (n,) or (n, number of columns).
 
+    Raises
+    ------
+    InputError
+        If an argument cannot be used, or something exists at `path`; before work starts.
+    MemoryLimitError
+        If the memory limit is too small for one row; before work starts.
+    DiskSpaceError, StoreError
+        If it cannot be written.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.load : Load a saved model.
+    dkrr.open_table : Open a table with named columns.
+
     Notes
     -----
     The column of predictions has the name of the target, where the model was fitted with one (a column of a table, a
@@ -108,15 +123,6 @@ def predict_to(
     as many columns each. Probabilities are ``probability_`` and the class. Labels are text in Zarr's type
     for text of any length. In a group of Zarr, arrays have the names of the columns as far as these are file names:
     other characters are percent-encoded (``km/h``: ``km%2Fh``), and the attributes of the group have all names.
-
-    Raises
-    ------
-    InputError
-        If an argument cannot be used, or something exists at `path`; before work starts.
-    MemoryLimitError
-        If the memory limit is too small for one row; before work starts.
-    DiskSpaceError, StoreError
-        If it cannot be written.
 
     Examples
     --------

@@ -99,6 +99,12 @@ def save(
         If the path exists, or uncertainties are not known: of a classifier, or of a model
         that was loaded without them.
 
+    See Also
+    --------
+    dkrr.load : Load a saved model.
+    dkrr.verify : Whether a store or a saved model is whole.
+    dkrr.report : An HTML page of a fit, a run or a model.
+
     Examples
     --------
     >>> import numpy as np, dkrr, tempfile
@@ -305,6 +311,22 @@ def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Es
     -----
     UserWarning
         If the model has a transformer of another version of scikit-learn.
+
+    See Also
+    --------
+    dkrr.save : Save a fitted model.
+    dkrr.verify : Whether a store or a saved model is whole.
+    dkrr.predict_to : Write predictions to a file or a store.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkrr.save(model, f"{folder}/model.zarr")
+    ...     again = dkrr.load(f"{folder}/model.zarr")
+    >>> again.n_features_in_, again.dual_coef_.tolist() == model.dual_coef_.tolist()
+    (3, True)
     """
     url = location(path, "path", "the path or URL of a saved model", is_kept=True)
     if not (

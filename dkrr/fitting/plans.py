@@ -220,6 +220,14 @@ def plan(  # type: ignore[misc]
     PlanError
         If no plan stays within the limits; the message names the smallest sufficient limit.
 
+    See Also
+    --------
+    dkrr.planning.Plan : The plan of a fit.
+    dkrr.KernelRidge : Kernel ridge regression.
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
+    dkrr.calibrate : Measure this machine for plans.
+    dkrr.predict_to : Write predictions to a file or a store.
+
     Examples
     --------
     >>> import dkrr

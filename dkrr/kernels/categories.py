@@ -41,6 +41,10 @@ class Categories(Kernel):
     categories : sequence of sequences, optional
         Categories of each column; `fitted` sets it for everything but rows of numbers.
 
+    See Also
+    --------
+    dkrr.kernels.Columns : A kernel of some of the columns.
+
     References
     ----------
     Kondor, Lafferty (2002), Diffusion kernels on graphs and other discrete input spaces, ICML, section 4.3: w is

@@ -48,7 +48,18 @@ class Compound(Kernel):
         return tuple(getattr(self, name) for name in self._part_names)
 
     def with_parts(self, parts: Sequence[Kernel]) -> Kernel:
-        """The same kernel of other parts; itself if these are its own."""
+        """The same kernel of other parts; itself if these are its own.
+
+        Parameters
+        ----------
+        parts : sequence of Kernel
+            Parts in the order of `parts`.
+
+        Returns
+        -------
+        Kernel
+            Kernel of the same kind.
+        """
         if all(new is old for new, old in zip(parts, self.parts, strict=True)):
             return self
         return replace(self, **dict(zip(self._part_names, parts, strict=True)))  # type: ignore[type-var]
@@ -62,7 +73,18 @@ class Compound(Kernel):
         return any(part.learns_values for part in self.parts)
 
     def width(self, n_features: int) -> int:
-        """Number of columns that the parts take."""
+        """Number of columns that the parts take.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        int
+            Number of columns.
+        """
         return n_features
 
     def fitted(self, X: Any) -> Kernel:
@@ -120,6 +142,11 @@ class Columns(Compound):
     start, stop : int, optional
         Place of the columns in encoded rows; `fitted` sets them.
 
+    See Also
+    --------
+    dkrr.kernels.Categories : Equal categories in columns of codes or text.
+    dkrr.kernels.weighted_sums : Sums of kernels for a search to choose among.
+
     Examples
     --------
     >>> import numpy as np
@@ -168,7 +195,18 @@ class Columns(Compound):
         return self.columns is None or isinstance(self._listed[0], str)
 
     def selected(self, X: Any) -> Any:
-        """Columns of a table that the base takes."""
+        """Columns of a table that the base takes.
+
+        Parameters
+        ----------
+        X : table or DataFrame
+            Rows with all columns.
+
+        Returns
+        -------
+        table, Series, or ndarray
+            What the base takes.
+        """
         if self.columns is None:
             return X
         names = self._listed
@@ -187,7 +225,18 @@ class Columns(Compound):
         return as_numbers(X[list(names)], f"columns {list(names)}")
 
     def numbers(self, n_features: int) -> slice | list[int]:
-        """Numbers of the columns of encoded rows that the base takes."""
+        """Numbers of the columns of encoded rows that the base takes.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        slice or list of int
+            Index of the columns.
+        """
         if self.start is not None:
             if self.stop is None or self.stop > n_features:
                 raise InputError(
@@ -230,7 +279,18 @@ class Columns(Compound):
         return self.base.row_degree
 
     def cut(self, X: Block) -> Block:
-        """Columns of encoded rows that the base takes."""
+        """Columns of encoded rows that the base takes.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
+
+        Returns
+        -------
+        ndarray or CSR
+            Columns of these rows; dense where they are few.
+        """
         part: Block = X[:, self.numbers(X.shape[1])]
         if isinstance(part, np.ndarray):
             return np.ascontiguousarray(part)

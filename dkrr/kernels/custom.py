@@ -160,6 +160,11 @@ class CallableKernel(Kernel):
     cost : FunctionCost, optional
         What it was measured to need, before a fit is planned; not a part of what the kernel is.
 
+    See Also
+    --------
+    dkrr.kernels.Kernel : Base class of kernels.
+    dkrr.kernels.Precomputed : X is the Gram matrix itself.
+
     Examples
     --------
     >>> import numpy as np
@@ -217,6 +222,18 @@ class CallableKernel(Kernel):
 
     def values(self, X: Block, Y: Block) -> FloatArray:
         """Checked result of the function for all pairs of encoded rows, as it returns them.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
+        Y : ndarray or CSR, shape (n_columns, n_features)
+            Rows that belong to the columns of the block.
+
+        Returns
+        -------
+        ndarray, shape (n_rows, n_columns)
+            Kernel values.
 
         Raises
         ------
@@ -306,6 +323,11 @@ class Precomputed(Kernel):
 
     Called on the Gram matrix alone it checks that this is square and symmetric; with Y, the training rows,
     it checks that X has a column for each of them, and ignores the values of Y.
+
+    See Also
+    --------
+    dkrr.gram : The Gram matrix as a lazy array.
+    dkrr.kernels.CallableKernel : A function of two blocks of rows.
 
     Examples
     --------

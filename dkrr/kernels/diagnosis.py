@@ -76,6 +76,7 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, *, n_sample: int = 1000, random_
     Parameters
     ----------
     kernel : Kernel
+        Kernel to examine.
     X : ndarray or CSR, shape (n_rows, n_features), or data of the kind that the kernel takes
         The Gram matrix, for a precomputed kernel.
     n_sample : int
@@ -92,6 +93,11 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, *, n_sample: int = 1000, random_
     ------
     InputError
         If X has no rows, or the kernel of the sample holds NaN or infinity.
+
+    See Also
+    --------
+    dkrr.kernels.Sigmoid : The hyperbolic tangent of the dot product.
+    dkrr.kernels.Precomputed : X is the Gram matrix itself.
 
     Examples
     --------

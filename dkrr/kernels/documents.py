@@ -118,6 +118,11 @@ class BagOfWords(Kernel):
     idf : sequence of float, optional
         Factors of the counts of each column for "tfidf". None: `fitted` learns them.
 
+    See Also
+    --------
+    dkrr.kernels.Columns : A kernel of some of the columns.
+    dkrr.kernels.Normalized : A kernel with k(x, x) = 1.
+
     Examples
     --------
     >>> from dkrr.kernels import BagOfWords

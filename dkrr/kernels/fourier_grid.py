@@ -149,6 +149,12 @@ class FourierGrid(FeatureMap):
     doubled : bool
         With twice the period: also for differences of up to the period, between the box and rows near it.
 
+    See Also
+    --------
+    dkrr.features.RandomFourier : An approximation of RBF and other kernels by random frequencies.
+    dkrr.features.Nystroem : An approximation of any kernel by some of the rows.
+    dkrr.kernels.RBF : The Gaussian of the distance.
+
     Examples
     --------
     >>> import numpy as np
@@ -186,11 +192,32 @@ class FourierGrid(FeatureMap):
             object.__setattr__(self, "box", box)
 
     def in_box(self, box: Sequence[tuple[float, float]]) -> "FourierGrid":
-        """The same for rows in a box."""
+        """The same for rows in a box.
+
+        Parameters
+        ----------
+        box : sequence of (float, float)
+            Smallest and largest value of each column.
+
+        Returns
+        -------
+        FourierGrid
+            Map that is exact to its error for these rows.
+        """
         return replace(self, box=tuple(box))
 
     def columns(self, n_features: int) -> tuple[int, ...]:
         """Numbers of the columns of the box.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        tuple of int
+            Numbers, counted from 0.
 
         Raises
         ------
@@ -220,11 +247,33 @@ class FourierGrid(FeatureMap):
         return transform_bytes(grid.n_modes, 0) + 64 * grid.dimension
 
     def grid(self, n_features: int) -> "Grid":
-        """Its waves, for rows of so many columns."""
+        """Its waves, for rows of so many columns.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        Grid
+            Frequencies and their weights.
+        """
         return _grid(self, n_features)
 
     def of_terms_without(self, columns: tuple[int, ...]) -> "FourierGrid":
-        """Features of the terms of the kernel that do not take some columns."""
+        """Features of the terms of the kernel that do not take some columns.
+
+        Parameters
+        ----------
+        columns : tuple of int
+            Numbers of the columns.
+
+        Returns
+        -------
+        FourierGrid
+            Itself, if there are none.
+        """
         if not columns:
             return self
         return GridOfTerms(self.base, self.error, self.box, columns, doubled=self.doubled)

@@ -42,6 +42,11 @@ class CallableMap(FeatureMap):
     name : str, optional
         Name in messages and descriptions; None means the function's qualified name.
 
+    See Also
+    --------
+    dkrr.features.FeatureMap : Base class of feature maps.
+    dkrr.kernels.CallableKernel : A function of two blocks of rows.
+
     Examples
     --------
     >>> import numpy as np

@@ -55,6 +55,10 @@ class Graph:
     labels : sequence of int or of str, optional
         One for each node, all of a kind. Kept as a tuple.
 
+    See Also
+    --------
+    dkrr.kernels.RandomWalk : Walks that two graphs have in common.
+
     Examples
     --------
     >>> from dkrr.kernels import Graph

@@ -39,19 +39,48 @@ class WithLengths(Kernel):
 
     @abstractmethod
     def lengths(self, n_features: int) -> Array:
-        """Length of every column, of shape (n_features,)."""
+        """Length of every column, of shape (n_features,).
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        ndarray, shape (n_features,)
+            Lengths.
+        """
 
     @abstractmethod
     def with_lengths(self, lengths: Array) -> Self:
-        """The kernel with other lengths, of shape (1,) for all columns together or (n_features,) for each."""
+        """The kernel with other lengths, of shape (1,) for all columns together or (n_features,) for each.
+
+        Parameters
+        ----------
+        lengths : ndarray, shape (1,) or (n_features,)
+            Lengths, above 0.
+
+        Returns
+        -------
+        Kernel
+            Kernel of the same kind.
+        """
 
     def length_slopes(self, n_features: int) -> tuple[Kernel, Array]:  # noqa: ARG002
         """Derivatives ∂k/∂log ℓₖ = cₖ (xₖ − zₖ)² h(x, z) by the length ℓₖ of every column.
 
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
         Returns
         -------
         h : Kernel
+            Kernel that multiplies the squared difference.
         c : ndarray of shape (n_features,)
+            Factor of every column.
 
         Raises
         ------

@@ -442,6 +442,11 @@ class RandomWalk(Kernel):
         Attribute of networkx nodes that is their label; None means no labels. Other forms of graphs contain their
         labels.
 
+    See Also
+    --------
+    dkrr.kernels.Graph : One graph, as a row of X.
+    dkrr.kernels.Normalized : A kernel with k(x, x) = 1.
+
     References
     ----------
     Vishwanathan, Schraudolph, Kondor, Borgwardt (2010), Graph kernels, Journal of Machine Learning Research 11:

@@ -28,6 +28,19 @@ class Status(Enum):
         An iterative solver has not met the tolerance, and no further iteration would.
     MAX_ITERATIONS : Status
         An iterative solver has stopped at `max_iter`, before it met the tolerance.
+
+    See Also
+    --------
+    dkrr.solvers.SolveResult : What a fit reports of its work.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> from dkrr.solvers import Status
+    >>> status = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0]).solve_result_.status
+    >>> status is Status.SOLVED, status.is_good
+    (True, True)
     """
 
     SOLVED = "solved; the true residual is at the level of rounding"
@@ -194,6 +207,19 @@ class SolveResult(Explained):
         alphas those of the whole path.
     record : RunRecord
         Every task: when, where, how long.
+
+    See Also
+    --------
+    dkrr.solvers.Status : How a solve ended.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> result = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0]).solve_result_
+    >>> result.status.name, result.residual < 1e-12, result.residual_of
+    ('SOLVED', True, 'dual system')
     """
 
     status: Status
@@ -251,6 +277,11 @@ class SolveResult(Explained):
         ----------
         planned : sequence of Stage, optional
             Those of the plan: ``plan_.chosen.stages``.
+
+        Returns
+        -------
+        str
+            Text as `str` gives it, with the planned times.
         """
         relative = "relative to that at scores of 0" if self.steps else f"true, relative, of the {self.residual_of}"
         what = self.status.value.replace("true residual", "relative gradient") if self.steps else self.status.value

@@ -238,11 +238,21 @@ def calibrate(path: str | Path | None = None, *, seconds: float = SECONDS) -> Pr
     Returns
     -------
     Profile
+        Measured rates; ``profile.rates`` has their medians over the workers.
 
     Raises
     ------
     InputError
         If the folder does not exist, or the result cannot be kept.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+
+    Examples
+    --------
+    >>> import dkrr
+    >>> profile = dkrr.calibrate()  # doctest: +SKIP
     """
     seconds = positive(seconds, "seconds")
     if seconds > MAX_SECONDS:

@@ -52,6 +52,22 @@ class Plan(Explained):
         Why so, sentence by sentence.
     rejected : tuple of Strategy
         The other candidates, best first, each with the reason in `refused` or a higher cost.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.solvers.SolveResult : What a fit reports of its work.
+    dkrr.planning.Strategy : One way to solve a problem, with its cost.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> plan = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0]).plan_
+    >>> plan.form, plan.solver, plan.execution
+    ('dual', 'cholesky', 'memory')
+    >>> plan.peak_bytes <= plan.chosen.limit_bytes
+    True
     """
 
     problem: Problem
@@ -148,7 +164,18 @@ class Plan(Explained):
         return self.chosen.uses_threads
 
     def noted(self, reason: Reason) -> Self:
-        """The same with one more reason."""
+        """The same with one more reason.
+
+        Parameters
+        ----------
+        reason : Reason
+            Reason to append.
+
+        Returns
+        -------
+        Plan
+            Plan with all reasons.
+        """
         return replace(self, reasons=(*self.reasons, reason))
 
     def to_dict(self) -> dict[str, Any]:

@@ -262,6 +262,20 @@ class PredictionPlan(Reasoned):
         Other ways, with what speaks against each.
     plan : UncertaintyPlan or None
         Plan of standard deviations whose factor is not known; None: it is, or none are asked for.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.predict_to : Write predictions to a file or a store.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> plan = dkrr.plan(np.eye(3), model=model)
+    >>> plan.n_rows, plan.form, plan.method
+    (3, 'dual', 'predictions')
     """
 
     prediction: Prediction = field(repr=False)

@@ -68,6 +68,17 @@ class Profile:
         Cores that other programs kept busy just before: a profile taken beside them is too slow.
     is_quick : bool
         Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it.
+
+    See Also
+    --------
+    dkrr.calibrate : Measure this machine for plans.
+
+    Examples
+    --------
+    >>> import dkrr
+    >>> profile = dkrr.calibrate()  # doctest: +SKIP
+    >>> print(f"{profile.rates.gemm_flops:.2g} operations per second")  # doctest: +SKIP
+    5.1e+10 operations per second
     """
 
     fingerprint: Fingerprint

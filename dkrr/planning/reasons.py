@@ -11,6 +11,17 @@ class Reason(str):
     ----------
     code : str
         A few words in kebab-case, such as "smaller-matrix"; empty, as the sentence, where there is no reason.
+
+    See Also
+    --------
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> from dkrr.planning import Reason
+    >>> reason = Reason("smaller-matrix", "the matrix of the dual form is smaller")
+    >>> print(reason, reason.code, sep="; ")
+    the matrix of the dual form is smaller; smaller-matrix
     """
 
     code: str

@@ -176,6 +176,19 @@ class SelectionPlan(Explained):
         Fit of all rows with the best candidate, if that is of the kernel that takes longest; None: there is none.
     optimising : Optimising or None
         Plan of the optimisation from the best candidate; None: there is none.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> plan = dkrr.plan(np.eye(10), np.arange(10.0), kernel="rbf", alphas=[0.1, 1.0], cv=5)
+    >>> plan.n_alphas, plan.sizes.n_folds, len(plan.kernels)
+    (2, 5, 1)
     """
 
     kernels: tuple[ScoringPlan, ...]

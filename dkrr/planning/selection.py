@@ -126,6 +126,19 @@ class ScoringPlan(Reasoned):
         Fraction of the iterations of conjugate gradient that a race leaves in the mean.
     asked : Problem or None
         Problem of a fit to all rows with every λ, for which the scores are.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> plan = dkrr.plan(np.eye(10), np.arange(10.0), kernel="rbf", alphas=[0.1, 1.0], cv=5).main
+    >>> plan.n_alphas, plan.peak_bytes <= plan.limit_bytes
+    (2, True)
     """
 
     method: Method

@@ -195,6 +195,19 @@ class Strategy:
         Expected steps of Newton's method; 0: a regression.
     refused : Reason
         Why it cannot be chosen; empty if it can.
+
+    See Also
+    --------
+    dkrr.planning.Plan : The plan of a fit.
+    dkrr.planning.Reason : A sentence of a plan, with a code.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> chosen = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0]).plan_.chosen
+    >>> chosen.summary()
+    'dual, Cholesky, in memory'
     """
 
     form: Form

@@ -52,6 +52,19 @@ class UncertaintyPlan(Reasoned):
         Why so, sentence by sentence.
     rejected : tuple of Reason
         Other ways, with what speaks against each.
+
+    See Also
+    --------
+    dkrr.KernelRidge : Kernel ridge regression.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> mean, std = model.predict(np.eye(3), return_std=True)
+    >>> model.uncertainty_plan_.method
+    'factor'
     """
 
     method: Literal["factor", "iterations"]

@@ -85,6 +85,21 @@ class Optimum(Explained):
         Time of all evaluations by stage.
     predictions : tuple of ndarray
         Predictions of the rows that each fold holds out, of shape (k, t).
+
+    See Also
+    --------
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidgeCV
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-2.0, 2.0, size=(40, 1))
+    >>> y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=40)
+    >>> optimum = KernelRidgeCV([0.01], kernel="rbf", gamma=[1.0], cv=5, optimize="alpha").fit(X, y).optimum_
+    >>> optimum.converged, bool(optimum.score == max(optimum.scores))
+    (True, True)
     """
 
     alpha: float
@@ -102,7 +117,18 @@ class Optimum(Explained):
     predictions: tuple[Array, ...] = field(repr=False)
 
     def of_given(self, size: float) -> "Optimum":
-        """The same for targets that are larger by a power of two."""
+        """The same for targets that are larger by a power of two.
+
+        Parameters
+        ----------
+        size : float
+            Power of two.
+
+        Returns
+        -------
+        Optimum
+            Optimum in the units of these targets.
+        """
         changed = {name: times_square(getattr(self, name), size) for name in ("score", "scores", "gradients")}
         return replace(self, predictions=tuple(p * size for p in self.predictions), **changed)
 

@@ -101,6 +101,20 @@ class Verification(Explained):
         Damaged parts, each with its array, file and path.
     missing : tuple of str
         Parts that a complete array lacks; tiles that a run has yet to compute are not among them.
+
+    See Also
+    --------
+    dkrr.verify : Whether a store or a saved model is whole.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkrr.save(model, f"{folder}/model.zarr")
+    ...     found = dkrr.verify(f"{folder}/model.zarr")
+    >>> found.is_whole, found.damage
+    (True, ())
     """
 
     path: str
@@ -173,6 +187,20 @@ class RunStatus(Explained):
         Process that uses the store, or that was killed while it did; empty without.
     runs : tuple of RunStatus
         Runs of a search: one for each kernel, that of the optimum, and the fit of all rows.
+
+    See Also
+    --------
+    dkrr.status : How far the run in a store is.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = f"{folder}/run.zarr"
+    ...     model = dkrr.KernelRidge(kernel="rbf", store=store).fit(np.eye(3), [1.0, 2.0, 3.0])
+    ...     found = dkrr.status(store)
+    >>> [one.name for one in found.arrays if one.present < one.expected]
+    []
     """
 
     path: str
@@ -242,6 +270,11 @@ def verify(path: str | Path) -> Verification:
     StoreError
         If the path holds neither a run nor a model, or its description is damaged.
 
+    See Also
+    --------
+    dkrr.status : How far the run in a store is.
+    dkrr.save : Save a fitted model.
+
     Examples
     --------
     >>> import numpy as np, dkrr, tempfile
@@ -281,10 +314,30 @@ def status(path: str | Path) -> RunStatus:
     path : str or Path
         Path or URL of the store of a run (`store=`).
 
+    Returns
+    -------
+    RunStatus
+        Its text says what is done and what is left.
+
     Raises
     ------
     StoreError
         If the path does not hold a run, or its description is damaged.
+
+    See Also
+    --------
+    dkrr.verify : Whether a store or a saved model is whole.
+    dkrr.report : An HTML page of a fit, a run or a model.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = f"{folder}/run.zarr"
+    ...     model = dkrr.KernelRidge(kernel="rbf", store=store).fit(np.eye(3), [1.0, 2.0, 3.0])
+    ...     found = dkrr.status(store)
+    >>> found.kind, found.is_finished
+    ('fit', True)
     """
     run = _run_at(path)
     if is_model(run.url):
