@@ -107,7 +107,7 @@ def judge(data: Dataset, seed: int, nominal: float) -> dict[str, Intervals]:
         progress=False,
     ).fit(X, y)
     mean, std = model.predict(X_test, return_std=True)
-    _, unscaled = model.predict(X_test[:1], return_std=True, scale=1.0)
+    _, unscaled = model.predict(X_test[:1], return_std=True, variance_scale=1.0)
     variance = (std[0] / unscaled[0]) ** 2  # s²
     half = NormalDist().inv_cdf((1 + nominal) / 2) * np.sqrt(std**2 + variance * model.alpha_)
     bounds = (model.predict_interval(X_test, coverage=nominal), (mean - half, mean + half))

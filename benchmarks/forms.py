@@ -103,7 +103,9 @@ _LIGHTER = 0.45
 def pick(case: Case, n: int, d: int, memory_limit: str, workers: int) -> Pick:
     """What the planner does with n rows of d columns."""
     try:
-        chosen = dkrr.plan(n=n, d=d, memory_limit=memory_limit, workers=workers, **case.settings).chosen
+        chosen = dkrr.plan(
+            n_samples=n, n_features=d, memory_limit=memory_limit, workers=workers, **case.settings
+        ).chosen
     except PlanError as error:
         kinds = {MemoryLimitError: "memory", DiskSpaceError: "disk"}
         return ("refused", "", next((why for kind, why in kinds.items() if isinstance(error, kind)), "size"))
@@ -372,7 +374,7 @@ class Race:
     @property
     def dimension(self) -> int | None:
         """D."""
-        plan: Any = dkrr.plan(n=2, d=self.d, **self.case.settings)
+        plan: Any = dkrr.plan(n_samples=2, n_features=self.d, **self.case.settings)
         dimension: int | None = plan.problem.dimension
         return dimension
 
@@ -426,7 +428,9 @@ class Race:
 
     def _planned_seconds(self, n: int, way: dict[str, Any]) -> float:
         try:
-            plan: Any = dkrr.plan(n=n, d=self.d, memory_limit=self.memory_limit, **self.case.settings, **way)
+            plan: Any = dkrr.plan(
+                n_samples=n, n_features=self.d, memory_limit=self.memory_limit, **self.case.settings, **way
+            )
             return float(plan.seconds)
         except PlanError:
             return float("inf")
@@ -443,7 +447,9 @@ class Race:
 
         def taken(n: int) -> bool:
             try:
-                plan = dkrr.plan(n=n, d=self.d, memory_limit=self.memory_limit, **self.case.settings, **free)
+                plan = dkrr.plan(
+                    n_samples=n, n_features=self.d, memory_limit=self.memory_limit, **self.case.settings, **free
+                )
             except PlanError:
                 return True
             return name in (plan.form, plan.solver)

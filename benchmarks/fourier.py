@@ -153,7 +153,7 @@ def follow(n: int, json_path: Path | None) -> None:
         searched = perf_counter()
         model.predict(X, return_std=True)
         deviated = perf_counter()
-        assert model.loo_residuals_.shape == y.shape
+        assert model.loo_residuals().shape == y.shape
         left_out = perf_counter()
         labels = (y > 0.2).astype(int)
         classes = KernelLogisticRegression(kernel="rbf", gamma=50.0, alpha=0.1, progress=False).fit(X, labels)

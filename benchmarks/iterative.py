@@ -319,7 +319,7 @@ def rate(n: int, widths: tuple[int, ...], threads: int) -> None:
             alone = _kernel_rate(X, precision)
             with ThreadExecutor(threads) as executor, blas.one_thread():
                 kernel = RBF(1 / d)
-                tile = cg_tile(dkrr.plan(n=n, d=d, kernel=kernel).problem, 2**32, threads)
+                tile = cg_tile(dkrr.plan(n_samples=n, n_features=d, kernel=kernel).problem, 2**32, threads)
                 grid = TileGrid(n, tile, tile)
                 operator = TiledOperator(GramTiles(kernel, MemoryRows(X)), grid, executor, "rate", threads)
                 p = np.random.default_rng(1).standard_normal((n, 1))

@@ -70,7 +70,7 @@ class Dataset:
     alpha: float
     gamma: float | None = None
     """None: 1 / columns."""
-    multi_class: tuple[str, ...] = ("multinomial",)
+    one_vs_rest: tuple[bool, ...] = (False,)
 
 
 def _of_sklearn(name: str, most: int | None) -> tuple[Floats, Floats, Labels, Labels]:
@@ -100,7 +100,7 @@ DATASETS: Mapping[str, Dataset] = {
     d.name: d
     for d in (
         Dataset("breast_cancer", lambda most: _of_sklearn("breast_cancer", most), alpha=1e-2),
-        Dataset("digits", lambda most: _of_sklearn("digits", most), alpha=1e-2, multi_class=("multinomial", "ovr")),
+        Dataset("digits", lambda most: _of_sklearn("digits", most), alpha=1e-2, one_vs_rest=(False, True)),
         # k = exp(−‖x − z‖² / (2 σ²)) with σ = 1
         Dataset("circles", _circles, alpha=1e-2, gamma=0.5),
     )
@@ -368,11 +368,11 @@ def small(
         settings: dict[str, Any] = {"alpha": λ, "kernel": "rbf", "gamma": γ, "solver": solver}
         fits = [
             Fit(
-                f"dkrr, {multi_class}" if len(data.multi_class) > 1 else "dkrr",
+                f"dkrr, {'one-vs-rest' if one_vs_rest else 'softmax'}" if len(data.one_vs_rest) > 1 else "dkrr",
                 "logistic",
-                settings | {"multi_class": multi_class},
+                settings | {"one_vs_rest": one_vs_rest},
             )
-            for multi_class in data.multi_class
+            for one_vs_rest in data.one_vs_rest
         ]
         for fit in [*fits, Fit("LogisticRegression", "linear"), Fit("HistGradientBoosting", "boosting")]:
             record = _fit_small(fit, X, X_test, y, y_test) | {"data": name}

@@ -368,11 +368,6 @@ def checked_loss(loss: Any) -> Any:
     return choice(loss, "loss", ("squared", "logistic"), ": for KernelRidge or KernelLogisticRegression")
 
 
-def checked_multi_class(multi_class: Any) -> bool:
-    """Whether more than two classes make one softmax."""
-    return choice(multi_class, "multi_class", ("multinomial", "ovr")) == "multinomial"
-
-
 def checked_tol(tol: Any, name: str = "tol") -> float:
     """Relative residual between what float64 can represent and 1."""
     if not is_real(tol) or not MIN_TOL <= tol < 1:

@@ -10,6 +10,8 @@ import yaml
 from dkrr.checks import flag, location, not_negative, positive, positive_or_none, shown, whole
 from dkrr.errors import InputError, StoreError
 
+__all__ = ["check_settings", "setting", "temporary_directory"]
+
 with (Path(__file__).parent / "dkrr.yaml").open() as _file:
     _defaults: dict[str, Any] = yaml.safe_load(_file)
 
@@ -58,10 +60,32 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
 def setting(name: str) -> Any:
     """Value of ``dkrr.<name>``.
 
+    Parameters
+    ----------
+    name : str
+        Name of the setting, such as "memory-limit" or "local.workers".
+
+    Returns
+    -------
+    object
+        Checked value: a number, a text, True or False, or None.
+
     Raises
     ------
     InputError
         If it is not one that the setting can have.
+
+    See Also
+    --------
+    dkrr.config.check_settings : Refuse a wrong value of any setting.
+
+    Examples
+    --------
+    >>> import dask
+    >>> from dkrr.config import setting
+    >>> with dask.config.set({"dkrr.local.workers": 2}):
+    ...     setting("local.workers")
+    2
     """
     return _CHECKS[name](dask.config.get(f"dkrr.{name}"), f"dkrr.{name} in Dask's configuration")
 
@@ -73,6 +97,15 @@ def check_settings() -> None:
     ------
     InputError
         Naming the setting.
+
+    See Also
+    --------
+    dkrr.config.setting : Value of one setting.
+
+    Examples
+    --------
+    >>> from dkrr.config import check_settings
+    >>> check_settings()
     """
     for name in _CHECKS:
         setting(name)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Self
 
+__all__ = ["STAGE_NAMES", "Stage", "Work"]
+
 STAGE_NAMES = (
     "starting workers",
     "checking X",
@@ -31,22 +33,59 @@ STAGE_NAMES = (
 
 @dataclass(frozen=True)
 class Stage:
-    """One named stage of a fit, projected or measured."""
+    """One named stage of a fit, projected or measured.
+
+    Attributes
+    ----------
+    name : str
+        Name of the stage, such as "factorisation": a fit and its plan have the same.
+    seconds : float
+        Wall time.
+    read_bytes : float
+        Bytes read from the store.
+    written_bytes : float
+        Bytes written to the store.
+    disk_bytes : int
+        Peak space of its results in the store.
+    peak_bytes : int
+        Peak memory of any process that works during the stage.
+
+    See Also
+    --------
+    dkrr.planning.Plan : The plan of a fit.
+    dkrr.solvers.SolveResult : What a fit reports of its work.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> model = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> "factorisation" in [stage.name for stage in model.plan_.chosen.stages]
+    True
+    """
 
     name: str
-    """One of STAGE_NAMES."""
     seconds: float
     read_bytes: float = 0.0
-    """Bytes read from the store."""
     written_bytes: float = 0.0
-    """Bytes written to the store."""
     disk_bytes: int = 0
-    """Peak space of its results in the store."""
     peak_bytes: int = 0
-    """Peak memory of any process that works during the stage."""
 
     def times(self, factor: float, peak_bytes: int = 0) -> Self:
-        """Stage that runs this `factor` times, with results that take no more space."""
+        """Stage that runs this `factor` times, with results that take no more space.
+
+        Parameters
+        ----------
+        factor : float
+            Number of times.
+        peak_bytes : int
+            Peak memory of the new stage.
+
+        Returns
+        -------
+        Stage
+            Stage with the sums of all times.
+        """
         seconds, read, written = (factor * x for x in (self.seconds, self.read_bytes, self.written_bytes))
         return type(self)(self.name, seconds, read, written, self.disk_bytes, peak_bytes)
 

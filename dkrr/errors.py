@@ -2,12 +2,35 @@
 
 import errno
 import traceback
+import warnings
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dkrr.text import one_line, safe_message
+
+__all__ = [
+    "BusyStoreError",
+    "ClusterError",
+    "ConvergenceWarning",
+    "DamagedChunkError",
+    "DiskSpaceError",
+    "DkrrError",
+    "InputError",
+    "InputTypeError",
+    "InputWarning",
+    "KernelFunctionError",
+    "MemoryLimitError",
+    "NotFiniteError",
+    "NotFittedError",
+    "NotPositiveDefiniteError",
+    "PlanError",
+    "StoreError",
+    "UnreachableStoreError",
+    "WrongStoreError",
+]
 
 _PACKAGE = str(Path(__file__).parent)
 
@@ -17,10 +40,29 @@ class DkrrError(Exception):
 
     Its text is one line that may be printed whatever it names: control characters are escaped, and URLs are without
     names, passwords and queries.
+
+    Attributes
+    ----------
+    is_transient : bool
+        Whether the same call may succeed later: the cause is a state of a machine, a server or another process.
+
+    See Also
+    --------
+    dkrr.errors.InputError : An argument, an array or a file cannot be used.
+    dkrr.errors.PlanError : No plan fits the limits.
+    dkrr.errors.StoreError : A store cannot be used.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> try:
+    ...     dkrr.KernelRidge(alpha=-1.0).fit(np.eye(3), [1.0, 2.0, 3.0])
+    ... except dkrr.errors.DkrrError as error:
+    ...     print(type(error).__name__, error.is_transient)
+    InputError False
     """
 
     is_transient = False
-    """Whether the same call may succeed later: the cause is a state of a machine, a server or another process."""
 
     def __init__(self, *arguments: object, is_transient: bool | None = None) -> None:
         super().__init__(*arguments)
@@ -60,7 +102,21 @@ class PlanError(DkrrError, ValueError):
 
 
 class MemoryLimitError(PlanError):
-    """The memory limit is too small; the message names the smallest sufficient limit."""
+    """The memory limit is too small; the message names the smallest sufficient limit.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> try:
+    ...     dkrr.plan(np.eye(3), kernel="rbf", memory_limit="1 MiB")
+    ... except dkrr.errors.MemoryLimitError as error:
+    ...     print("The smallest memory_limit that suffices" in str(error))
+    True
+    """
 
 
 class StoreError(DkrrError, OSError):
@@ -188,8 +244,49 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 class InputWarning(UserWarning):
-    """Data are used as they are, and may not be what was meant; the message says which, and what to do."""
+    """Data are used as they are, or a parameter is ignored, which may not be what was meant; the message says which."""
 
 
-class ConvergenceWarning(UserWarning):
-    """The solution is less accurate than required."""
+ConvergenceWarning: type[UserWarning]
+NotFittedError: type[DkrrError]
+
+
+def warn_inaccurate(message: str, *, stacklevel: int) -> None:
+    """Warn by `ConvergenceWarning` that a result is less accurate than required; levels count from the caller."""
+    warnings.warn(message, _with_scikit_learn("ConvergenceWarning"), stacklevel=stacklevel + 1)
+
+
+def _with_scikit_learn(name: str) -> Any:
+    """One of the classes that are scikit-learn's too, so that those who catch or ignore its own have them.
+
+    Its import takes a second, and tasks that form tiles do without it: they are made when they are first named.
+    """
+    if name in globals():
+        return globals()[name]
+    from sklearn import exceptions
+
+    class ConvergenceWarning(exceptions.ConvergenceWarning):  # type: ignore[misc]  # scikit-learn has no types
+        """The solution is less accurate than required."""
+
+        __qualname__ = "ConvergenceWarning"
+
+    class NotFittedError(DkrrError, exceptions.NotFittedError):  # type: ignore[misc]
+        """An estimator was not fitted yet; call fit first."""
+
+        __qualname__ = "NotFittedError"
+        _render_traceback_ = short_traceback
+
+    for made in (ConvergenceWarning, NotFittedError):
+        globals().setdefault(made.__name__, made)  # one class of each name, also where another thread makes them too
+    return globals()[name]
+
+
+if not TYPE_CHECKING:  # for which any name would be one of the module
+
+    def __getattr__(name: str) -> type:
+        if name in ("ConvergenceWarning", "NotFittedError"):
+            return _with_scikit_learn(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

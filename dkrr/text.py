@@ -9,7 +9,8 @@ import html
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 from itertools import islice
 
 _URL = re.compile(r"://[^\s'\"]+")
@@ -17,6 +18,8 @@ GREY = "rgba(127,127,127,0.35)"
 """Colour of lines, visible on light and dark pages."""
 LABEL_END = 14
 """Column where the text of a line begins, behind two spaces and its label."""
+MAX_REPR = 80
+"""Most characters of the `repr` of a value that explains itself."""
 MAX_NAMED = 8
 """Most names that a message lists: of columns, arrays, chunks."""
 CELL = "padding:0.1em 0.9em 0.1em 0;text-align:left;vertical-align:top;background:transparent;border:0"
@@ -49,6 +52,17 @@ def first_names(names: Iterable[str]) -> str:
     return ", ".join(found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
 
 
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """At most three known names that are near to one that does not exist, whatever their case, the nearest first."""
+    by_lower = {one.lower(): one for one in known}
+    return [by_lower[one] for one in get_close_matches(name.strip().lower(), list(by_lower), n=3)]
+
+
+def near_columns(name: str, known: Collection[str]) -> str:
+    """The columns near to one that does not exist, for a message, or else only how many there are."""
+    return " or ".join(map(repr, near_names(name, known))) or f"one of {plural(len(known), 'column')}"
+
+
 def _is_shown(character: str) -> bool:
     return character == "\n" or character.isprintable() or unicodedata.category(character) == "Zs"
 
@@ -73,7 +87,7 @@ def _without_secrets(found: re.Match[str]) -> str:
 
 def plural(count: int, word: str, ending: str = "s") -> str:
     """Count and word."""
-    return f"{count:,} {word}{'' if count == 1 else ending}"
+    return f"{format_count(count)} {word}{'' if count == 1 else ending}"
 
 
 def format_bytes(n_bytes: float) -> str:
@@ -182,7 +196,18 @@ def card_of_text(text: str, *, is_open: bool = False) -> str:
 
 
 class Explained:
-    """Base of values whose `str` explains them in lines, which notebooks show as a table (see `card_of_text`)."""
+    """Base of values whose `str` explains them in lines, which notebooks show as a table (see `card_of_text`).
+
+    Their `repr` is one short line.
+    """
+
+    def _summary(self) -> str:
+        """What their `repr` says."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        text = f"<{type(self).__name__}: {one_line(self._summary())}>"
+        return text if len(text) <= MAX_REPR else f"{text[: MAX_REPR - 4]}...>"
 
     def _repr_html_(self) -> str:
         return card_of_text(str(self))

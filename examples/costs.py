@@ -19,9 +19,9 @@ import numpy as np
 import dkrr
 
 sizes = [2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000]
-problem = {"d": 30, "kernel": "rbf", "memory_limit": "4GiB", "workers": 2}
-direct = [dkrr.plan(n=n, solver="cholesky", **problem) for n in sizes[:6]]
-chosen = [dkrr.plan(n=n, **problem) for n in sizes]
+problem = {"n_features": 30, "kernel": "rbf", "memory_limit": "4GiB", "workers": 2}
+direct = [dkrr.plan(n_samples=n, solver="cholesky", **problem) for n in sizes[:6]]
+chosen = [dkrr.plan(n_samples=n, **problem) for n in sizes]
 
 # %%
 # A plan is a value: print it, or take its numbers.

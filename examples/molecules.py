@@ -91,7 +91,7 @@ print(fill(curve["conclusion"], 88))
 
 errors = np.sqrt(-curve["mean_test_score"])
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-left.plot(y, y - search.loo_residuals_, ".", markersize=3)
+left.plot(y, y - search.loo_residuals(), ".", markersize=3)
 left.plot([y.min(), y.max()], [y.min(), y.max()], "k", linewidth=0.8)
 left.set(xlabel="energy (kcal/mol)", ylabel="predicted without the molecule")
 right.semilogx(curve["train_sizes"], errors, "o-")

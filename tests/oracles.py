@@ -89,12 +89,12 @@ def naive_residual(K, y, alpha, coef, intercept, weights=None, fit_intercept=Fal
     return np.array(found)
 
 
-def naive_probabilities(scores, multi_class="multinomial"):
+def naive_probabilities(scores, one_vs_rest=False):
     """Softmax of the scores of every row; a single column of scores is that of the second of two classes.
 
-    "ovr": the classes' own probabilities, divided by their sum.
+    With `one_vs_rest` the classes' own probabilities, divided by their sum.
     """
-    if multi_class == "ovr" and scores.shape[1] > 1:
+    if one_vs_rest and scores.shape[1] > 1:
         separate = 1 / (1 + np.exp(-scores))
         return separate / separate.sum(axis=1, keepdims=True)
     if scores.shape[1] == 1:
@@ -102,7 +102,7 @@ def naive_probabilities(scores, multi_class="multinomial"):
     return softmax(scores, axis=1)
 
 
-def naive_logistic(phi, codes, alpha, weights=None, fit_intercept=True, multi_class="multinomial"):
+def naive_logistic(phi, codes, alpha, weights=None, fit_intercept=True, one_vs_rest=False):
     """Kernel logistic regression on explicit features by Newton's method with the whole Hessian.
 
     Minimises −Σᵢ vᵢ log p(codeᵢ | φᵢ) + α Σₖ ‖βₖ‖². phi (n, p), codes (n,), weights (n,) or None. Returns β (p, m),
@@ -113,7 +113,7 @@ def naive_logistic(phi, codes, alpha, weights=None, fit_intercept=True, multi_cl
     A, penalties = np.hstack([phi, np.ones((n, c))]), np.append(np.full(phi.shape[1], 2.0 * alpha), np.zeros(c))
     Y = np.eye(int(max(codes)) + 1)[codes]
     Y = Y[:, 1:] if Y.shape[1] == 2 else Y
-    together = [Y] if multi_class == "multinomial" else [column[:, None] for column in Y.T]
+    together = [Y] if not one_vs_rest else [column[:, None] for column in Y.T]
     B, P = (np.hstack(parts) for parts in zip(*(_newton(A, part, v, penalties) for part in together), strict=True))
     intercept = B[phi.shape[1] :].sum(axis=0)
     if len(together) == 1 and Y.shape[1] > 1:
@@ -121,10 +121,10 @@ def naive_logistic(phi, codes, alpha, weights=None, fit_intercept=True, multi_cl
     return B[: phi.shape[1]], intercept, v[:, None] * (Y - P) / (2 * alpha)
 
 
-def naive_gradient(K, codes, alpha, coef, intercept, weights=None, fit_intercept=True, multi_class="multinomial"):
-    """Norm of the gradient in the kernel's space, relative to that at zero; the largest of the models of "ovr"."""
+def naive_gradient(K, codes, alpha, coef, intercept, weights=None, fit_intercept=True, one_vs_rest=False):
+    """Norm of the gradient in the kernel's space, relative to that at zero; the largest of several models."""
     v, Y = np.ones(len(K)) if weights is None else weights, np.eye(int(codes.max()) + 1)[codes]
-    is_softmax = Y.shape[1] > 2 and multi_class == "multinomial"
+    is_softmax = Y.shape[1] > 2 and not one_vs_rest
     Y = Y[:, 1:] if Y.shape[1] == 2 else Y
 
     def squares(coef, intercept):

@@ -42,7 +42,7 @@ def work(X: NDArray[np.float64], y: NDArray[np.float64], table: Path, folder: Pa
     dkrr.save(model, folder / "model.zarr", overwrite=True)
     again = dkrr.load(folder / "model.zarr")
     dkrr.predict_to(again, X, folder / "predictions.npy")
-    plan = dkrr.plan(n=10_000, d=3, kernel="rbf", memory_limit="4GiB")
+    plan = dkrr.plan(n_samples=10_000, n_features=3, kernel="rbf", memory_limit="4GiB")
     assert plan.seconds > 0 and plan.peak_bytes > 0 and plan.reasons
     assert np.asarray(dkrr.gram(X, kernel="rbf", store=folder / "run.zarr")).shape == (len(X), len(X))
     assert dkrr.status(folder / "run.zarr").left and dkrr.verify(folder / "run.zarr").is_whole

@@ -10,7 +10,6 @@ import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ import click
 
 from dkrr.checks import is_existing_folder, shown
 from dkrr.errors import DiskSpaceError, DkrrError, InputError, PlanError, is_transient
-from dkrr.text import format_bytes, one_line, printable, safe_message
+from dkrr.text import format_bytes, near_names, one_line, printable, safe_message
 
 ADDRESS = r"([a-z]+://)?(\[[0-9a-fA-F:.%]+\]|[^\s/:]*[^\s/:\d][^\s/:]*):[0-9]{1,5}/?|inproc://\S+"
 """Of a scheduler: a protocol, a host and a port."""
@@ -218,10 +217,10 @@ def options_from_file(context: click.Context, _: click.Parameter, path: str | No
     found = {}
     for key, value in _read(path).items():
         if key not in options:
-            (nearest,) = get_close_matches(key, options, 1, cutoff=0)
+            near = ", ".join(near_names(key, options)) or f"those of dkrr {context.info_name} --help"
             raise InputError(
                 f"{path}: {shown(key)} is not an option of dkrr {context.info_name}; expected the names of options "
-                f"without dashes before them, the nearest is {nearest}"
+                f"without dashes before them: {near}"
             )
         option, several = options[key], isinstance(value, list) and options[key].multiple
         for one in value if several else [value]:

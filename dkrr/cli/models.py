@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dkrr.checks import location, shown
+from dkrr.checks import checked_count, location, shown
 from dkrr.cli.command import answer, echo, named
 from dkrr.cli.options import candidates, command, folds, kernel_params, train_sizes, whole
 from dkrr.config import setting
@@ -20,14 +20,14 @@ logger = logging.getLogger("dkrr")
 
 ROWS = "columns exclude numeric drop_missing standardize one_hot unknown impute"
 MODEL = (
-    "kernel gamma degree coef0 kernel_param alpha logistic multi_class fit_intercept form solver tol solver_max_iter "
+    "kernel gamma degree coef0 kernel_param alpha logistic one_vs_rest fit_intercept form solver tol solver_max_iter "
     "memory_limit tile store scheduler"
 )
 SETTINGS = ("kernel", "gamma", "degree", "coef0", "form", "solver", "tol", "memory_limit", "tile", "store")
 """Options that are arguments of an estimator as they are."""
 SEARCH = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
 """Those of a search."""
-LOGISTIC = ("class_weight", "max_iter", "multi_class")
+LOGISTIC = ("class_weight", "max_iter", "one_vs_rest")
 RIDGE = ("store", "alpha_per_target")
 """Options of a search without --logistic."""
 OF_NEW_ROWS = {"x", "columns", "model", "proba", "std", "interval", "memory_limit", "scheduler", "json"}
@@ -37,7 +37,7 @@ KERNEL = ("kernel", "gamma", "degree")
 INPUTS = ("x", "y", "sample_weight")
 NO_MATTER = ("model", "out", "overwrite", "store", "memory_limit", "tile", "json", "quiet")
 """Options that change where and how a result is computed and what is printed, not the result; but for inputs."""
-SIZES = ("n", "d", "n_targets", "n_classes", "workers", "worker_memory", "cores")
+SIZES = ("n_targets", "n_classes", "workers", "worker_memory", "cores")
 
 
 @command(
@@ -81,7 +81,7 @@ def fit(**given: Any) -> None:
     "config x y sample_weight",
     ROWS,
     "model overwrite uncertainty intervals accept_unconverged rows alphas cv shuffle scoring kernel gamma degree",
-    "kernel_param alpha_per_target train_sizes fit_intercept logistic multi_class class_weight max_iter solver tol",
+    "kernel_param alpha_per_target train_sizes fit_intercept logistic one_vs_rest class_weight max_iter solver tol",
     "memory_limit store scheduler out json quiet",
     required="x y",
 )
@@ -194,6 +194,7 @@ def _loaded(path: str) -> Any:
 @command(
     "config x y sample_weight",
     ROWS,
+    "n d",
     *SIZES,
     "extent alphas cv train_sizes uncertainty intervals",
     MODEL,
@@ -213,6 +214,8 @@ def plan(**given: Any) -> None:
         raise InputError("--proba, --std or --interval is given without --model; give a saved model as --model with it")
     if (given["x"] is None) == (given["n"] is None or given["d"] is None):
         raise InputError("expected either --x (with --y), or --n and --d")
+    n_and_d = {"n_samples": "n", "n_features": "d"}
+    sizes: dict[str, Any] = {k: checked_count(given[v], f"--{v}") for k, v in n_and_d.items() if given[v] is not None}
     _check_store(given["store"], is_planned=True)
     _refuse_other_loss(given)
     _refuse_uncertainty(given)
@@ -227,6 +230,7 @@ def plan(**given: Any) -> None:
         given["y"],
         **settings,
         **_uncertainty(given),
+        **sizes,
         **{name: given[name] for name in SIZES},
         extent=None if given["extent"] is None else candidates([given["extent"]], "--extent"),
         loss="logistic" if given["logistic"] else "squared",

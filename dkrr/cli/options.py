@@ -89,10 +89,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "alpha": _value(None, "λ ≥ 0, or one for each target: 0.1,1,10, or repeated.  [default: 1.0]", multiple=True),
     "logistic": _flag("Kernel logistic regression; y holds class labels."),
-    "multi_class": _value(
-        ["multinomial", "ovr"],
-        "With --logistic: one softmax, or each class against the rest.  [default: multinomial]",
-    ),
+    "one_vs_rest": _flag("With --logistic: a model of each class against the rest, not one softmax.", default=None),
     "class_weight": _value(["balanced"], "With --logistic: equal total weights."),
     "max_iter": _value(int, "With --logistic: largest number of Newton steps.  [default: 100]"),
     "fit_intercept": {
@@ -158,7 +155,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "extent": _value("L|L1,L2", "Largest difference of rows in each column, at most three, for a Fourier grid."),
     "cores": _value(int, "With --worker-memory: threads of each worker.  [default: 1]"),
     "calibrate.folder": _value(None, "Folder on the file system to measure.  [default: the temporary directory]"),
-    "calibrate.store": _value(None, "No longer an option.", hidden=True),
     "calibrate.show": _flag("Print what is known, and measure nothing."),
     # Results
     "model": _value("PATH", "Where to save the model."),
@@ -185,7 +181,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 GROUPS = {
     "Data": "config predict.model x y sample_weight columns exclude numeric drop_missing standardize one_hot unknown "
     "impute rows keep n d n_targets n_classes extent",
-    "Model": "kernel gamma degree coef0 kernel_param alpha alphas alpha_per_target fit_intercept logistic multi_class "
+    "Model": "kernel gamma degree coef0 kernel_param alpha alphas alpha_per_target fit_intercept logistic one_vs_rest "
     "class_weight cv shuffle scoring train_sizes",
     "Solver and resources": "form solver tol solver_max_iter max_iter memory_limit tile store scheduler workers "
     "worker_memory cores folder",

@@ -16,6 +16,7 @@ from dkrr.checks import location, shown
 from dkrr.cli.command import named
 from dkrr.errors import InputError
 from dkrr.store.inspection import TileMap
+from dkrr.text import plural
 
 Draw = Callable[[Any], None]
 """Draws on the axes of matplotlib that it is given."""
@@ -180,7 +181,7 @@ def tiles(found: TileMap) -> Draw:
 
     def draw(axes: Any) -> None:
         axes.imshow(found.shares, cmap="Blues", vmin=-0.25, vmax=1.25, aspect="equal", interpolation="nearest")
-        axes.set_title(f"{_label(found.name)}: {found.present:,} of {found.expected:,} chunks", fontsize=10)
+        axes.set_title(f"{_label(found.name)}: {found.present:,} of {plural(found.expected, 'chunk')}", fontsize=10)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
 

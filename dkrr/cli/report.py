@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dkrr.checks import location, shown
+from dkrr.checks import flag, location, shown
 from dkrr.cli import pictures
 from dkrr.cluster.process import ended_in_order
 from dkrr.errors import InputError, StoreError
@@ -29,7 +29,7 @@ SECTIONS = (*OF_MODEL, "outcome", "status", "maps", "history")
 """Values of the page; what is not known is left out."""
 
 
-def report(subject: KernelEstimator | str | Path, out: str | Path | None = None) -> str:
+def report(model: KernelEstimator | str | Path, path: str | Path | None = None, *, overwrite: bool = False) -> str:
     """Report of a fit: plan and reasons, result, convergence, residuals, scores, learning curve, tiles.
 
     It is one HTML file with pictures that loads nothing and runs no script. No data are read but those of descriptions:
@@ -38,11 +38,13 @@ def report(subject: KernelEstimator | str | Path, out: str | Path | None = None)
 
     Parameters
     ----------
-    subject : fitted estimator, str or Path
+    model : fitted estimator, str or Path
         Estimator that was fitted here, or the path or URL of a saved model or of the store of a run (`store=`), which
         may be unfinished or under way.
-    out : str or Path, optional
-        File to write; an earlier report there is replaced when the new one is complete.
+    path : str or Path, optional
+        File to write; None: only the page is returned.
+    overwrite : bool, default=False
+        Replace an existing report when the new one is complete; any other file is never replaced.
 
     Returns
     -------
@@ -51,11 +53,18 @@ def report(subject: KernelEstimator | str | Path, out: str | Path | None = None)
 
     Raises
     ------
+    NotFittedError
+        If the estimator is not fitted.
     InputError
-        If the estimator is not fitted, or was loaded (give the path of the model instead), or `out` is not in a folder,
-        or matplotlib is not installed.
+        If the estimator was loaded (give the path of the model instead), something exists at `path`,
+        or it is not in a folder, or matplotlib is not installed.
     StoreError
         If the path holds neither a run nor a model, or its description is damaged.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.status : How far the run in a store is.
 
     Examples
     --------
@@ -65,21 +74,23 @@ def report(subject: KernelEstimator | str | Path, out: str | Path | None = None)
     >>> page.startswith("<!DOCTYPE html>"), "<h2>Plan</h2>" in page
     (True, True)
     """
-    target = None if out is None else _target(out)
-    refuse_enclosing({"out": target}, {"subject": subject})
+    overwrite = flag(overwrite, "overwrite")
+    target = None if path is None else _target(path, overwrite=overwrite)
+    refuse_enclosing({"path": target}, {"model": model})
     template = _template()
-    if isinstance(subject, KernelEstimator):
-        if not hasattr(subject, "plan_"):
+    if isinstance(model, KernelEstimator):
+        model._check_fitted()
+        if not hasattr(model, "plan_"):
             raise InputError(
-                "subject is an estimator without a plan; expected one that was fitted here, not loaded: give the path "
+                "model is an estimator without a plan; expected one that was fitted here, not loaded: give the path "
                 "of its model"
             )
-        text = _page(template, type(subject).__name__, outcome=outcome_of(subject), **summary_of(subject))
+        text = _page(template, type(model).__name__, outcome=outcome_of(model), **summary_of(model))
     else:
-        path = location(subject, "subject", "a fitted estimator, or the path or URL of a run or a model", is_kept=True)
-        text = _of_path(template, path)
+        given = location(model, "model", "a fitted estimator, or the path or URL of a run or a model", is_kept=True)
+        text = _of_path(template, given)
     if target is not None:
-        with ended_in_order(), written_aside(str(target), overwrite=True, listed=None) as place:
+        with ended_in_order(), written_aside(str(target), overwrite=overwrite, listed=None) as place:
             Path(place).write_text(text, encoding="utf-8")
     return text
 
@@ -115,7 +126,7 @@ def _of_path(template: Any, path: str) -> str:
         found = describe_model(url)
         if found.get("report") is None:
             raise InputError(
-                f"subject is {shown(path)}, a model without a summary of its fit; expected one that was saved where it "
+                f"model is {shown(path)}, a model without a summary of its fit; expected one that was saved where it "
                 f"was fitted: save it again"
             )
         known = {name: found["report"][name] for name in OF_MODEL}
@@ -150,13 +161,13 @@ def _page(template: Any, title: str, **values: Any) -> str:
     return str(template.render(title=title, version=VERSIONS["dkrr"], written=written, **values))
 
 
-def _target(out: Any) -> Path:
+def _target(path: Any, *, overwrite: bool) -> Path:
     """Path of a file in an existing folder, checked before any work."""
-    path = Path(location(out, "out", "the path of an HTML file"))
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"out is {shown(str(out))}; expected a file in an existing folder: create the folder first")
-    check_free(str(path), overwrite=True, what="a report of dkrr", is_one=_is_report, listed=None)
-    return path
+    target = Path(location(path, "path", "the path of an HTML file"))
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise InputError(f"path is {shown(str(path))}; expected a file in an existing folder: create the folder first")
+    check_free(str(target), overwrite=overwrite, what="a report of dkrr", is_one=_is_report, listed=None)
+    return target
 
 
 def _is_report(path: str) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dkrr.checks import is_object
 from dkrr.store.description import CLASSIFICATION
-from dkrr.text import format_bytes, format_seconds, one_line
+from dkrr.text import format_bytes, format_seconds, one_line, plural
 
 MAX_BUSY_CORES = 0.2
 """Cores kept busy by other processes, above which a profile is unreliable."""
@@ -86,8 +86,9 @@ def machine_text(description: dict[str, Any]) -> str:
     has, rates, measured = description["resources"], description["rates"], description["measured"]
     where = "cluster" if has["cluster_is_running"] else "machine"
     lines = [
-        f"{where}     {description['fingerprint']['cpu']}, {has['local_threads']} cores in the calling process",
-        f"workers     {has['n_workers']} × {has['worker_threads']} threads, "
+        f"{where}     {description['fingerprint']['cpu']}, {plural(has['local_threads'], 'core')} in the calling "
+        "process",
+        f"workers     {has['n_workers']} × {plural(has['worker_threads'], 'thread')}, "
         f"{format_bytes(has['worker_limit_bytes'])} each",
         f"disk        {format_bytes(has['disk_free_bytes'] or 0)} free for stores",
     ]
@@ -114,6 +115,8 @@ def machine_text(description: dict[str, Any]) -> str:
 
 def search_values(search: Any, path: str | None) -> dict[str, Any]:
     """Scores of all candidates, the best one and advice, as values of JSON: None where a number is not known."""
+    from dkrr.estimators.model_description import of_search
+
     results, plan = search.cv_results_, getattr(search, "selection_plan_", None)
     scores, unknown = results["mean_test_score"], np.full(len(results["params"]), np.nan)
     r2 = search._r2(scores) if hasattr(search, "_r2") else None  # None also where scores are not squared errors
@@ -128,7 +131,7 @@ def search_values(search: Any, path: str | None) -> dict[str, Any]:
     }
     found = {
         "model": path,
-        "best_params": {name: _json_value(value) for name, value in search.best_params_.items()},
+        "best_params": {name: _json_value(value) for name, value in of_search(search).items()},
         "best_score": np.asarray(search.best_score_).tolist(),
         "score_name": search._score_name,
         "advice": list(search.advice_),

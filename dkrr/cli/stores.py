@@ -75,18 +75,13 @@ def report(**given: Any) -> None:
         overwrite = given["overwrite"]
         check_free(out, overwrite=overwrite, what="a report", is_one=lambda _: True, listed=None, name="--out")
     with named("RUN|MODEL"):
-        library.report(_place(given, "RUN|MODEL", "a run or a model"), out)
+        library.report(_place(given, "RUN|MODEL", "a run or a model"), out, overwrite=overwrite)
     echo(out)
 
 
-@command("folder store show workers scheduler json")
+@command("folder show workers scheduler json")
 def calibrate(**given: Any) -> None:
     """Measure the speed of cores and store here, for later plans (about 10 seconds)."""
-    if given["store"] is not None:
-        raise click.UsageError(
-            "--store is no longer an option: plans take documented rates for buckets; give yours as dkrr.rates in "
-            "Dask's configuration (DASK_DKRR__RATES__READ_GBYTES), and a folder on another file system as --folder"
-        )
     if given["show"] and given["folder"] is not None:
         raise click.UsageError("--show measures nothing; expected it without --folder")
     import dask
@@ -95,9 +90,10 @@ def calibrate(**given: Any) -> None:
     from dkrr.cli.show import machine_text
     from dkrr.planning.detection import describe
 
-    workers = given["workers"]
+    workers, folder = given["workers"], given["folder"]
+    folder = None if folder is None else location(folder, "--folder", "an existing folder")
     with dask.config.set({} if workers is None else {"dkrr.local.workers": workers}):
         if not given["show"]:
-            library.calibrate(given["folder"])
+            library.calibrate(folder)
         found = describe()
         answer(given, found, machine_text(found))

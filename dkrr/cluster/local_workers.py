@@ -34,7 +34,7 @@ from dkrr.cluster import worker_settings
 from dkrr.cluster.dkrr_local_server import MAX_STARTS, NOT_STARTED
 from dkrr.cluster.process import ENDING
 from dkrr.errors import DkrrError
-from dkrr.text import format_bytes
+from dkrr.text import format_bytes, plural
 
 
 def new_credentials() -> Any:
@@ -213,7 +213,8 @@ class LocalWorkers:
         status = self.ended(0.0)
         why = "did not start in time" if status is None else f"did not start: {how_it_ended(status)}"
         return DkrrError(
-            f"the {self._n_workers} workers with a memory limit of {format_bytes(self._options['memory_limit'])} each "
+            f"the {plural(self._n_workers, 'worker')} with a memory limit of "
+            f"{format_bytes(self._options['memory_limit'])} each "
             f"{why}. The likely cause is memory, of the machine or of that limit. Use fewer workers "
             f"(dkrr.local.workers in Dask's configuration), a larger memory_limit, or a Dask client of your own. "
             f"Nothing was computed"

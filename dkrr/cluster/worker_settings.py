@@ -10,7 +10,7 @@ import psutil
 
 from dkrr.cluster.process import usable_cores
 from dkrr.errors import MemoryLimitError
-from dkrr.text import format_bytes
+from dkrr.text import format_bytes, plural
 
 SETTINGS: dict[str, Any] = {
     # A plan bounds every task. The memory holds buffers of running tasks and what dkrr keeps between them, which Dask
@@ -132,7 +132,7 @@ def problems(found: Mapping[str, WorkerReport], peak_bytes: int = 0, assumed_lim
     if crowded:
         s = next(iter(crowded.values()))
         texts.append(
-            f"{s.threads} threads on {s.cores} core{'s' * (s.cores != 1)} ({_which(list(crowded), found)}): start "
+            f"{plural(s.threads, 'thread')} on {plural(s.cores, 'core')} ({_which(list(crowded), found)}): start "
             f"workers with --nthreads {s.cores}"
         )
     for host in sorted({s.host for a, s in found.items() if a not in crowded}):
@@ -140,8 +140,8 @@ def problems(found: Mapping[str, WorkerReport], peak_bytes: int = 0, assumed_lim
         threads, cores = sum(s.threads for s in here), max(s.host_cores for s in here)
         if threads > cores:
             texts.append(
-                f"the {len(here)} workers at {host} have {threads} threads, and the machine {cores} cores: start fewer "
-                f"workers (--nworkers) or threads (--nthreads)"
+                f"the {plural(len(here), 'worker')} at {host}: {plural(threads, 'thread')} in all, and the machine has "
+                f"{plural(cores, 'core')}: start fewer workers (--nworkers) or threads (--nthreads)"
             )
     return texts
 

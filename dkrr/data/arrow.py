@@ -32,6 +32,7 @@ from dkrr.errors import DkrrError, InputError, InputTypeError, is_transient
 from dkrr.store.bucket_files import file_system
 from dkrr.store.description import COMMAND
 from dkrr.store.places import place_at
+from dkrr.text import plural
 
 logger = logging.getLogger(__name__)
 
@@ -169,8 +170,8 @@ class Source:
                         return
         if row < stop:
             raise InputError(
-                f"{self.label} ends behind row {row - 1}, and had at least {stop} rows when it was opened; expected "
-                f"the same rows as long as it is used: write others under another name"
+                f"{self.label} ends behind row {row - 1}, and had at least {plural(stop, 'row')} when it was opened; "
+                "expected the same rows as long as it is used: write others under another name"
             )
 
     @staticmethod

@@ -23,6 +23,7 @@ from dkrr.data.rows import ALL, Block, Rows, cut, joined
 from dkrr.errors import InputError, InputTypeError
 from dkrr.rounding import check_exact_columns
 from dkrr.sparse import check_structure
+from dkrr.text import plural
 
 SHUFFLES = ("Shuffle", "Join")
 """Parts of Dask's names of the steps that move rows between partitions: DiskShuffle, TaskShuffle, P2PShuffle,
@@ -215,7 +216,8 @@ def _read(part: Any, n: int, number: int, name: str, convert: Callable[[Any, str
     """Partition that is compared with its count, and converted."""
     if len(part) != n:
         raise InputError(
-            f"{name} is a Dask DataFrame whose partition {number} (counted from 0) has {len(part)} rows, and had {n} "
+            f"{name} is a Dask DataFrame whose partition {number} (counted from 0) has {plural(len(part), 'row')}, and "
+            f"had {n} "
             f"when they were counted; expected the same rows whenever it is computed: write it to files and read "
             f"these, or call its persist() first"
         )

@@ -10,6 +10,7 @@ from dkrr.data.open import as_rows, load_array, load_labels
 from dkrr.data.table import Table
 from dkrr.data.table_opening import with_columns
 from dkrr.errors import InputError
+from dkrr.text import plural
 
 
 def sampled(
@@ -48,7 +49,9 @@ def sampled(
     n = X.n_rows if isinstance(X, Table) else X.shape[0]
     labels = load_labels(y) if is_classification and y is not None else None
     if not 1 <= n_rows < n:
-        raise InputError(f"{name} is {shown(n_rows)}, and X has {n} rows; expected fewer, or no {name} for all of them")
+        raise InputError(
+            f"{name} is {shown(n_rows)}, and X has {plural(n, 'row')}; expected fewer, or no {name} for all of them"
+        )
     if labels is None:
         chosen = np.random.default_rng(seed).choice(n, n_rows, replace=False)
     else:
@@ -83,7 +86,7 @@ def _taken(values: Any, chosen: NDArray[np.intp], n: int, name: str) -> Any:
         return None
     found = values.n_rows if isinstance(values, Table) else values.shape[0]
     if found != n:
-        raise InputError(f"{name} has {found} rows, and X has {n}; expected the same number")
+        raise InputError(f"{name} has {plural(found, 'row')}, and X has {n}; expected the same number")
     if isinstance(values, Table):
         return _of_table(values, chosen)
     return values[chosen] if isinstance(values, np.ndarray) else values.take(chosen)

@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise, repeat, zip_longest
@@ -21,7 +20,7 @@ from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError, InputWarning
 from dkrr.rounding import check_exact
-from dkrr.text import first_names
+from dkrr.text import first_names, near_columns, plural
 
 if TYPE_CHECKING:
     import pandas
@@ -63,6 +62,11 @@ class Table:
     names : tuple of str
         Columns of this table, in order.
 
+    See Also
+    --------
+    dkrr.open_table : Open a table with named columns.
+    dkrr.predict_to : Write predictions to a file or a store.
+
     Examples
     --------
     >>> import dkrr, pyarrow
@@ -80,6 +84,16 @@ class Table:
     def of(cls, source: Any) -> Table:
         """Table of all columns of a source but those of an index.
 
+        Parameters
+        ----------
+        source : dkrr.data.arrow.Source
+            Container of all columns.
+
+        Returns
+        -------
+        Table
+            Table that reads the source.
+
         Raises
         ------
         InputError
@@ -89,7 +103,7 @@ class Table:
         return cls(source, tuple(column.name for column in source.columns if not column.is_index))
 
     def __repr__(self) -> str:
-        return f"Table of {self.source.label}: {len(self.names)} columns ({first_names(self.names)})"
+        return f"Table of {self.source.label}: {plural(len(self.names), 'column')} ({first_names(self.names)})"
 
     def __len__(self) -> int:
         return self.n_rows
@@ -140,6 +154,7 @@ class Table:
         Returns
         -------
         Table
+            Table of these columns, in the order in which they are named.
 
         Raises
         ------
@@ -157,13 +172,24 @@ class Table:
             if not matched:
                 raise InputError(
                     f"{name} has {pattern!r}, and {self.source.label} has no such column; expected "
-                    f"{suggested(pattern, self.names)}"
+                    f"{near_columns(pattern, self.names)}"
                 )
             found |= dict.fromkeys(matched)
         return replace(self, names=tuple(found))
 
     def without(self, names: Iterable[str]) -> Table:
-        """Table of the other columns, which may be none."""
+        """Table of the other columns, which may be none.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Columns to leave out; a name that the table does not have is no error.
+
+        Returns
+        -------
+        Table
+            Table of the other columns.
+        """
         dropped = set(names)
         return replace(self, names=tuple(name for name in self.names if name not in dropped))
 
@@ -185,7 +211,7 @@ class Table:
         return replace(self, source=self.source.complete(checked.names)) if checked.names else self
 
     def blocks(
-        self, height: int = BATCH_ROWS, start: int = 0, stop: int | None = None
+        self, height: int = BATCH_ROWS, *, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, pandas.DataFrame]]:
         """Go through the rows once, in consecutive blocks.
 
@@ -223,7 +249,13 @@ class Table:
         return np.dtype(np.float32 if all(column.dtype == "float" for column in self.columns) else np.float64)
 
     def check_content(self, name: str) -> None:
-        """Refuse a table without columns or rows by InputError, and warn of columns that are an index by accident."""
+        """Refuse a table without columns or rows by InputError, and warn of columns that are an index by accident.
+
+        Parameters
+        ----------
+        name : str
+            What errors call the argument.
+        """
         if not self.names:
             index = (
                 f" and of an index, which is used where it is named: {first_names(self.index)}" if self.index else ""
@@ -243,6 +275,11 @@ class Table:
     def check_numeric(self, name: str = "X") -> None:
         """Refuse columns of text, categories, dates and others.
 
+        Parameters
+        ----------
+        name : str
+            What errors call the argument.
+
         Raises
         ------
         InputTypeError
@@ -255,8 +292,20 @@ class Table:
                 stray = stray_text(values) if column.kind == "text" else None
                 raise InputTypeError(not_numbers(name, column.name, column.kind, column.dtype, others, stray))
 
-    def numbers(self, start: int, stop: int, name: str = "X") -> NDArray[Any]:
+    def numbers(self, start: int, stop: int, *, name: str = "X") -> NDArray[Any]:
         """Rows start ... stop − 1 as an array of shape (stop − start, number of columns), of `dtype`.
+
+        Parameters
+        ----------
+        start, stop : int
+            First row, and the row behind the last one.
+        name : str
+            What errors call the argument.
+
+        Returns
+        -------
+        ndarray, shape (stop − start, number of columns)
+            Numbers.
 
         Raises
         ------
@@ -266,8 +315,21 @@ class Table:
         """
         return np.asarray(TableRows(self, name).read(start, stop))
 
-    def rows(self, indices: NDArray[np.intp], name: str = "X") -> NDArray[Any]:
-        """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded."""
+    def rows(self, indices: NDArray[np.intp], *, name: str = "X") -> NDArray[Any]:
+        """Some rows, by number in any order, as `numbers`; parts without any of them are not decoded.
+
+        Parameters
+        ----------
+        indices : ndarray of int
+            Numbers of the rows.
+        name : str
+            What errors call the argument.
+
+        Returns
+        -------
+        ndarray, shape (number of indices, number of columns)
+            Numbers.
+        """
         return np.asarray(TableRows(self, name).take(np.asarray(indices)))
 
     def values(self) -> NDArray[Any]:
@@ -385,7 +447,7 @@ class TableRows(Rows):
             if count == 0 and missing.any():
                 first = row + int(np.argmax(missing))
             count, row = count + int(missing.sum()), row + batch.num_rows
-        rows = "1 row" if count == 1 else f"{count:,} rows"
+        rows = plural(count, "row")
         return InputError(
             f"{self._name} has missing values (NaN) in column {column!r} of {source.label}: {rows}, the first is row "
             f"{first} (counted from 0); expected a number in every row: leave such rows out (dkrr.open_table("
@@ -420,14 +482,16 @@ class FrameRows(TableRows):
         self.table, self.names = table, table.names
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        for first, block in self.table.blocks(height, start, stop):
+        for first, block in self.table.blocks(height, start=start, stop=stop):
             yield slice(first, first + len(block)), block
 
 
 def table_rows(table: Table, name: str) -> Rows:
     """Rows of numbers of a table: read into memory if they are in memory, else decoded when they are read."""
     table.check_content(name)
-    return MemoryRows(table.numbers(0, table.n_rows, name)) if table.source.is_in_memory else TableRows(table, name)
+    return (
+        MemoryRows(table.numbers(0, table.n_rows, name=name)) if table.source.is_in_memory else TableRows(table, name)
+    )
 
 
 def regrouped(parts: Iterable[Any], height: int, join: Callable[[list[Any]], Any]) -> Iterator[Any]:
@@ -483,15 +547,6 @@ def matching(pattern: str, names: Sequence[str], index: Sequence[str] = ()) -> l
     """Names that a pattern matches, in order: the one that it is, of an index too, or else all that fit it."""
     is_name = pattern in names or pattern in index
     return [pattern] if is_name else [name for name in names if fnmatchcase(name, pattern)]
-
-
-def suggested(pattern: str, names: Sequence[str]) -> str:
-    """Names near to one that does not exist, or the first of all of them, for a message."""
-    by_lower = {name.lower(): name for name in names}
-    near = [by_lower[name] for name in get_close_matches(pattern.lower(), list(by_lower), n=3)]
-    if near:
-        return " or ".join(map(repr, near))
-    return f"one of {first_names(names)}"
 
 
 def beside(

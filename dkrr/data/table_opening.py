@@ -10,9 +10,10 @@ from typing import Any
 
 from dkrr.checks import BUCKETS, is_existing_folder, location, shown
 from dkrr.data.dask_rows import is_dask_frame
-from dkrr.data.table import Table, matching, natural_order, split_patterns, suggested
+from dkrr.data.table import Table, matching, natural_order, split_patterns
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.store.places import place_at
+from dkrr.text import near_columns
 from dkrr.typing import SupportsColumns
 
 FORMATS = {
@@ -44,11 +45,17 @@ def open_table(path: SupportsColumns | str | Path, columns: str | Iterable[str] 
     Returns
     -------
     Table
+        Table whose rows are read when they are needed.
 
     Raises
     ------
     InputError
         If it does not exist, is not a table, or has no such column.
+
+    See Also
+    --------
+    dkrr.Table : A table that is read in blocks of rows.
+    dkrr.predict_to : Write predictions to a file or a store.
 
     Examples
     --------
@@ -291,7 +298,7 @@ def _columns_named(value: Any, X: Any, argument: str) -> list[str] | None:
     missing = next(part for part, columns in zip(parts, found, strict=True) if not columns)
     raise InputError(
         f"{argument} has {missing!r}, which is neither a column of X nor a path that exists; expected "
-        f"{suggested(missing, names)}, or a path"
+        f"{near_columns(missing, names)}, or a path"
     )
 
 

@@ -39,7 +39,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.columns import learns
 from dkrr.rounding import check_exact
 from dkrr.sparse import check_structure
-from dkrr.text import first_names, format_bytes
+from dkrr.text import first_names, format_bytes, plural
 
 BLOCK_BYTES = 16 * 2**20
 """Rows that are transformed together, as float64."""
@@ -340,7 +340,7 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
     if found.ndim != 2:
         raise InputTypeError(f"{name} makes an array of shape {found.shape}; expected rows × columns")
     if found.shape[0] != block.shape[0]:
-        raise InputError(f"{name} makes {found.shape[0]} rows of {block.shape[0]}; expected one for each")
+        raise InputError(f"{name} makes {plural(found.shape[0], 'row')} of {block.shape[0]}; expected one for each")
     if found.dtype.kind not in "biuf":
         found = _as_numbers(found, transformer)
     check_exact(found, f"X behind {name}", first)

@@ -23,11 +23,13 @@ from dkrr.fitting.requests import checked_kernel
 from dkrr.fitting.storage import StoredArrays
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.names import warn_of_unused
 from dkrr.linalg.sources import GramTiles, fill_gram, store_tiles
 from dkrr.store import RunStore, TiledMatrix, TileGrid
 from dkrr.store.lock import owned
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.places import delete_partial, refuse_missing_folder
+from dkrr.text import plural
 from dkrr.typing import KernelLike, NumbersLike, RowsLike
 
 DEFAULT_CHUNK_ROWS = 2048
@@ -37,8 +39,8 @@ DEFAULT_CHUNK_ROWS = 2048
 def gram(
     X: RowsLike,
     Y: RowsLike | None = None,
-    kernel: KernelLike = "linear",
     *,
+    kernel: KernelLike = "linear",
     chunks: int | tuple[int, int] | None = None,
     gamma: NumbersLike | None = None,
     degree: float = 3,
@@ -78,6 +80,7 @@ def gram(
     Returns
     -------
     dask.array.Array of shape (n, m)
+        K, whose blocks are computed when they are needed; with `store` they are read.
 
     Raises
     ------
@@ -85,6 +88,11 @@ def gram(
         If an argument cannot be used, or X and Y have different numbers of columns.
     StoreError
         If the store belongs to another matrix or to a fit.
+
+    See Also
+    --------
+    dkrr.KernelRidge : Kernel ridge regression.
+    dkrr.kernels.Precomputed : X is the Gram matrix itself.
 
     Examples
     --------
@@ -97,6 +105,7 @@ def gram(
     """
     given = X
     value = checked_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    warn_of_unused({"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}, stacklevel=2)
     if encodes(value):
         X, Y = in_memory(X), in_memory(Y)
         value = value.fitted(X)
@@ -104,7 +113,9 @@ def gram(
     left = as_rows(X, "X")
     right = left if Y is None else as_rows(Y, "Y")
     if left.shape[1] != right.shape[1]:
-        raise InputError(f"X has {left.shape[1]} columns and Y has {right.shape[1]}; expected the same number")
+        raise InputError(
+            f"X has {plural(left.shape[1], 'column')} and Y has {right.shape[1]}; expected the same number"
+        )
     value = value.resolved(left.shape[1])
     if value.is_precomputed:
         raise InputError("kernel is 'precomputed'; expected a kernel to compute: X is the Gram matrix already")

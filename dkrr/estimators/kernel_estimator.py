@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from sklearn import exceptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from dkrr.checks import checked_progress, parse_bytes, shown
 from dkrr.data import (
@@ -35,7 +34,7 @@ from dkrr.data import (
 )
 from dkrr.data.arrays import unlabelled
 from dkrr.data.open import is_in_blocks
-from dkrr.data.table import check_names, not_numbers, stray_text, suggested
+from dkrr.data.table import check_names, not_numbers, stray_text
 from dkrr.data.transformers import (
     HeldRows,
     TransformedRows,
@@ -44,7 +43,7 @@ from dkrr.data.transformers import (
     inputs_of,
     transformed_inputs,
 )
-from dkrr.errors import InputError, InputTypeError, short_traceback
+from dkrr.errors import InputError, InputTypeError, NotFittedError
 from dkrr.estimators.typed import BaseEstimator
 from dkrr.fitting import Fit
 from dkrr.fitting.prediction import predict
@@ -55,6 +54,7 @@ from dkrr.fitting.sampled import boxed
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
+from dkrr.kernels.names import SEARCHED, warn_of_unused
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import ConjugateGradient
@@ -64,7 +64,7 @@ from dkrr.rounding import exact_values
 from dkrr.sparse import check_structure
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.zarr_arrays import is_dask_array
-from dkrr.text import card_of_text, details
+from dkrr.text import card_of_text, details, near_columns
 from dkrr.typing import KernelLike, NumbersLike, TransformerLike
 
 DTYPES = [np.float64, np.float32]
@@ -72,7 +72,17 @@ SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
 """Fitted attributes that a notebook shows with an estimator."""
 OF_INPUTS = ("_target_names", "transformer_", "_n_inputs")
 """Attributes of a fit that depend on what X and y were before it."""
-OF_SEARCH = ("cv_results_", "best_params_", "best_score_", "best_index_", "alpha_", "n_splits_", "_folds")
+OF_SEARCH = (
+    "cv_results_",
+    "best_params_",
+    "best_score_",
+    "best_index_",
+    "alpha_",
+    "n_splits_",
+    "scorer_",
+    "refit_time_",
+    "_folds",
+)
 """Attributes of a search, which a loaded model that a search chose has too."""
 
 
@@ -91,21 +101,14 @@ class KernelParameters:
     tol: float = 1e-8
     memory_limit: int | str | None = None
     tile: int | None = None
-    store: str | Path | None = None
     progress: bool | None = None
     transformer: TransformerLike | None = None
-
-
-class NotFittedError(exceptions.NotFittedError):  # type: ignore[misc]  # scikit-learn has no types
-    """scikit-learn's error of an estimator that is not fitted; notebooks show it in a few lines."""
-
-    _render_traceback_ = short_traceback
 
 
 class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     """Base of the estimators; a fitted one has its function in `_model`."""
 
-    saved_parameters: ClassVar[tuple[str, ...]] = (
+    _saved_parameters: ClassVar[tuple[str, ...]] = (
         "alpha",
         "gamma",
         "degree",
@@ -118,6 +121,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     )
     """Parameters that a saved model holds, besides its kernel."""
 
+    store: str | Path | None  # of those whose runs can be kept
     _model: FittedFunction
     plan_: Plan
     solve_result_: SolveResult
@@ -181,6 +185,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     ) -> tuple[Any, Settings, Rows, NDArray[Any], NDArray[np.float64] | None]:
         """X as rows of numbers, settings with the fitted kernel, rows, targets or labels, and sample weights."""
         kernel = self._kernel()
+        warn_of_unused({name: getattr(self, name) for name in SEARCHED}, stacklevel=4)  # the caller of fit
         checked_progress(self.progress)
         if checked_store(self.store) is not None:
             refuse_enclosing({"store": self.store}, {"X": X, "y": y, "sample_weight": sample_weight})
@@ -262,7 +267,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         self.n_features_in_ = X.shape[1]
 
-    def as_saved(self) -> KernelEstimator:
+    def _as_saved(self) -> KernelEstimator:
         """Fitted estimator that is saved in place of this one: of a search, the model that it chose."""
         return self
 
@@ -296,7 +301,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if function.coef is not None:
             grid = function.grid
             inside = slice(None) if grid is None else slice(grid.dimension(function.n_features))
-            self.coef_ = function.coef[inside, columns]
+            self.coef_ = function.coef[inside, columns].T  # a row for each target, as linear models of scikit-learn
 
     def _table(self, kernel: Kernel, X: Any, *, reset: bool) -> Any:
         """X in a form that scikit-learn or `as_rows` takes; column names are checked if scikit-learn does not see it.
@@ -348,7 +353,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if missing is not None:
             raise InputError(
                 f"X has no column {missing!r}, which the model was fitted with; expected "
-                f"{suggested(missing, X.all_names)} to be named so: rename it"
+                f"{near_columns(missing, X.all_names)} to be named so: rename it"
             )
         return Table(X.source, tuple(names))
 
@@ -393,13 +398,14 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         known = list(getattr(self, "feature_names_in_", ()))
         return X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
 
+    def _check_fitted(self) -> None:
+        """Raise NotFittedError before `fit`."""
+        if "_model" not in vars(self):
+            raise NotFittedError(f"{type(self).__name__} is not fitted; expected a fitted model: call fit first")
+
     def _new_rows(self, X: Any) -> Rows:
         """New rows as the model takes them."""
-        if "_model" not in vars(self):
-            try:
-                check_is_fitted(self, "_model")
-            except exceptions.NotFittedError as error:
-                raise NotFittedError(*error.args) from None
+        self._check_fitted()
         if "transformer_" in vars(self):
             return TransformedRows(self._inputs(X, reset=False), self.transformer_)
         X = self._model.kernel.encode(self._table(self._model.kernel, X, reset=False))
@@ -424,15 +430,6 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         found: dict[str, str] = super()._repr_mimebundle_(**kwargs)
         if "text/html" in found:
             found["text/html"] += self._explained()
-        return found
-
-    def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
-        # scikit-learn's diagram reads every attribute, also those that are computed when they are first read
-        # (residuals, likelihoods), which may take as long as the fit: it gets those that exist.
-        existing = object.__new__(BaseEstimator)
-        existing.__dict__.update({name: value for name, value in vars(self).items() if name.endswith("_")})
-        found = BaseEstimator._get_fitted_attr_html(existing, doc_link)
-        found.estimator_class = type(self)
         return found
 
     def _explained(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
@@ -17,7 +18,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from dkrr.checks import checked_max_iter, checked_multi_class, checked_path, flag, not_negative, shown
+from dkrr.checks import checked_max_iter, checked_path, flag, not_negative, shown
 from dkrr.data import NO_LABELS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
@@ -352,7 +353,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         return plan_of_rows(self._model, rows, Asked(n_columns), self.memory_limit)
 
     def _likelihood(self) -> Likelihood:
-        return likelihood_of(len(self.classes_), is_multinomial=self._has_softmax)
+        return likelihood_of(len(self.classes_), one_vs_rest=not self._has_softmax)
 
     def _description(self) -> dict[str, Any]:
         labels = self.classes_.tolist()
@@ -438,8 +439,9 @@ class KernelLogisticRegression(KernelClassifier):
     class_weight : dict or "balanced", optional
         Weight of the rows of each class, by label (1 for classes that are not named); "balanced" gives all classes the
         same total weight. None: 1 for every class.
-    multi_class : {"multinomial", "ovr"}, default="multinomial"
-        With more than two classes: one softmax of all, or one model of each class against the rest.
+    one_vs_rest : bool, default=False
+        With more than two classes: a model of each class against the rest, not one softmax of all. The models share
+        the Gram matrix, its preconditioner and every product, unlike those of scikit-learn's OneVsRestClassifier.
     form : {"auto", "primal", "dual"}, default="auto"
         Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite feature map), "dual"
         one coefficient for each training row, "auto" the form that is projected to be faster within the limits.
@@ -477,12 +479,12 @@ class KernelLogisticRegression(KernelClassifier):
     ----------
     classes_ : ndarray of shape (n_classes,)
         Labels of the classes, in order.
-    dual_coef_ : ndarray of shape (n_samples, n_models)
-        α; available only after a fit in dual form. One model for two classes, else one for each class.
-    coef_ : ndarray of shape (D, n_models)
-        w, the weights of the D features (of a Fourier grid those in the box of the rows). Available only if the model
-        predicts in primal form.
-    intercept_ : ndarray of shape (n_models,)
+    dual_coef_ : ndarray of shape (n_samples, 1) or (n_samples, n_classes)
+        α; available only after a fit in dual form. One column for two classes.
+    coef_ : ndarray of shape (1, D) or (n_classes, D)
+        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of scikit-learn's linear
+        models. Available only if the model predicts in primal form.
+    intercept_ : ndarray of shape (1,) or (n_classes,)
         Constants that are added to the scores; 0 without `fit_intercept`.
     n_iter_ : int
         Number of Newton steps (1 if no step was needed).
@@ -520,18 +522,19 @@ class KernelLogisticRegression(KernelClassifier):
     ((3, 10), 'CONVERGED')
     """
 
-    saved_parameters: ClassVar[tuple[str, ...]] = (
-        *KernelEstimator.saved_parameters,
-        "multi_class",
+    _saved_parameters: ClassVar[tuple[str, ...]] = (
+        *KernelEstimator._saved_parameters,
+        "one_vs_rest",
         "max_iter",
         "warm_start",
     )
 
     alpha: float = 1.0
     _: KW_ONLY
+    store: str | Path | None = None
     fit_intercept: bool = True
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
-    multi_class: Literal["multinomial", "ovr"] = "multinomial"
+    one_vs_rest: bool = False
     max_iter: int = 100
     warm_start: bool = False
 
@@ -571,7 +574,7 @@ class KernelLogisticRegression(KernelClassifier):
         return self
 
     def fit_path(
-        self, X: RowsLike, y: TargetsLike, alphas: NumbersLike, sample_weight: WeightsLike | None = None
+        self, X: RowsLike, y: TargetsLike, alphas: NumbersLike, *, sample_weight: WeightsLike | None = None
     ) -> list[KernelLogisticRegression]:
         """Fit a model for every λ, each starting from the previous solution; all share the Gram matrix and its factor.
 
@@ -611,14 +614,14 @@ class KernelLogisticRegression(KernelClassifier):
 
     def _request(self, X: Any, y: Any, sample_weight: Any, alphas: tuple[float, ...]) -> tuple[Labels, FitRequest, Any]:
         """Labels, the request of a fit to them, and X as rows of numbers."""
-        is_multinomial = checked_multi_class(self.multi_class)
+        one_vs_rest = flag(self.one_vs_rest, "one_vs_rest")
         flag(self.warm_start, "warm_start")
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         classes, codes = encoded(y)
         weights = class_weights(self.class_weight, classes, codes, weights)
         if settings.fit_intercept:
             _refuse_infinite_constants(classes, codes, weights)
-        labels = Labels(codes, classes, alphas, is_multinomial)
+        labels = Labels(codes, classes, alphas, one_vs_rest)
         return labels, FitRequest(settings, rows, labels, weights, self._warm_start(classes)), X
 
     def _warm_start(self, classes: NDArray[Any]) -> WarmStart | None:

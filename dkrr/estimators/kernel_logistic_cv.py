@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from time import perf_counter
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from sklearn.utils import _safe_indexing
 from dkrr.checks import checked_path, flag, shown
 from dkrr.cluster import Whole, make_progress
 from dkrr.data import Rows, with_columns
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.estimators.kernel_estimator import OF_INPUTS
 from dkrr.estimators.kernel_logistic import KernelClassifier, KernelLogisticRegression
 from dkrr.estimators.search import (
@@ -27,6 +27,7 @@ from dkrr.estimators.search import (
     kernel_settings,
     named_scorer,
     parameter_grid,
+    refuse_without_fit,
     score_name,
     search_results,
 )
@@ -34,12 +35,13 @@ from dkrr.fitting.requests import FitRequest, checked_weights
 from dkrr.fitting.search_plans import search_plan
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes
-from dkrr.kernels.names import SEARCHED
+from dkrr.kernels.names import SEARCHED, warn_of_unused
 from dkrr.linalg.result import Status
 from dkrr.planning.detection import detect
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
 from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.selection import Folds, LearningCurve, displayed, no_choice, without_score
+from dkrr.text import plural
 from dkrr.typing import FoldsLike, GroupsLike, KernelLike, NumbersLike, RowsLike, TargetsLike, WeightsLike
 
 Array = NDArray[np.float64]
@@ -76,10 +78,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
     ----------
     alphas : array-like of shape (n_alphas,), optional
         Candidates of λ > 0; None: ten from 1e-4 to 1e2.
-    kernel, gamma, degree, coef0
-        As in KernelLogisticRegression; lists are candidates.
+    kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
+        As in KernelLogisticRegression; a list has candidates, as those of the next three parameters.
+    gamma, degree, coef0 : float or list of float
+        As in KernelLogisticRegression.
     cv : int, splitter, or iterable of (train, test), default=5
-        Number of folds with about the same fractions of all classes, or any of scikit-learn's splitters.
+        Number of folds with about the same fractions of all classes (None: 5), or any of scikit-learn's splitters.
     scoring : str or callable, optional
         Name of one of scikit-learn's scorers, or a function scorer(estimator, X, y); larger is better. None: the
         negative log loss, with sample weights.
@@ -94,7 +98,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         As in KernelLogisticRegression. It is fitted once, to all training rows, as in KernelRidgeCV: it has seen the
         rows that are left out. For one that is fitted to the training rows of every fold put it before
         KernelLogisticRegression in a Pipeline, and that into GridSearchCV.
-    kernel_params, fit_intercept, class_weight, multi_class, form, solver, tol, max_iter, memory_limit, tile, progress
+    kernel_params, fit_intercept, class_weight, one_vs_rest, form, solver, tol, max_iter, memory_limit, tile, progress
         As in KernelLogisticRegression.
 
     Attributes
@@ -103,7 +107,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         Best λ.
     best_params_ : dict
         The chosen model, complete: ``KernelLogisticRegression(**search.best_params_)``, as in KernelRidgeCV; also
-        "class_weight" and "multi_class" if they were given.
+        "class_weight" and "one_vs_rest" if they were given.
     best_score_ : float
         Its mean score over the folds.
     best_index_ : int
@@ -118,6 +122,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
         KernelRidgeCV.
     n_splits_ : int
         Number of folds.
+    best_estimator_ : KernelLogisticRegression
+        The chosen model, fitted to all rows, as `dkrr.save` writes it; only with `refit`, as the next.
+    refit_time_ : float
+        Seconds of the fit of all rows.
+    scorer_ : callable
+        scorer(estimator, X, y) by which candidates were compared.
     selection_plan_ : SelectionPlan
         Plan of the whole search, as in KernelRidgeCV.
     classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_,
@@ -136,7 +146,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
 
     alphas: NumbersLike | None = None
     _: KW_ONLY
-    kernel: KernelLike | Sequence[KernelLike] = "linear"  # type: ignore[assignment]  # a list has candidates
+    kernel: KernelLike | Sequence[KernelLike] = "rbf"  # type: ignore[assignment]  # a list has candidates
     gamma: NumbersLike | Sequence[NumbersLike | None] | None = None  # type: ignore[assignment]
     degree: NumbersLike = 3  # type: ignore[assignment]
     coef0: NumbersLike = 1  # type: ignore[assignment]
@@ -147,7 +157,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
     random_state: int = 0
     fit_intercept: bool = True
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
-    multi_class: Literal["multinomial", "ovr"] = "multinomial"
+    one_vs_rest: bool = False
     max_iter: int = 100
 
     def fit(
@@ -155,6 +165,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         X: RowsLike,
         y: TargetsLike,
         sample_weight: WeightsLike | None = None,
+        *,
         groups: GroupsLike | None = None,
     ) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
@@ -182,12 +193,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if self.alphas is not None:
             alphas = np.array(checked_path(self.alphas, "alphas"))
         flag(self.refit, "refit")
-        if self.store is not None:
-            raise InputError(f"store is {shown(self.store)}; expected None: fits of folds are not kept in a store")
         grid, score = parameter_grid(self), _checked_scoring(self.scoring)
         models = self._models()
+        kernels = [model._kernel() for model in models]
+        warn_of_unused({name: getattr(self, name) for name in SEARCHED}, stacklevel=2)
         X, y, sample_weight = with_columns(X, y, sample_weight)
-        X = self._transformed(models[0]._kernel(), X)
+        X = self._transformed(kernels[0], X)
         # All that is wrong with the data is said before the first fold is fitted.
         labels, request, _ = models[0]._request(X, y, sample_weight, (float(alphas[0]),))
         codes, weights = labels.codes, checked_weights(sample_weight, len(labels.codes))
@@ -200,7 +211,8 @@ class KernelLogisticRegressionCV(KernelClassifier):
         for sets in (folds, *parts):
             _check_classes(sets, codes, labels.classes, request.weights, is_part=sets is not folds)
 
-        plan = self._plan(request, [model._kernel() for model in models], X, alphas, folds, curve)
+        self.scorer_ = named_scorer(self._score_name if self.scoring is None else self.scoring)
+        plan = self._plan(request, kernels, X, alphas, folds, curve)
 
         def scored(sets: Folds, size: int | None = None) -> tuple[Array, NDArray[np.intp], Array]:
             """Scores, Newton's steps and gradients, each of shape (n_kernels, n_alphas, n_folds).
@@ -217,7 +229,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
                     x, held_out = self._part(X, request.rows, train), self._part(X, request.rows, test, train)
                     w = (None, None) if weights is None else (weights[train], weights[test])
                     with whole.part(_seconds_of_fold(plan.kernels[k], size)):
-                        path = model.fit_path(x, given[train], alphas[order], w[0])
+                        path = model.fit_path(x, given[train], alphas[order], sample_weight=w[0])
                     for a, fitted in zip(order, path, strict=True):
                         values[k, a, f] = score(fitted, held_out, given[test], w[1])
                         steps[k, a, f], gradients[k, a, f] = fitted.n_iter_, fitted.solve_result_.residual
@@ -275,8 +287,10 @@ class KernelLogisticRegressionCV(KernelClassifier):
         if not self.refit:
             return
         model = self._model_with(self.best_params_ | {"transformer": None})
+        begun = perf_counter()
         with whole.part(dict(plan.steps())["last fit"].expected):
             model.fit(X, y, sample_weight)
+        self.refit_time_ = perf_counter() - begun
         with self._names_kept():
             self.__dict__.update({name: value for name, value in vars(model).items() if name in FITTED})
         result = model.solve_result_
@@ -296,12 +310,21 @@ class KernelLogisticRegressionCV(KernelClassifier):
             text = without_score(
                 alphas[late], float(gradients[:, late].max()), self.tol, remedy, what="relative gradient"
             )
-            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+            warn_inaccurate(text, stacklevel=4)
 
     def _training(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
         return self._models()[0]._training(X, y)
 
-    def as_saved(self) -> KernelLogisticRegression:
+    @property
+    def best_estimator_(self) -> KernelLogisticRegression:
+        """Fitted KernelLogisticRegression with the best parameters, which `dkrr.save` writes; only with `refit`.
+
+        Each access makes a new one, of the same arrays as the search.
+        """
+        refuse_without_fit(self, "best_estimator_")
+        return self._as_saved()
+
+    def _as_saved(self) -> KernelLogisticRegression:
         """KernelLogisticRegression with the best parameters, fitted."""
         model = self._model_with(self.best_params_)
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
@@ -310,7 +333,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
     def _model_with(self, parameters: dict[str, Any]) -> KernelLogisticRegression:
         """Model with these parameters, all of the kernel's among them, and the other ones of this estimator."""
         names = {f.name for f in fields(KernelLogisticRegression)} & {f.name for f in fields(self)}
-        shared = {name: getattr(self, name) for name in names - {*SEARCHED, "kernel_params", "store", "transformer"}}
+        shared = {name: getattr(self, name) for name in names - {*SEARCHED, "kernel_params", "transformer"}}
         return KernelLogisticRegression(**(shared | parameters))
 
     def _models(self) -> list[KernelLogisticRegression]:
@@ -393,7 +416,7 @@ def _check_classes(
         if len(missing):
             where, remedy = f"fold {f} (counted from 0)", "use fewer folds, or StratifiedKFold"
             if is_part:
-                where, remedy = f"a part of {len(train):,} rows, by train_sizes,", "give larger train_sizes"
+                where, remedy = f"a part of {plural(len(train), 'row')}, by train_sizes,", "give larger train_sizes"
             raise InputError(
                 f"{where} has no training row of class {classes.tolist()[missing[0]]!r}; expected rows of every class "
                 f"in every fold: {remedy}"

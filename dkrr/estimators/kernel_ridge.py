@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -64,6 +65,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     uncertainty: bool | Literal["intervals"]
     intercept_: float | Array
     rkhs_norm_: float | Array
+    n_iter_: int | None
 
     _known_processes: Processes | None = None
     """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
@@ -75,40 +77,46 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     @overload
     def predict(
-        self, X: SupportsChunks, return_std: Literal[False] = False, scale: float | None = None
+        self, X: SupportsChunks, return_std: Literal[False] = False, *, variance_scale: float | None = None
     ) -> DaskArray: ...
 
     @overload
     def predict(
-        self, X: SupportsDaskGraph, return_std: Literal[False] = False, scale: float | None = None
+        self, X: SupportsDaskGraph, return_std: Literal[False] = False, *, variance_scale: float | None = None
     ) -> Predictions: ...
 
     @overload
-    def predict(self, X: InMemory, return_std: Literal[False] = False, scale: float | None = None) -> Array: ...
-
-    @overload
-    def predict(self, X: RowsLike, return_std: Literal[False] = False, scale: float | None = None) -> Predictions: ...
+    def predict(
+        self, X: InMemory, return_std: Literal[False] = False, *, variance_scale: float | None = None
+    ) -> Array: ...
 
     @overload
     def predict(
-        self, X: MaybeLazy, return_std: Literal[True], scale: float | None = None
-    ) -> tuple[Predictions, Predictions]: ...
-
-    @overload
-    def predict(self, X: InMemory, return_std: Literal[True], scale: float | None = None) -> tuple[Array, Array]: ...
+        self, X: RowsLike, return_std: Literal[False] = False, *, variance_scale: float | None = None
+    ) -> Predictions: ...
 
     @overload
     def predict(
-        self, X: RowsLike, return_std: Literal[True], scale: float | None = None
+        self, X: MaybeLazy, return_std: Literal[True], *, variance_scale: float | None = None
     ) -> tuple[Predictions, Predictions]: ...
 
     @overload
     def predict(
-        self, X: RowsLike, return_std: bool, scale: float | None = None
+        self, X: InMemory, return_std: Literal[True], *, variance_scale: float | None = None
+    ) -> tuple[Array, Array]: ...
+
+    @overload
+    def predict(
+        self, X: RowsLike, return_std: Literal[True], *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
+
+    @overload
+    def predict(
+        self, X: RowsLike, return_std: bool, *, variance_scale: float | None = None
     ) -> Predictions | tuple[Predictions, Predictions]: ...
 
     def predict(
-        self, X: RowsLike, return_std: bool = False, scale: float | None = None
+        self, X: RowsLike, return_std: bool = False, *, variance_scale: float | None = None
     ) -> Predictions | tuple[Predictions, Predictions]:
         """Predict targets.
 
@@ -122,8 +130,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             noise of variance s² λ / wᵢ whose mean the model is. Without ``uncertainty=True`` the first call factors the
             matrix of all rows, and keeps the factor. Where that is not affordable, or with solver="cg", conjugate
             gradient finds each to 2.5e-4 of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
-        scale : float, optional
-            s² > 0; None: for every target the value at which its likelihood is largest.
+            Covariances between rows (``return_cov`` of scikit-learn's GaussianProcessRegressor) and samples
+            (``sample_y``) are not available.
+        variance_scale : float, optional
+            s² > 0, by which k is multiplied; None: for every target the value at which its likelihood is largest.
 
         Returns
         -------
@@ -148,13 +158,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             suffice to know it to a thousandth.
         """
         flag(return_std, "return_std")
-        scale, X = positive_or_none(scale, "scale"), opened(X)
+        variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
         if not return_std:
             return self._predictions_of(self._scores(X))
         rows = self._new_rows(X)
         with self._displayed(rows, return_std=True) as (tell, tell_deviations):
             mean = self._predictions_of(predict(self._model, rows, tell))
-            rows, compute = self._new_rows(X), self._variances(rows.shape[0], scale).deviations
+            rows, compute = self._new_rows(X), self._variances(rows.shape[0], variance_scale).deviations
             return mean, self._by_blocks(rows, compute, 1, tell_deviations)[0]
 
     def _predictions_of(self, scores: Any) -> Any:
@@ -186,15 +196,21 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return float(r2_score(targets, predicted, sample_weight=weights))
 
     @overload
-    def predict_variance_bounds(self, X: MaybeLazy, scale: float | None = None) -> tuple[Predictions, Predictions]: ...
+    def predict_variance_bounds(
+        self, X: MaybeLazy, *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
 
     @overload
-    def predict_variance_bounds(self, X: InMemory, scale: float | None = None) -> tuple[Array, Array]: ...
+    def predict_variance_bounds(self, X: InMemory, *, variance_scale: float | None = None) -> tuple[Array, Array]: ...
 
     @overload
-    def predict_variance_bounds(self, X: RowsLike, scale: float | None = None) -> tuple[Predictions, Predictions]: ...
+    def predict_variance_bounds(
+        self, X: RowsLike, *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
 
-    def predict_variance_bounds(self, X: RowsLike, scale: float | None = None) -> tuple[Predictions, Predictions]:
+    def predict_variance_bounds(
+        self, X: RowsLike, *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
 
         They are as near to each other as a thousandth of the variance, or as near as the iterations of conjugate
@@ -209,8 +225,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         ----------
         X : as for `predict`
             New rows.
-        scale : float, optional
-            s² > 0; None: for every target the value at which its likelihood is largest.
+        variance_scale : float, optional
+            s² > 0, by which k is multiplied; None: for every target the value at which its likelihood is largest.
 
         Returns
         -------
@@ -226,24 +242,24 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         ConvergenceWarning
             As `predict` with `return_std`.
         """
-        scale, X = positive_or_none(scale, "scale"), opened(X)
+        variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
         rows = self._new_rows(X)
-        lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], scale).bounds, 2)
+        lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], variance_scale).bounds, 2)
         return lower, upper
 
-    def _variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> Variances:
+    def _variances(self, n_rows: int, variance_scale: float | None, block_rows: int | None = None) -> Variances:
         """Variances at new rows, by the way that takes least time for so many; see `Processes.variances`."""
         processes = self._processes()
         self._refuse_precomputed()
-        return processes.variances(n_rows, scale, block_rows)
+        return processes.variances(n_rows, variance_scale, block_rows)
 
     def _refuse_precomputed(self) -> None:
         """Refuse standard deviations without k(x, x)."""
         if self._model.kernel.is_precomputed:
             raise InputError(
                 "kernel is 'precomputed', and k(x, x) of new rows is not known, which their variance takes; expected a "
-                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals_ and "
-                "log_marginal_likelihood_ do without"
+                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals() and "
+                "log_marginal_likelihood() do without"
             )
 
     def _by_blocks(
@@ -259,21 +275,21 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     @overload
     def predict_interval(
-        self, X: MaybeLazy, coverage: float = 0.9, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+        self, X: MaybeLazy, coverage: float = 0.9, *, cv: FoldsLike | None = None, groups: GroupsLike | None = None
     ) -> tuple[Predictions, Predictions]: ...
 
     @overload
     def predict_interval(
-        self, X: InMemory, coverage: float = 0.9, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+        self, X: InMemory, coverage: float = 0.9, *, cv: FoldsLike | None = None, groups: GroupsLike | None = None
     ) -> tuple[Array, Array]: ...
 
     @overload
     def predict_interval(
-        self, X: RowsLike, coverage: float = 0.9, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+        self, X: RowsLike, coverage: float = 0.9, *, cv: FoldsLike | None = None, groups: GroupsLike | None = None
     ) -> tuple[Predictions, Predictions]: ...
 
     def predict_interval(
-        self, X: RowsLike, coverage: float = 0.9, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+        self, X: RowsLike, coverage: float = 0.9, *, cv: FoldsLike | None = None, groups: GroupsLike | None = None
     ) -> tuple[Predictions, Predictions]:
         """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
 
@@ -357,33 +373,59 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """Folds without which the fit computes models as well: those of a search if they serve; none unless asked."""
         return _interval_folds(None, own, targets, None).test if self.uncertainty == "intervals" else ()
 
-    @property
-    def log_marginal_likelihood_(self) -> float | Array:
-        """Logarithm of the marginal likelihood of every target at its best s²; restricted with a free constant.
+    def log_marginal_likelihood(self) -> float | Array:
+        """Logarithm of the marginal likelihood of the training targets, for the Gaussian process of the model.
 
-        Exact from a factor, an estimate where there is none; `log_marginal_likelihood_std_` is its standard error.
+        Its mean is the model, its covariance s² k and its noise s² λ / wᵢ, where s² makes the likelihood of each target
+        largest; with `fit_intercept` it is the restricted likelihood. Exact from a factor, which `predict` with
+        ``return_std=True`` and `loo_residuals` share; estimated by conjugate gradient where a factor is not affordable,
+        or with solver="cg": `log_marginal_likelihood_std` is its standard error. The first call may take as long as the
+        fit.
+
+        Returns
+        -------
+        float or ndarray of shape (n_targets,)
+
+        Raises
+        ------
+        InputError
+            If the model was saved without ``uncertainty=True``.
         """
-        return self._plain(self._likelihoods()[0])
+        return self._plain(self._processes().log_likelihoods()[0])
 
-    @property
-    def log_marginal_likelihood_std_(self) -> float | Array:
-        """Standard error of `log_marginal_likelihood_`; 0.0 where that is exact."""
-        return self._plain(self._likelihoods()[1])
+    def log_marginal_likelihood_std(self) -> float | Array:
+        """Standard error of `log_marginal_likelihood`; 0.0 where that is exact.
 
-    def _likelihoods(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return self._processes().log_likelihoods()
+        Returns
+        -------
+        float or ndarray of shape (n_targets,)
+
+        Raises
+        ------
+        InputError
+            If the model was saved without ``uncertainty=True``.
+        """
+        return self._plain(self._processes().log_likelihoods()[1])
 
     def _plain(self, values: Array) -> float | Array:
         """Numbers of every target, of shape (t,); one number for a vector of targets."""
         return float(values[0]) if self._is_vector else values
 
-    @property
-    def loo_residuals_(self) -> Array:
-        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, of shape (n,) or (n, n_targets).
+    def loo_residuals(self) -> Array:
+        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, to find outliers and wrong targets.
 
-        From a Cholesky factor, whatever solver the fit took. A kernel that learns from the training rows (Nystroem, a
-        bag of words without vocabulary or idf) would take a fit for every row, and is refused. A transformer is that of
-        the fit of all rows.
+        From a Cholesky factor, whatever solver the fit took; the first call computes it where the fit has not left it.
+        A transformer is that of the fit of all rows.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,) or (n_samples, n_targets)
+
+        Raises
+        ------
+        InputError
+            If the kernel learns from the training rows (Nystroem, a bag of words without vocabulary or idf), which
+            would take a fit for every row, or the model was saved without ``uncertainty=True``.
         """
         found = self._processes().loo_residuals()
         return found[:, 0] if self._is_vector else found
@@ -395,22 +437,17 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Unavailable before the first of these, where the fit or the saved model holds a factor, and in primal form,
         which always has one.
         """
-        plan = self._processes().plan
+        plan = None if self._known_processes is None else self._known_processes.plan
         if plan is None:
             raise AttributeError(
                 "uncertainty_plan_ is not known; expected a call of predict(X, return_std=True) or "
-                "log_marginal_likelihood_ before, in dual form"
+                "log_marginal_likelihood() before, in dual form"
             )
         return plan
 
-    def _n_fitted_targets(self) -> int:
-        if "_model" not in vars(self):
-            raise AttributeError(f"{type(self).__name__} is not fitted; call fit first")
-        return self._model.n_targets
-
     def _processes(self) -> Processes:
         """Gaussian processes of the last fit, with the limit of memory and the display that the estimator has now."""
-        self._n_fitted_targets()
+        self._check_fitted()
         if self._known_processes is None:
             raise InputError(
                 "the model was saved without its targets, and errors cannot be computed; expected one saved by "
@@ -487,6 +524,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
         self.solve_result_ = solved.result
+        self.n_iter_ = solved.result.iterations if fitted.plan.solver == "cg" else None
         self._finish(fitted, request.rows, X)
 
 
@@ -583,32 +621,24 @@ class KernelRidge(RidgeRegressor):
     dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
         α. Unavailable after a primal fit with λ = 0, which does not determine it. If `solve_result_.condition` is high,
         rounding may leave few correct digits although predictions are accurate; a message of `solve_result_` says so.
-    coef_ : ndarray of shape (D,) or (D, n_targets)
-        w, the weights of the D features (of a Fourier grid those in the box of the rows). Available only if the model
-        predicts in primal form; rounding affects it as it does `dual_coef_`.
+    coef_ : ndarray of shape (D,) or (n_targets, D)
+        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of scikit-learn's linear
+        models. Available only if the model predicts in primal form; rounding affects it as it does `dual_coef_`.
     intercept_ : float or ndarray of shape (n_targets,)
         Constant that is added to predictions; 0 without `fit_intercept`.
     rkhs_norm_ : float or ndarray of shape (n_targets,)
         ‖f‖ in the kernel's space, without the intercept: ‖w‖ = √(αᵀKα). Rounding in K hides values of αᵀKα below about
         ε √n Σ Kᵢᵢ αᵢ²; such a norm is given as 0, and a message of `solve_result_` says how large it may be.
+    n_iter_ : int or None
+        Number of iterations of conjugate gradient; None after a direct solve.
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
         Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `rkhs_norm_`,
-        `plan_` and `solve_result_`.
+        `n_iter_`, `plan_` and `solve_result_`.
     n_features_in_ : int
         Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes
         documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Names of the columns; set only if X is a table and all its column names are strings.
-    log_marginal_likelihood_ : float or ndarray of shape (n_targets,)
-        Logarithm of the marginal likelihood of the Gaussian process with covariance s² k and noise s² λ / wᵢ, where s²
-        makes it largest; the restricted likelihood with `fit_intercept`. Computed when asked for, from a factor that
-        `predict(X, return_std=True)` and `loo_residuals_` share, or
-        estimated by conjugate gradient where a factor is not affordable or solver is "cg".
-    log_marginal_likelihood_std_ : float or ndarray of shape (n_targets,)
-        Standard error of that estimate; 0.0 where the likelihood is exact.
-    loo_residuals_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
-        y − f₋ᵢ(xᵢ) of every row by the model without it, to find outliers and wrong targets; computed when asked for.
-        Refused with a kernel that learns from the training rows (Nystroem, a bag of words).
     transformer_ : transformer
         The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns that it makes.
     plan_ : Plan
@@ -637,6 +667,7 @@ class KernelRidge(RidgeRegressor):
 
     alpha: NumbersLike = 1.0
     _: KW_ONLY
+    store: str | Path | None = None
     uncertainty: bool | Literal["intervals"] = False
 
     def fit(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> Self:

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from dkrr.checks import checked_candidates, checked_tol, flag
 from dkrr.cluster import make_progress
 from dkrr.data import MemoryRows, Rows, in_memory, with_columns
 from dkrr.data.rows import check_finite
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.estimators.kernel_estimator import OF_INPUTS, is_local
 from dkrr.estimators.kernel_ridge import KernelRidge, RidgeRegressor, as_columns
 from dkrr.estimators.search import (
@@ -27,7 +28,9 @@ from dkrr.estimators.search import (
     curve_results,
     edges,
     kernel_settings,
+    named_scorer,
     parameter_grid,
+    refuse_without_fit,
     score_name,
     search_results,
     without_constant,
@@ -78,6 +81,7 @@ FITTED = (
     "coef_",
     "intercept_",
     "rkhs_norm_",
+    "n_iter_",
     "X_fit_",
     "n_features_in_",
     "feature_names_in_",
@@ -115,7 +119,7 @@ class KernelRidgeCV(RidgeRegressor):
     kernel_params : dict, optional
         Keyword arguments of a kernel function, or further parameters of a named kernel.
     cv : int, splitter, iterable of (train, test) or "loo", default=5
-        Number of consecutive folds, or any of scikit-learn's splitters; "loo" and None leave out one row at a time.
+        Number of consecutive folds (None: 5), or any of scikit-learn's splitters; "loo" leaves out one row at a time.
     scoring : str or callable, optional
         Name of one of scikit-learn's scorers of predictions, or a function scorer(estimator, X, y), which gets the
         numbers of the rows as X; larger is better. None: the negative mean of the squared errors, with sample weights
@@ -125,9 +129,10 @@ class KernelRidgeCV(RidgeRegressor):
     refit : bool, default=True
         Whether to fit all rows with the best candidate; without it there is nothing to predict with.
     early_stopping : bool, default=True
-        Whether conjugate gradient gives up the λ below one at which the scores have become worse for the second time
-        in a row, going from large to small; `cv_results_["stopped"]` has them. A better score at far smaller λ is then
-        missed, which scores with two minima have.
+        Whether small λ are skipped, not iterations by a validation set: conjugate gradient gives up the λ below one at
+        which the scores have become worse for the second time in a row, going from large to small;
+        `cv_results_["stopped"]` has them. A better score at far smaller λ is then missed, which scores with two minima
+        have.
     cv_tol : float, default=1e-3
         Largest true relative residual of the folds' systems by conjugate gradient; smaller by itself where the errors
         of rows that are left out are less than a tenth of the targets. A λ that does not reach it has no score: NaN in
@@ -203,6 +208,13 @@ class KernelRidgeCV(RidgeRegressor):
         `alpha_per_target` "alpha" has a column for each target, as has "mean_test_score_per_target".
     n_splits_ : int
         Number of folds.
+    best_estimator_ : KernelRidge
+        The chosen model, fitted to all rows, as `dkrr.save` writes it: of the same arrays as the search, not a copy of
+        them. Only with `refit`, as the next.
+    refit_time_ : float
+        Seconds of the fit of all rows.
+    scorer_ : callable
+        scorer(estimator, X, y) by which candidates were compared.
     advice_ : tuple of str
         What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
         candidates (also of two), that the candidates next to it have no score, or that targets far from 0 were fitted
@@ -210,9 +222,9 @@ class KernelRidgeCV(RidgeRegressor):
     selection_plan_ : SelectionPlan
         Plan of the whole search, which is also shown before it begins where progress is: how the λ of every kernel are
         scored, the learning curve, the last fit, their time with its range, memory and disk, and the reasons; print it.
-    dual_coef_, coef_, intercept_, rkhs_norm_, X_fit_, n_features_in_, feature_names_in_, transformer_
+    dual_coef_, coef_, intercept_, rkhs_norm_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_
         As in KernelRidge, of the fit to all rows.
-    plan_, solve_result_
+    plan_, uncertainty_plan_, solve_result_
         Likewise.
 
     References
@@ -250,6 +262,7 @@ class KernelRidgeCV(RidgeRegressor):
     random_state: int = 0
     optimize: Literal["isotropic", "ard", "alpha"] | None = None
     max_evaluations: int = 50
+    store: str | Path | None = None
     uncertainty: bool | Literal["intervals"] = False
 
     def fit(
@@ -257,6 +270,7 @@ class KernelRidgeCV(RidgeRegressor):
         X: RowsLike,
         y: TargetsLike,
         sample_weight: WeightsLike | None = None,
+        *,
         groups: GroupsLike | None = None,
     ) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
@@ -303,6 +317,7 @@ class KernelRidgeCV(RidgeRegressor):
                 f"optimize is {self.optimize!r}, and a kernel learns from the training rows of every fold; expected "
                 f"kernels of numbers, or optimize=None"
             )
+        self.scorer_ = named_scorer(self._score_name if self.scoring is None else self.scoring)
         request = SelectionRequest(
             settings=[replace(settings, kernel=kernel, uncertainty=False) for kernel in kernels],
             rows=rows,
@@ -331,6 +346,7 @@ class KernelRidgeCV(RidgeRegressor):
         if selected.fit is not None:
             last = selected.fit
             self._take_fit(last.fit, last.request, X, is_vector=y.ndim == 1)
+            self.refit_time_ = last.seconds
         return self._advised(as_columns(y), weights)
 
     @property
@@ -375,7 +391,16 @@ class KernelRidgeCV(RidgeRegressor):
             return None
         return np.asarray(1.0 + scores / (variances if per_target else variances.mean()))
 
-    def as_saved(self) -> KernelRidge:
+    @property
+    def best_estimator_(self) -> KernelRidge:
+        """Fitted KernelRidge with the best parameters, which `dkrr.save` writes; only with `refit`.
+
+        Each access makes a new one, of the same arrays as the search.
+        """
+        refuse_without_fit(self, "best_estimator_")
+        return self._as_saved()
+
+    def _as_saved(self) -> KernelRidge:
         """KernelRidge with the best parameters, fitted."""
         model = self._ridge_with(self.best_params_)
         model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
@@ -424,8 +449,10 @@ class KernelRidgeCV(RidgeRegressor):
             if self.refit:
                 last = self._ridge_with(self.best_params_)
                 last._own_folds = folds
+                begun = time.perf_counter()
                 with whole.part(dict(plan.steps())["last fit"].expected):
                     last.fit(X, y, sample_weight=weights)
+                self.refit_time_ = time.perf_counter() - begun
                 self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
         return self._advised(as_columns(y), weights)
 
@@ -466,7 +493,7 @@ class KernelRidgeCV(RidgeRegressor):
             for a in range(len(alphas)):
                 sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
         for message in report.leave_out(sheet.values, alphas):
-            warnings.warn(message, ConvergenceWarning, stacklevel=4)
+            warn_inaccurate(message, stacklevel=4)
         return sheet, report
 
     def _ridge_with(self, parameters: dict[str, Any]) -> KernelRidge:

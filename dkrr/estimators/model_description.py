@@ -82,6 +82,11 @@ def _residuals(model: KernelEstimator) -> list[dict[str, Any]]:
     return found
 
 
+def of_search(search: Any) -> dict[str, Any]:
+    """`best_params_` for a display or file that has the transformer elsewhere."""
+    return {name: value for name, value in search.best_params_.items() if name != "transformer"}
+
+
 def search_summary(search: Any) -> dict[str, Any]:
     """Choice of a search, scores of its best candidates, its learning curve and its way to the optimum."""
     results, best = search.cv_results_, np.atleast_1d(search.best_index_)
@@ -94,7 +99,7 @@ def search_summary(search: Any) -> dict[str, Any]:
         alpha = float(parameters.pop("alpha"))
         candidates.append([_named(parameters), alpha, float(means[k]), float(spreads[k]), bool(k in best)])
     return {
-        "best": _named(search.best_params_),
+        "best": _named(of_search(search)),
         "score": np.atleast_1d(search.best_score_)[:MAX_TARGETS].tolist(),
         "plan": str(search.selection_plan_) if hasattr(search, "selection_plan_") else None,
         "score_name": search._score_name,
@@ -148,7 +153,7 @@ def description_of(
         "kernel": fitted.kernel.to_dict(),
         "feature_map": None if fitted.feature_map is None else fitted.feature_map.to_dict(),
         "request": asked.to_dict() if is_changed else None,
-        "parameters": {name: _plain(getattr(model, name)) for name in model.saved_parameters},
+        "parameters": {name: _plain(getattr(model, name)) for name in model._saved_parameters},
         "n_samples": int(model.plan_.problem.n) if hasattr(model, "plan_") else n_samples,
         "n_features": fitted.n_features,
         "feature_names": [str(name) for name in getattr(model, "feature_names_in_", [])] or None,
@@ -170,7 +175,7 @@ def search_of(model: Any) -> dict[str, Any] | None:
     """Results of a search as values of JSON: kernel values as their text, in the best candidate None; or None."""
     if not hasattr(model, "cv_results_"):
         return None
-    results, best = model.cv_results_, model.best_params_
+    results, best = model.cv_results_, of_search(model)
     columns = {k: np.asarray(v).tolist() for k, v in results.items() if k != "params" and not k.startswith("param_")}
     return {
         "params": [

@@ -102,6 +102,21 @@ def predict_to(
     tuple of int
         Shape of what was written, (n,) or (n, number of columns).
 
+    Raises
+    ------
+    InputError
+        If an argument cannot be used, or something exists at `path`; before work starts.
+    MemoryLimitError
+        If the memory limit is too small for one row; before work starts.
+    DiskSpaceError, StoreError
+        If it cannot be written.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.load : Load a saved model.
+    dkrr.open_table : Open a table with named columns.
+
     Notes
     -----
     The column of predictions has the name of the target, where the model was fitted with one (a column of a table, a
@@ -111,15 +126,6 @@ def predict_to(
     as many columns each. Probabilities are ``probability_`` and the class. Labels are text in Zarr's type
     for text of any length. In a group of Zarr, arrays have the names of the columns as far as these are file names:
     other characters are percent-encoded (``km/h``: ``km%2Fh``), and the attributes of the group have all names.
-
-    Raises
-    ------
-    InputError
-        If an argument cannot be used, or something exists at `path`; before work starts.
-    MemoryLimitError
-        If the memory limit is too small for one row; before work starts.
-    DiskSpaceError, StoreError
-        If it cannot be written.
 
     Examples
     --------
@@ -170,6 +176,7 @@ def write_predictions(
     probabilities, overwrite = flag(probabilities, "probabilities"), flag(overwrite, "overwrite")
     if not isinstance(model, KernelEstimator):
         raise InputTypeError(f"model is {shown(model)}; expected a fitted estimator of dkrr")
+    model._check_fitted()
     check_predictions_path(path, overwrite=overwrite)
     refuse_enclosing({"path": path}, {"X": X})
     return_std, progress = flag(return_std, "return_std"), checked_progress(progress)
@@ -178,7 +185,7 @@ def write_predictions(
     rows = model._new_rows(X)
     check_rows(model._model, rows)
     if kept is not None and kept.n_rows != rows.shape[0]:
-        raise InputError(f"keep has {kept.n_rows} rows, and X has {rows.shape[0]}; expected as many")
+        raise InputError(f"keep has {plural(kept.n_rows, 'row')}, and X has {rows.shape[0]}; expected as many")
     ends = ("_std",) * return_std + ("_lower", "_upper") * (interval is not None)
     columns = _Columns.of(model, () if kept is None else kept.names, ends, probabilities=probabilities)
     if kept is not None and path.endswith(".npy"):

@@ -49,6 +49,7 @@ from dkrr.store.chunks import REMEDY
 from dkrr.store.format import check_readable, write_group
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
+from dkrr.text import plural
 from dkrr.typing import SupportsTransform
 
 IN_MEMORY_BYTES = 256 * 2**20
@@ -62,7 +63,7 @@ _ESTIMATORS: dict[str, type[Estimator]] = {form.REGRESSION: KernelRidge, form.CL
 
 
 def save(
-    model: KernelEstimator, path: str | Path, overwrite: bool = False, uncertainty: bool | Literal["data"] = False
+    model: KernelEstimator, path: str | Path, *, overwrite: bool = False, uncertainty: bool | Literal["data"] = False
 ) -> None:
     """Save a fitted model.
 
@@ -84,7 +85,7 @@ def save(
         loaded again.
     uncertainty : bool or "data", default=False
         Whether the model also holds what `predict` with `return_std`, `predict_variance_bounds`, `predict_interval`,
-        `loo_residuals_` and `log_marginal_likelihood_` need. True: training rows, targets, weights, the folds of a
+        `loo_residuals()` and `log_marginal_likelihood()` need. True: training rows, targets, weights, the folds of a
         search, and the Cholesky factor for every λ, which is computed now if neither the fit (``uncertainty=True`` of
         the estimator) nor a question has left it: a loaded model returns the same bits. "data": no factor, which is
         computed when it is first needed, as it is where conjugate gradient takes its place (solver="cg", or no memory
@@ -95,9 +96,17 @@ def save(
 
     Raises
     ------
+    NotFittedError
+        If the model is not fitted.
     InputError
-        If the model is not fitted, the path exists, or uncertainties are not known: of a classifier, or of a model
+        If the path exists, or uncertainties are not known: of a classifier, or of a model
         that was loaded without them.
+
+    See Also
+    --------
+    dkrr.load : Load a saved model.
+    dkrr.verify : Whether a store or a saved model is whole.
+    dkrr.report : An HTML page of a fit, a run or a model.
 
     Examples
     --------
@@ -130,12 +139,11 @@ def write_model(
             f"model is {shown(model)}; expected a fitted estimator of dkrr: what a Pipeline does before it is saved "
             f"as its transformer, KernelRidge(transformer=pipeline[:-1]), and of a search its best_estimator_"
         )
-    fitted: FittedFunction | None = getattr(model, "_model", None)
-    if fitted is None:
-        raise InputError("model is not fitted; expected a fitted estimator: call fit before dkrr.save")
+    model._check_fitted()
+    fitted: FittedFunction = model._model
     summary = summary_of(model) if hasattr(model, "plan_") else None  # of a loaded model nothing is known of the fit
     search, folds, given = search_of(model), getattr(model, "_folds", None), model
-    model = model.as_saved()
+    model = model._as_saved()
     if uncertainty is not False and not isinstance(model, KernelRidge):
         raise InputError(
             f"uncertainty is {uncertainty!r}, and model is a {type(model).__name__}; expected a regression"
@@ -311,6 +319,22 @@ def load(
     -----
     UserWarning
         If the model has a transformer of another version of scikit-learn.
+
+    See Also
+    --------
+    dkrr.save : Save a fitted model.
+    dkrr.verify : Whether a store or a saved model is whole.
+    dkrr.predict_to : Write predictions to a file or a store.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkrr.save(model, f"{folder}/model.zarr")
+    ...     again = dkrr.load(f"{folder}/model.zarr")
+    >>> again.n_features_in_, again.dual_coef_.tolist() == model.dual_coef_.tolist()
+    (3, True)
     """
     url = location(path, "path", "the path or URL of a saved model", is_kept=True)
     if not (
@@ -344,6 +368,8 @@ def load(
         as_given = {None: clone(fitted_transformer), "fitted": fitted_transformer}
         model.transformer = as_given.get(described["asked"], described["asked"])
         model.transformer_ = fitted_transformer
+        if hasattr(model, "best_params_"):
+            model.best_params_["transformer"] = model.transformer
         model.n_features_in_ = model._n_inputs = described["n_features_in"]
     return model
 
@@ -404,7 +430,7 @@ def _loaded(
     _check_shapes(fitted)
     kind = _ESTIMATORS[found["estimator"]]
     # The kernel value holds what gamma, degree and coef0 specified.
-    names = set(kind.saved_parameters) - {"gamma", "degree", "coef0"}
+    names = set(kind._saved_parameters) - {"gamma", "degree", "coef0"}
     settings = {name: value for name, value in found["parameters"].items() if name in names}
     asked = value if found["request"] is None else kernel_from_dict(found["request"], custom)
     model = kind(kernel=asked, **settings)
@@ -487,4 +513,4 @@ def _check_shapes(fitted: FittedFunction) -> None:
     if found != expected:
         raise ValueError(f"coefficients of shape {found}, expected {expected}")
     if fitted.rows is not None and fitted.rows.shape[1] != fitted.n_features:
-        raise ValueError(f"training rows of shape {fitted.rows.shape} for {fitted.n_features} features")
+        raise ValueError(f"training rows of shape {fitted.rows.shape} for {plural(fitted.n_features, 'feature')}")

@@ -18,9 +18,13 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.names import DEFAULTS, SEARCHED, candidate_grid, candidate_settings, taken_by
 from dkrr.linalg.products import root_mean_squares
 from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error, times_square
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
+
+N_FOLDS = 5
+"""Folds of cv=None."""
 
 
 def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: bool = False) -> Folds:
@@ -29,7 +33,7 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
     Parameters
     ----------
     cv : int, splitter, iterable of (train, test), "loo" or None
-        None is "loo".
+        None is 5, as in GridSearchCV.
     y : ndarray of shape (n,) or (n, t)
     groups : array-like of shape (n,), optional
     is_classification : bool
@@ -42,7 +46,8 @@ def checked_folds(cv: Any, y: Any, groups: Any = None, *, is_classification: boo
     """
     n = len(y)
     check_groups(groups, n)
-    if cv is None or (isinstance(cv, str) and cv == "loo") or isinstance(cv, LeaveOneOut):
+    cv = N_FOLDS if cv is None else cv
+    if (isinstance(cv, str) and cv == "loo") or isinstance(cv, LeaveOneOut):
         if n < 2:
             raise InputError(f"leave-one-out needs at least 2 rows, and X has n_samples={n}")
         return Folds.leave_one_out(n)
@@ -58,7 +63,7 @@ def check_groups(groups: Any, n: int) -> None:
     if groups is None:
         return
     if isinstance(groups, str | bytes) or not hasattr(groups, "__len__") or np.ma.is_masked(groups):
-        raise InputTypeError(f"groups is {shown(groups)}; expected a group for each of {n} rows, or None")
+        raise InputTypeError(f"groups is {shown(groups)}; expected a group for each of {plural(n, 'row')}, or None")
     try:
         shape = np.shape(groups)
     except (TypeError, ValueError, RecursionError):
@@ -108,7 +113,7 @@ def _splits(cv: Any, n: int, y: Any, groups: Any, *, is_classification: bool) ->
     try:
         return list(check_cv(cv, y, classifier=is_classification).split(np.zeros((n, 1)), y, groups))
     except (TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-        raise InputError(f"cv={shown(cv)} cannot split {n} rows: {error}") from error
+        raise InputError(f"cv={shown(cv)} cannot split {plural(n, 'row')}: {error}") from error
 
 
 def _rows(rows: Any, n: int, fold: int, name: str) -> Numbers:
@@ -122,7 +127,7 @@ def _rows(rows: Any, n: int, fold: int, name: str) -> Numbers:
         raise InputError(f"{where} has {name} rows of shape {found.shape} and type {found.dtype}; expected row numbers")
     if found.min() < -n or found.max() >= n:
         raise InputError(
-            f"{where} has {name} row {found.max() if found.max() >= n else found.min()}, and X has {n} rows"
+            f"{where} has {name} row {found.max() if found.max() >= n else found.min()}, and X has {plural(n, 'row')}"
         )
     ordered = found.astype(np.intp) % n
     if (np.diff(ordered) < 0).any():
@@ -201,7 +206,7 @@ def checked_scoring(scoring: Any) -> Score:
 FAR_MEAN = 3.0
 """Mean of targets over their standard deviation from which on a model without a constant is worth a word."""
 
-MODEL = ("fit_intercept", "class_weight", "multi_class", "transformer")
+MODEL = ("fit_intercept", "class_weight", "one_vs_rest", "transformer")
 """Parameters besides λ and the kernel's that change what a model is; the others only change how it is found."""
 
 
@@ -225,6 +230,13 @@ def complete_params(estimator: Any, model: type, alpha: Any, settings: dict[str,
     defaults = {field.name: field.default for field in fields(model)}
     others = {name: getattr(estimator, name) for name in MODEL if name in defaults}
     return {"alpha": alpha} | found | {name: v for name, v in others.items() if v is not defaults[name]}
+
+
+def refuse_without_fit(search: Any, name: str) -> None:
+    """Refuse an attribute of the fit of all rows where there was none; raises AttributeError, so that hasattr works."""
+    if "_model" not in vars(search):
+        why = "its refit is False" if "cv_results_" in vars(search) else "it is not fitted yet: call fit"
+        raise AttributeError(f"{type(search).__name__} has no {name}, since {why}")
 
 
 def score_name(scoring: Any, default: str) -> str:
@@ -372,10 +384,12 @@ def search_results(
 
 
 def parameter_columns(parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    """Columns of `cv_results_` with the parameters of all candidates."""
+    """Columns of `cv_results_` with the parameters of all candidates: masked arrays, of numbers where all are."""
     found = {}
     for name in dict.fromkeys(name for p in parameters for name in p):
-        column = np.ma.MaskedArray(np.empty(len(parameters), object), mask=True)
+        known = [p[name] for p in parameters if name in p]
+        dtype = np.result_type(*known) if all(isinstance(value, Real) for value in known) else np.dtype(object)
+        column = np.ma.MaskedArray(np.empty(len(parameters), dtype), mask=True)
         for k, p in enumerate(parameters):
             if name in p:
                 column[k] = p[name]

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
         def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]: ...
 
-        def _get_fitted_attr_html(self, doc_link: str = "") -> Any: ...
-
     class MultiOutputMixin:
         """Mark of estimators of several targets."""
 

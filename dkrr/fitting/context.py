@@ -52,7 +52,7 @@ from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
 from dkrr.store.places import delete_partial, place_at
 from dkrr.store.run_store import ASKED, PLAN
-from dkrr.text import format_bytes
+from dkrr.text import format_bytes, plural
 
 logger = logging.getLogger("dkrr")
 
@@ -178,7 +178,8 @@ def _memory(plan: Plan, held: int) -> str:
                 f"until other work on them has ended"
                 if resources.cluster_is_running
                 else f"Give memory_limit={format_bytes(1.005 * limit * chosen.n_workers)!r} or more for "
-                f"{chosen.n_workers} workers, or try again: what the libraries take is noted, and planned with"
+                f"{plural(chosen.n_workers, 'worker')}, or try again: what the libraries take is noted, and planned "
+                "with"
             )
             + ". Nothing was computed"
         )

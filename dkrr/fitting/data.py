@@ -15,7 +15,7 @@ from dkrr.fitting.requests import FitRequest, Labels, Targets
 from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.likelihood import Likelihood, Softmax
+from dkrr.linalg.likelihood import Bernoulli, Likelihood
 from dkrr.linalg.products import SAFE_SIZES, column_sizes
 from dkrr.planning import Problem
 
@@ -270,7 +270,7 @@ class LabelledData(FitData):
             "classes": digest_of(self.codes),
             "weight": None if self.weights is None else digest_of(self.weights * self.unit),
             "alpha": [alpha * self.unit for alpha in self.alphas],
-            "multinomial": isinstance(self.likelihood, Softmax),
+            "one_vs_rest": isinstance(self.likelihood, Bernoulli) and self.likelihood.n_columns > 1,
         }
 
 

@@ -30,6 +30,7 @@ from dkrr.linalg.residual import Check, energies, freed, take_constants, worst
 from dkrr.linalg.result import Status, direct_status, is_doubtful
 from dkrr.linalg.triangle import TriangleRows
 from dkrr.planning import Direct, Float32Factor, Iterative, Plan
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 Group = tuple[NDArray[np.intp], int]
@@ -41,7 +42,7 @@ CANCELLED = (
     "the residual is that of the coefficients, which with a free intercept are differences of nearly equal numbers: "
     "increase alpha, or bring the sample weights nearer to each other"
 )
-REFINED = "factored in float32, and refined in float64 to the level of rounding ({iterations} iterations)"
+REFINED = "factored in float32, and refined in float64 to the level of rounding ({iterations})"
 
 
 def tightened(tol: float, reached: float, residual: float) -> float | None:
@@ -383,5 +384,5 @@ class FactoredDual(DualRidge):
         largest = float(residuals.max())
         self._note(system.columns, Check(largest, squares, begun.condition))
         self._residuals[system.columns] = residuals
-        done = () if is_last else (REFINED.format(iterations=outcome.iterations),)
+        done = () if is_last else (REFINED.format(iterations=plural(outcome.iterations, "iteration")),)
         return replace(outcome, status=direct_status(largest), messages=(*done, *outcome.messages))

@@ -1,7 +1,6 @@
 """The Gaussian process from a Cholesky factor: of K + λW⁻¹ in memory or in a temporary store, or of ΦᵀWΦ + λI."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +11,7 @@ import scipy.linalg
 
 from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
-from dkrr.errors import ConvergenceWarning, NotPositiveDefiniteError, StoreError
+from dkrr.errors import NotPositiveDefiniteError, StoreError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fold_models import FoldModels, function_of
@@ -52,6 +51,7 @@ from dkrr.planning import Direct, Plan
 from dkrr.planning.detection import detect, resident_bytes, usable_threads
 from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
 from dkrr.store import TileGrid
+from dkrr.text import plural
 
 Opens = Callable[[Plan], Progress]
 """Gives the display of a factorisation that the fit has not left, from its plan."""
@@ -333,10 +333,9 @@ class PrimalPosterior(FactoredProcess):
         part = self._rounded_fraction
         if part > RELATIVE_WIDTH:
             how = "few digits" if part < 1.0 else "no digits"
-            warnings.warn(
+            warn_inaccurate(
                 f"features of rows differ so much in size that {how} of the log marginal likelihood are certain "
                 f"(alpha = {self.alpha:g}): scale rows that are far larger than others, or use form='dual'",
-                ConvergenceWarning,
                 stacklevel=2,
             )
         found = whole + (n - self._n_features) * math.log(self.alpha) + constant - self._log_weights()
@@ -407,5 +406,7 @@ def array_of(rows: Rows, width: int) -> Array:
         return np.asarray(rows.array)
     assert isinstance(rows, CheckedRows)
     if rows.shape[0] != width:
-        raise StoreError(f"a factor of the model has {rows.shape[0]} rows; expected {width}: the model is damaged")
+        raise StoreError(
+            f"a factor of the model has {plural(rows.shape[0], 'row')}; expected {width}: the model is damaged"
+        )
     return np.asarray(whole(rows))

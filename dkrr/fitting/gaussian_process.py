@@ -8,7 +8,6 @@ D. A. Harville, "Maximum likelihood approaches to variance component estimation 
 """
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fold_models import FoldModels
@@ -172,10 +171,9 @@ def warn_of_width(widths: list[Array], n_rows: int, remedy: str) -> None:
     relative = np.concatenate(widths) if widths else np.empty(0)
     loose = relative[relative > RELATIVE_WIDTH]
     if len(loose):
-        warnings.warn(
+        warn_inaccurate(
             f"bounds of the variances of {len(loose):,} of {n_rows:,} rows are up to {loose.max():.1e} of the variance "
             f"apart, where {RELATIVE_WIDTH:.0e} was asked (predict_variance_bounds returns them): {remedy}",
-            ConvergenceWarning,
             stacklevel=3,
         )
 

@@ -85,6 +85,9 @@ def _over(norms: Array, sizes: Array) -> Array:
 class Solver(ABC):
     """Solutions of (A + λI) X = B for several λ, with A from its generator."""
 
+    iterations = 0
+    """Iterations of conjugate gradient so far."""
+
     @abstractmethod
     def solve(self, right_sides: Array, alphas: Array) -> Array:
         """X of shape (D, t), with the λ of every column."""
@@ -157,7 +160,10 @@ class ByIterations(Solver):
                 estimates_condition=False,
             ).run()
         self.residuals = outcome.residuals
-        self.messages.append(f"conjugate gradient: {outcome.iterations} iterations, rank {self._partial.rank}")
+        self.iterations += outcome.iterations
+        self.messages.append(
+            f"conjugate gradient: {plural(outcome.iterations, 'iteration')}, rank {self._partial.rank}"
+        )
         return outcome.x
 
 
@@ -269,6 +275,7 @@ class GeneratedPrimal:
             residual=float((residuals + rounding).max()),
             residuals=residuals + rounding,
             condition=condition,
+            iterations=solver.iterations,
             messages=(*messages, *getattr(solver, "messages", ())),
             kept=kept,
         )

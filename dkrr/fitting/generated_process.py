@@ -9,7 +9,6 @@ diagonals of B. Outside of the box of the rows φ is that of a wider grid, witho
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +22,7 @@ from dkrr import blas
 from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.factored_process import Opens, array_of
@@ -249,7 +248,7 @@ class GeneratedPosterior(FactoredProcess):
     def loo_residuals(self) -> Array:
         doubt = self._doubt("leave-one-out residuals", ROW_ROUNDING)
         if doubt:
-            warnings.warn(doubt, ConvergenceWarning, stacklevel=3)
+            warn_inaccurate(doubt, stacklevel=3)
         found, near = np.empty(self.data.targets.shape), list[Numbers]()
         modes = self._lengths[0]
 

@@ -19,8 +19,8 @@ from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
 from dkrr.planning import Plan, Problem, make_plan
 from dkrr.planning.detection import usable_threads
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import Reason
 from dkrr.planning.transforms import GOAL, refusal
 from dkrr.text import format_seconds
 
@@ -214,8 +214,9 @@ def on_grid(p: Problem, box: Box, error: float) -> tuple[Problem | None, Reason]
             why = f"alpha = {min(p.alphas):g} is below {least:.1e}, the rounding of sums over the rows"
         else:
             text = f"a Fourier grid of {side:,} features (entries of K within {grid.bound:.1e})"
-            found = replace(p, feature_map=phi, form="primal")
-            return found, Reason("fourier-grid", f"{text}; {stretched}" if stretched else text)
+            reason = Reason("fourier-grid", f"{text}; {stretched}" if stretched else text)
+            by_grid = Reason(reason.code, f"primal, by {reason} against n = {p.n:,} rows; form='dual' opts out")
+            return replace(p, feature_map=phi).with_form("primal", by_grid), reason
     except DkrrError as error_of_grid:
         why = str(error_of_grid)
     return None, Reason("grid-refused", f"no Fourier grid, since {why}{stretched and f'; {stretched}'}")
@@ -231,7 +232,7 @@ def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -
     rejected = (dual.chosen, *dual.rejected) if isinstance(dual, Plan) else ()
     against = f"; dual would take about {format_seconds(dual.seconds)}" if isinstance(dual, Plan) else ""
     form = Reason("fourier-grid", f"primal, by {reason} against n = {p.n:,} rows{against}; form='dual' opts out")
-    reasons = tuple(form if one.code == "form-requested" else one for one in plan.reasons)
+    reasons = tuple(form if one.code in ("form-requested", form.code) else one for one in plan.reasons)
     return replace(
         plan, problem=replace(plan.problem, form=p.form), reasons=reasons, rejected=(*plan.rejected, *rejected)
     )

@@ -5,7 +5,6 @@ the bounds of `linalg.variance_bounds` are near enough to each other. The logari
 random columns more (`linalg.quadrature`).
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.data import Rows
-from dkrr.errors import ConvergenceWarning
+from dkrr.errors import warn_inaccurate
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.gaussian_process import (
@@ -123,7 +122,7 @@ class IteratedPosterior(Posterior):
     def quadratic(self) -> Array:
         found = self._known[0]
         for text in self._doubts:
-            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+            warn_inaccurate(text, stacklevel=4)
         return found
 
     def log_determinant(self) -> Estimate:
@@ -321,10 +320,9 @@ class _BoundedRun:
         )
         outcome = iteration.run()
         if outcome.status is not Status.CONVERGED:
-            warnings.warn(
+            warn_inaccurate(
                 f"the likelihood's random systems have a relative residual of {outcome.residuals.max():.1e}, where "
                 f"{PROBE_TOL:.0e} was asked, so that its standard error is too small: {outcome.status.value}",
-                ConvergenceWarning,
                 stacklevel=6,
             )
         return trace.values(column_sizes(probes))

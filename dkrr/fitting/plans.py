@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -15,7 +16,6 @@ from dkrr.checks import (
     checked_candidates,
     checked_count,
     checked_loss,
-    checked_multi_class,
     checked_path,
     checked_tol,
     checked_train_sizes,
@@ -29,7 +29,7 @@ from dkrr.checks import (
 from dkrr.data import Rows, as_rows, in_memory, opened, with_columns
 from dkrr.data.open import place_of_targets
 from dkrr.data.rows import scan
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting.grids import Box
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
@@ -51,7 +51,7 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.implied import feature_map, is_drawn, refuse_more_components_than_rows
-from dkrr.kernels.names import candidate_grid, candidate_settings
+from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Plan, Problem
@@ -74,10 +74,10 @@ MAX_FOLDS = 10**6
 class FitSettings(TypedDict, total=False):
     """Keywords of the plan of a fit or a search, for type checkers: those of `plan`."""
 
-    n: int | None
-    d: int | None
+    n_samples: int | None
+    n_features: int | None
     n_targets: int
-    kernel: KernelLike | Sequence[KernelLike]
+    kernel: KernelLike | Sequence[KernelLike] | None
     gamma: NumbersLike | Sequence[NumbersLike | None] | None
     degree: NumbersLike
     coef0: NumbersLike
@@ -95,7 +95,7 @@ class FitSettings(TypedDict, total=False):
     cores: int | None
     loss: Literal["squared", "logistic"]
     n_classes: int | None
-    multi_class: Literal["multinomial", "ovr"]
+    one_vs_rest: bool
     cv_tol: float
     train_sizes: NumbersLike | None
     transformer: TransformerLike | None
@@ -142,10 +142,10 @@ def plan(
     X: RowsLike | None = None,
     y: TargetsLike | None = None,
     *,
-    n: int | None = None,
-    d: int | None = None,
+    n_samples: int | None = None,
+    n_features: int | None = None,
     n_targets: int = 1,
-    kernel: KernelLike | Sequence[KernelLike] = "linear",
+    kernel: KernelLike | Sequence[KernelLike] | None = None,
     gamma: NumbersLike | Sequence[NumbersLike | None] | None = None,
     degree: NumbersLike = 3,
     coef0: NumbersLike = 1,
@@ -163,7 +163,7 @@ def plan(
     cores: int | None = None,
     loss: Literal["squared", "logistic"] = "squared",
     n_classes: int | None = None,
-    multi_class: Literal["multinomial", "ovr"] = "multinomial",
+    one_vs_rest: bool = False,
     alphas: NumbersLike | None = None,
     cv: int | Literal["loo"] | None = None,
     cv_tol: float = 1e-3,
@@ -184,20 +184,22 @@ def plan(
     Parameters
     ----------
     X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, d), optional
-        Training rows, instead of n and d; the Gram matrix (n, n) if kernel == "precomputed". What fit refuses is
-        refused: rows of up to 256 MiB are read whole. Of others a sample is read, and left to the fit is what takes a
-        pass over all of them (NaN, whole numbers that float64 does not hold), and whether a Gram matrix is symmetric.
+        Training rows, instead of n_samples and n_features; the Gram matrix (n, n) if kernel == "precomputed". What fit
+        refuses is refused: rows of up to 256 MiB are read whole. Of others a sample is read, and left to the fit is
+        what takes a pass over all of them (NaN, whole numbers that float64 does not hold), and whether a Gram matrix is
+        symmetric.
     y : ndarray, table, Dask array, Zarr array, path, or column of X, of shape (n,) or (n, n_targets), optional
         Targets or labels, instead of n_targets or n_classes; targets are used only if X is given, labels always.
-    n : int, optional
-        Number of rows, if X is not given.
-    d : int, optional
-        Number of columns of X, if it is not given.
+    n_samples : int, optional
+        Number of rows n, if X is not given.
+    n_features : int, optional
+        Number of columns d of X, if it is not given.
     n_targets : int, default=1
         Number of targets of a regression, if y is not given.
-    kernel : str, Kernel, FeatureMap or callable, or a list of these, default="linear"
+    kernel : str, Kernel, FeatureMap or callable, or a list of these, optional
         Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function of two blocks of
-        rows. Of a search a list has candidates, as those of the next three parameters.
+        rows. Of a search a list has candidates, as those of the next three parameters. None: "linear" as in
+        KernelRidge, and "rbf" of a search, as in KernelRidgeCV.
     gamma : float or list of float, optional
         γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
     degree : float or list of float, default=3
@@ -236,8 +238,8 @@ def plan(
         Whether to plan a KernelRidge or a KernelLogisticRegression.
     n_classes : int, optional
         Number of classes of a classification, if y is not given; None: 2.
-    multi_class : {"multinomial", "ovr"}, default="multinomial"
-        With more than two classes: one softmax of all, or one model of each class against the rest.
+    one_vs_rest : bool, default=False
+        With more than two classes: a model of each class against the rest, not one softmax of all.
 
     alphas : int or array-like, optional
         Candidates of λ of a KernelRidgeCV or KernelLogisticRegressionCV, or their number.
@@ -279,37 +281,53 @@ def plan(
     PlanError
         If no plan stays within the limits; the message names the smallest sufficient limit.
 
+    See Also
+    --------
+    dkrr.planning.Plan : The plan of a fit.
+    dkrr.KernelRidge : Kernel ridge regression.
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
+    dkrr.calibrate : Measure this machine for plans.
+    dkrr.predict_to : Write predictions to a file or a store.
+
     Examples
     --------
     >>> import dkrr
-    >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", memory_limit="8GiB", workers=2)
+    >>> sizes = {"n_samples": 200_000, "n_features": 20}
+    >>> plan = dkrr.plan(**sizes, kernel="rbf", memory_limit="8GiB", workers=2)
     >>> plan.form, plan.solver, plan.execution, plan.peak_bytes <= 8 * 2**30
     ('dual', 'cg', 'memory', True)
-    >>> plan = dkrr.plan(n=200_000, d=20, kernel="rbf", solver="cholesky", memory_limit="8GiB", workers=2)
+    >>> plan = dkrr.plan(**sizes, kernel="rbf", solver="cholesky", memory_limit="8GiB", workers=2)
     >>> plan.solver, plan.execution, plan.peak_bytes < 4 * 2**30
     ('cholesky', 'dask', True)
-    >>> plan = dkrr.plan(n=10**6, d=79, kernel="rbf", workers=64, worker_memory="4GiB")  # a cluster to be rented
+    >>> sizes = {"n_samples": 10**6, "n_features": 79}
+    >>> plan = dkrr.plan(**sizes, kernel="rbf", workers=64, worker_memory="4GiB")  # a cluster to be rented
     >>> plan.chosen.n_workers, plan.execution
     (64, 'dask')
-    >>> wide = dkrr.plan(n=10**6, d=79, kernel="rbf", workers=64, worker_memory="16GiB", cores=4)
+    >>> wide = dkrr.plan(**sizes, kernel="rbf", workers=64, worker_memory="16GiB", cores=4)
     >>> wide.chosen.place.slots, wide.seconds < plan.seconds
     (256, True)
-    >>> plan = dkrr.plan(n=10**8, d=2, kernel="rbf", gamma=50.0, extent=1.0)  # positions within a unit square
+    >>> sizes = {"n_samples": 10**8, "n_features": 2}  # positions within a unit square
+    >>> plan = dkrr.plan(**sizes, kernel="rbf", gamma=50.0, extent=1.0)
     >>> plan.form, plan.problem.dimension < 3000
     ('primal', True)
     >>> kernels = {"kernel": ["rbf", "laplacian"], "gamma": [0.1, 0.2]}
-    >>> plan = dkrr.plan(n=2000, d=9, alphas=[0.1, 1.0], cv=5, **kernels)  # a search
+    >>> plan = dkrr.plan(n_samples=2000, n_features=9, alphas=[0.1, 1.0], cv=5, **kernels)  # a search
     >>> len(plan.kernels), plan.n_alphas, plan.seconds_range[0] < plan.seconds < plan.seconds_range[1]
     (4, 2, True)
     """
     if model is not None or probabilities is not False or return_std is not False or interval is not None:
         return _of_new_rows(locals())
+    _check_rows_or_sizes(X, y, n_samples, n_features)
     is_regression = checked_loss(loss) == "squared"
-    multi_class = "multinomial" if checked_multi_class(multi_class) else "ovr"
+    one_vs_rest = flag(one_vs_rest, "one_vs_rest")
     cv_tol, n_targets = checked_tol(cv_tol, "cv_tol"), checked_count(n_targets, "n_targets")
     n_classes = None if n_classes is None else checked_count(n_classes, "n_classes")
+    is_search = alphas is not None or cv is not None
+    if kernel is None:
+        kernel = "rbf" if is_search else "linear"
     given = {"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}
-    kernels = _kernels(given, kernel_params, is_search=alphas is not None or cv is not None)
+    kernels = _kernels(given, kernel_params, is_search=is_search)
+    warn_of_unused(given, stacklevel=2)
     value = kernels[0]
     is_learning = is_drawn(value) or value.learns_values
     X, y, sample_weight = with_columns(X, y, sample_weight)
@@ -335,8 +353,8 @@ def plan(
     if sizes is not None and sizes.is_loo and not is_regression:
         raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
     rows = None if X is None else as_rows(X)
-    n, d = rows.shape if rows is not None else (checked_count(n, "n"), checked_count(d, "d"))
-    likelihood = None if is_regression else checked_likelihood(y, n_classes, multi_class, n)
+    n, d = _sizes(n_samples, n_features) if rows is None else rows.shape
+    likelihood = None if is_regression else checked_likelihood(y, n_classes, n, one_vs_rest=one_vs_rest)
     refuse_more_components_than_rows(value, n)
     value = value if rows is None else boxed(value, rows)
     if rows is None and y is not None and is_regression:
@@ -384,6 +402,22 @@ def plan(
         return plan_for_rows(problem, rows, resources, box)
     problem = with_measured_kernel(problem, None)
     return measured_plan(problem, resources) if box is None else plan_in_box(problem, resources, box)
+
+
+def _sizes(n_samples: Any, n_features: Any) -> tuple[int, int]:
+    return checked_count(n_samples, "n_samples"), checked_count(n_features, "n_features")
+
+
+def _check_rows_or_sizes(X: Any, y: Any, n_samples: Any, n_features: Any) -> None:
+    """Refuse sizes that are given in the places of X and y, or besides X."""
+    if X is not None and not (n_samples is None and n_features is None):
+        raise InputError("n_samples or n_features is given with X, which has its own; expected X, or the two sizes")
+    if not is_real(X):
+        return
+    n, d = (value if isinstance(value, Integral) else "..." for value in (X, y))
+    raise InputTypeError(
+        f"X is {shown(X)}, a number; expected rows, or sizes by their names: dkrr.plan(n_samples={n}, n_features={d})"
+    )
 
 
 def _problem(rows: Rows | None, kernel: Kernel, n: int, d: int, fields: dict[str, Any]) -> Problem:
@@ -470,6 +504,7 @@ def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:
                 f"{name} is given with model, whose fit is done; expected X, the rows to predict, and of the other "
                 f"arguments probabilities, return_std, interval and memory_limit only"
             )
+    model._check_fitted()
     if X is None:
         raise InputError("model is given without X; expected X, the rows to predict")
     asked = {name: flag(given[name], name) for name in ("probabilities", "return_std")}
@@ -484,7 +519,9 @@ def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) ->
     from dkrr.data.transformers import checked_transformer, fitted_transformer, inputs_of, transformed_inputs
 
     if X is None:
-        raise InputError("transformer is given without X; expected X, or n and d of the rows behind it")
+        raise InputError(
+            "transformer is given without X; expected X, or n_samples and n_features of the rows behind it"
+        )
     unfitted, inputs = checked_transformer(transformer, kernel), inputs_of(X)
     return transformed_inputs(fitted_transformer(unfitted, inputs, memory_limit), inputs)
 

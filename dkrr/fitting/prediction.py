@@ -26,6 +26,7 @@ from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.results import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.planning.detection import usable_threads
+from dkrr.text import plural
 
 Advance = Callable[[float], None]
 """Is told which fraction of the work was done since the last call."""
@@ -63,7 +64,8 @@ def check_rows(model: FittedFunction, rows: Rows) -> None:
     """Refuse rows of another width than those of the fit, and training rows that were changed; raises InputError."""
     if rows.shape[1] != model.n_features:
         raise InputError(
-            f"X has {rows.shape[1]} features, but the model was fitted with {model.n_features} features as input"
+            f"X has {plural(rows.shape[1], 'feature')}, but the model was fitted with "
+            f"{plural(model.n_features, 'feature')} as input"
         )
     if model.rows is not None:
         refuse_changed(model.rows, FEW)

@@ -27,7 +27,7 @@ from dkrr.planning.predictions import (
     power_of_two,
 )
 from dkrr.planning.problem import Problem
-from dkrr.planning.strategy import Reason
+from dkrr.planning.reasons import Reason
 from dkrr.text import format_bytes, plural
 
 MIN_PLANNED, FLOPS_PER_ENTRY = 1e8, 100.0

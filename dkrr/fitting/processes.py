@@ -9,7 +9,6 @@ requested, variances come with certified bounds and the likelihood with a standa
 import math
 import threading
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +20,7 @@ import numpy as np
 from dkrr.cluster import Progress, SerialExecutor
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
-from dkrr.errors import ConvergenceWarning, InputError
+from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, progress_of
 from dkrr.fitting.data import sizes_out_of_range
 from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
@@ -266,7 +265,7 @@ class Processes:
             return CrossValidationIntervals(models, coverage, n_targets, None)
         for _, one in models:
             if one.doubt:
-                warnings.warn(one.doubt, ConvergenceWarning, stacklevel=4)
+                warn_inaccurate(one.doubt, stacklevel=4)
         return CrossValidationIntervals(models, coverage, n_targets, self._units)
 
     def fold_models(
@@ -429,7 +428,7 @@ class Processes:
             learned = self._given.learned
             kernel = self._given.settings.kernel if learned is None else learned.kernel
             raise InputError(
-                f"kernel is {kernel!r}, which learns from the training rows, so that loo_residuals_ would take a fit "
+                f"kernel is {kernel!r}, which learns from the training rows, so that loo_residuals() would take a fit "
                 f"for each of {len(self._outputs.values):,} rows; expected a kernel that does not: use y - "
                 f"cross_val_predict(model, X, y, cv=10) of scikit-learn, or a kernel that is fixed before the fit "
                 f"(dkrr.features.whitened(kernel, centres), BagOfWords with vocabulary and idf)"

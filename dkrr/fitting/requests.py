@@ -11,7 +11,6 @@ from dkrr.checks import (
     FLAGS,
     checked_count,
     checked_form,
-    checked_multi_class,
     checked_tile,
     checked_tol,
     flag,
@@ -32,10 +31,11 @@ from dkrr.fitting.grids import (
     is_compared,
     may_have_grid,
 )
-from dkrr.kernels import AdditiveChi2, Kernel, as_kernel
+from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.fourier_grid import FourierGrid, grid_columns
 from dkrr.kernels.implied import is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
@@ -47,10 +47,11 @@ from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
-from dkrr.planning.problem import Form, Spectrum
+from dkrr.planning.problem import NOTHING_SET, Because, Form, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -160,8 +161,8 @@ class Labels:
     """Labels in order, of shape (n_classes,)."""
     alphas: tuple[float, ...]
     """λ of every model, in the order of the fits."""
-    is_multinomial: bool
-    """Whether more than two classes make one softmax, not one model each."""
+    one_vs_rest: bool
+    """Whether more than two classes have a model each, not one softmax."""
 
     retried: ClassVar[tuple[Status, ...]] = (Status.STALLED,)
     retry_message: ClassVar[str] = (
@@ -171,7 +172,7 @@ class Labels:
     @property
     def likelihood(self) -> Likelihood:
         """Likelihood of the labels."""
-        return likelihood_of(len(self.classes), is_multinomial=self.is_multinomial)
+        return likelihood_of(len(self.classes), one_vs_rest=self.one_vs_rest)
 
     def problem_fields(self) -> dict[str, Any]:
         """Fields of Problem that follow from them."""
@@ -254,6 +255,8 @@ class FitRequest:
     """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
     processes: Callable[..., Any] | None = None
     """Makes the Gaussian processes of the fit (`Processes`) of the factors that it leaves, with `uncertainty`."""
+    because: Because = NOTHING_SET
+    """Why the settings have a form or a solver that the user did not request."""
     given: Self | None = None
     """The request as it was made, before a fit drew a feature map or chose another solver."""
 
@@ -276,6 +279,7 @@ class FitRequest:
             total_weight=None if self.weights is None else float(self.weights.sum()),
             interval_folds=len(self.folds),
             folds_are_fitted=len(self.folds) > 0 and self.learns,
+            because=self.because,
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
         )
@@ -336,7 +340,7 @@ def with_spectrum(problem: Problem, rows: Rows) -> Problem:
     p = problem = with_measured_kernel(problem, rows)
     is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
     is_possible = p.solver is None and min(p.alphas) > 0
-    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed
+    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed or is_drawn(p.kernel)
     is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
     if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):
         return problem
@@ -383,10 +387,10 @@ SOLVERS: dict[str, Cholesky | ConjugateGradient | None] = {
 
 
 def checked_kernel(kernel: Any, **settings: Any) -> Kernel:
-    """Kernel given as any argument of `as_kernel`, or as a feature map."""
+    """Kernel given as any argument of `as_kernel`, or as a feature map; `warn_of_unused` warns of the others."""
     if not isinstance(kernel, str) and isinstance(kernel, FeatureMap):
         kernel = kernel.kernel()
-    return as_kernel(kernel, **settings)
+    return kernel_of(kernel, **settings)
 
 
 def checked_solver(solver: Any) -> Cholesky | ConjugateGradient | None:
@@ -415,7 +419,7 @@ def check_sizes(kernel: Kernel, rows: Rows, n_targets: int) -> None:
     n, d = rows.shape
     if n_targets != n:
         raise InputError(
-            f"Found input variables with inconsistent numbers of samples: X has {n} rows and y {n_targets}"
+            f"Found input variables with inconsistent numbers of samples: X has {plural(n, 'row')} and y {n_targets}"
         )
     if kernel.is_precomputed and n != d:
         raise InputError(f"Precomputed matrix must be a square matrix. Input is a {n}x{d} matrix.")
@@ -440,15 +444,14 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
     return None if (weights == 1).all() else weights
 
 
-def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any, n: int) -> Likelihood:
+def checked_likelihood(y: Any, n_classes: int | None, n: int, *, one_vs_rest: bool) -> Likelihood:
     """Likelihood of labels y of n rows, or of a number of classes where y is None."""
-    is_multinomial = checked_multi_class(multi_class)
     if y is not None:
         labels = load_labels(y)
         if labels.ndim not in (1, 2) or labels.size == 0 or (labels.ndim == 2 and labels.shape[1] != 1):
             raise InputError(f"y has shape {labels.shape}; expected (n_samples,): one label for every row")
         if len(labels) != n:
-            raise InputError(f"y has {len(labels)} rows, and X has {n}; expected the same number")
+            raise InputError(f"y has {plural(len(labels), 'row')}, and X has {n}; expected the same number")
         if labels.dtype.kind == "f" and (labels != np.floor(labels)).any():
             raise InputError("y holds continuous values; expected class labels: loss='squared' plans a regression")
         try:
@@ -460,14 +463,14 @@ def checked_likelihood(y: Any, n_classes: int | None, multi_class: Any, n: int) 
     n_classes = 2 if n_classes is None else n_classes
     if checked_count(n_classes, "n_classes") < 2:
         raise InputError(f"n_classes is {n_classes!r}; expected a whole number of at least 2")
-    return likelihood_of(n_classes, is_multinomial=is_multinomial)
+    return likelihood_of(n_classes, one_vs_rest=one_vs_rest)
 
 
-def likelihood_of(n_classes: int, *, is_multinomial: bool) -> Likelihood:
+def likelihood_of(n_classes: int, *, one_vs_rest: bool) -> Likelihood:
     """Likelihood of labels: one column of scores for two classes, else one for each class."""
     if n_classes == 2:
         return Bernoulli(1)
-    return Softmax(n_classes) if is_multinomial else Bernoulli(n_classes)
+    return Bernoulli(n_classes) if one_vs_rest else Softmax(n_classes)
 
 
 def check_content(rows: Rows, name: str) -> None:
@@ -483,6 +486,6 @@ def checked_width(y: Any, n: int) -> int:
         raise InputTypeError("y is sparse; expected a dense array: use toarray()")
     n_rows, width = rows.shape
     if n_rows != n:
-        raise InputError(f"y has {n_rows} rows, and X has {n}; expected the same number")
+        raise InputError(f"y has {plural(n_rows, 'row')}, and X has {n}; expected the same number")
     check_content(rows, "y")
     return width

@@ -40,6 +40,8 @@ from dkrr.store.run_store import WORK
 
 KEPT_BYTES = 16 * 2**20
 """Most memory of what a function keeps of the training rows for predictions of a few rows."""
+VARIES_ABOVE = 1e3
+"""Ratio of the largest k(x, x) to the smallest, below which scales of rows do not explain a matrix that is singular."""
 
 
 @dataclass(frozen=True)
@@ -173,15 +175,18 @@ def _weighted_squares(kernel: Kernel, rows: Rows, coef: Array) -> Array:
 
 def scale_of(data: TrainingData, form: Form) -> str:
     """Sentence on the scale of K, for an error of a matrix that is not positive definite."""
-    diagonal, what = gram_diagonal(data.kernel, data.rows), "k(x, x)"
+    diagonal, what, scaled = gram_diagonal(data.kernel, data.rows), "k(x, x)", "rows of X"
     if data.weights is not None:
-        what = "sample_weight × k(x, x)"
+        what, scaled = "sample_weight × k(x, x)", "rows of X and their weights"
         with np.errstate(over="ignore"):
             diagonal = diagonal * data.weights
-    size, remedy, feature_map = float(diagonal.max()), "bring the rows of X nearer to one scale", data.feature_map
+    size, feature_map, remedies = float(diagonal.max()), data.feature_map, list[str]()
+    if size > VARIES_ABOVE * diagonal.min(where=diagonal > 0, initial=np.inf):
+        remedies.append(f"bring the {scaled} nearer to one scale")
     if form == "dual" and feature_map is not None and feature_map.dimension(data.rows.shape[1]) < data.n:
-        remedy += ", or give form='primal'"
-    return f"{what} is up to {size:.1e}, and the rounding of such entries {EPS * size:.1e}: {remedy}"
+        remedies.append("give form='primal'")
+    remedy = f": {', or '.join(remedies)}" if remedies else ""
+    return f"{what} is up to {size:.1e}, and the rounding of such entries {EPS * size:.1e}{remedy}"
 
 
 def gram_diagonal(kernel: Kernel, rows: Rows) -> Array:
@@ -247,6 +252,8 @@ class Solution:
     """Estimate of κ₂ of the matrix."""
     outcome: CGOutcome | None = None
     """Report of an iterative solver."""
+    iterations: int = 0
+    """Iterations of conjugate gradient without such a report."""
     residuals: Array | None = None
     """True relative residual of every target, of shape (t,); of a direct solver in dual form that of its λ."""
     squares: Array | None = None
@@ -281,7 +288,7 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
     messages = (*context.notices, *solution.messages)
     reported: dict[str, Any] = {
         "status": direct_status(solution.residual),
-        "iterations": 0,
+        "iterations": solution.iterations,
         "residual_of": solution.residual_of,
     } | facts
     if solution.residuals is not None:

@@ -4,7 +4,6 @@
 """
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
-from dkrr.errors import ConvergenceWarning, Float32BreakdownError, InputError, MemoryLimitError, PlanError
+from dkrr.errors import Float32BreakdownError, InputError, MemoryLimitError, PlanError, warn_inaccurate
 from dkrr.fitting import logistic
 from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context, progress_of
@@ -35,8 +34,10 @@ from dkrr.linalg.residual import worst
 from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
-from dkrr.planning.problem import Form, Loss
+from dkrr.planning.problem import Because, Form, Loss
+from dkrr.planning.reasons import Reason
 from dkrr.planning.strategy import How
+from dkrr.text import plural
 
 
 def solve_directly(
@@ -165,7 +166,9 @@ def processes_left(request: FitRequest, data: TrainingData, solution: Solution) 
 def shortfall(result: SolveResult, plan: Plan) -> str:
     """Words for a result that is less accurate than requested."""
     after = (
-        f" after {result.iterations} iterations, where {plan.problem.tol:.1e} was asked" if result.iterations else ""
+        f" after {plural(result.iterations, 'iteration')}, where {plan.problem.tol:.1e} was asked"
+        if result.iterations
+        else ""
     )
     return f"true relative residual {result.residual:.1e}{after}: {result.status.value}"
 
@@ -285,7 +288,8 @@ def _with_solver(
     solver: Cholesky | ConjugateGradient, request: FitRequest, data: FitData, message: str, show_progress: bool | None
 ) -> tuple[Plan, tuple[Solved, ...]]:
     """Plan and fit once more with another solver; the message says why."""
-    request = replace(request.with_settings(solver=solver), start=None)
+    because = Because(solver=Reason("solver-failed", message))
+    request = replace(request.with_settings(solver=solver), start=None, because=because)
     plan = plan_of(request)
     progress = progress_of(show_progress, plan.seconds)
     progress.note(message)
@@ -312,4 +316,4 @@ def _warn(result: SolveResult, plan: Plan) -> None:
     """Warn of a result that is less accurate than requested, where the caller of an estimator's `fit` is."""
     if not result.status.is_good:
         text = LOSSES[plan.problem.loss].shortfall(result, plan)
-        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        warn_inaccurate(text, stacklevel=4)

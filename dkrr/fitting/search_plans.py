@@ -22,10 +22,10 @@ from dkrr.kernels.fourier_grid import ROUNDING, grid_columns
 from dkrr.kernels.nonuniform import is_available
 from dkrr.planning import Plan, Problem, make_plan
 from dkrr.planning.measures import with_measured_kernel
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan, whole_plan
 from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_scores, with_parts
-from dkrr.planning.strategy import Reason
 from dkrr.store.paths import resolved_place
 
 

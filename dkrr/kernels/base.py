@@ -58,6 +58,7 @@ class Parameters(ABC):
         Returns
         -------
         dict
+            Values by name.
         """
         own = {name: getattr(self, name) for name in self._parameter_names()}
         if not deep:
@@ -162,6 +163,19 @@ class Kernel(Parameters):
 
     Subclasses are frozen dataclasses. They write `_filler` and `_diagonal`, which are called with checked rows; strips,
     symmetry, checks, memory and descriptions are common. Kernels add, multiply and scale: ``0.5 * RBF() + Linear()``.
+
+    See Also
+    --------
+    dkrr.kernels.CallableKernel : A function of two blocks of rows.
+    dkrr.features.FeatureMap : Base class of feature maps.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Linear, RBF
+    >>> kernel = 0.5 * RBF(gamma=1.0) + Linear()
+    >>> kernel(np.array([[0.0], [2.0]])).shape, kernel.diagonal(np.array([[0.0], [2.0]]))
+    ((2, 2), array([0.5, 4.5]))
     """
 
     tag: ClassVar[str]
@@ -239,6 +253,11 @@ class Kernel(Parameters):
         ----------
         Y : ndarray or CSR, shape (n_columns, n_features)
             Not to be changed afterwards.
+
+        Returns
+        -------
+        KernelTo
+            Function of X, with an optional `out` as the kernel has.
         """
         return KernelTo(self, Y)
 
@@ -250,6 +269,24 @@ class Kernel(Parameters):
         A piece of shape (len(rows), len(columns)) is overwritten by the next one; arithmetic is in `dtype`, float64 or
         float32. Without Y only what is on or below the diagonal is yielded; the squares on the diagonal (`rows` equals
         `columns`) are whole and exactly symmetric.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
+        Y : ndarray or CSR, shape (n_columns, n_features), optional
+            None means Y = X.
+        dtype : dtype, default=float64
+            float64 or float32.
+
+        Yields
+        ------
+        rows : slice
+            Rows of the piece.
+        columns : slice
+            Columns of the piece.
+        values : ndarray, shape (len(rows), len(columns))
+            Kernel values, until the next piece is taken.
         """
         left, right = as_row_pair(X, Y)
         shape, symmetric = (left.shape[0], right.shape[0]), right is left
@@ -272,7 +309,18 @@ class Kernel(Parameters):
                 yield rows, columns, piece
 
     def fitted(self, X: Any) -> Kernel:  # noqa: ARG002
-        """Kernel with what it learns from training data X, such as a vocabulary."""
+        """Kernel with what it learns from training data X, such as a vocabulary.
+
+        Parameters
+        ----------
+        X : data of the kind that the kernel takes
+            Training rows.
+
+        Returns
+        -------
+        Kernel
+            Itself, if it learns nothing.
+        """
         return self
 
     def encode(self, X: Any) -> Any:
@@ -280,6 +328,16 @@ class Kernel(Parameters):
 
         Documents, graphs and the like become CSR rows, which are read in blocks, stored, sent and compared like any
         others; the kernel is then computed from those.
+
+        Parameters
+        ----------
+        X : data of the kind that the kernel takes
+            Documents, graphs, a table, or rows of numbers.
+
+        Returns
+        -------
+        ndarray or CSR, shape (n_rows, n_features)
+            Rows of numbers.
         """
         return X
 
@@ -289,10 +347,12 @@ class Kernel(Parameters):
         Parameters
         ----------
         X : ndarray or CSR, shape (n_rows, n_features)
+            Rows, or data of the kind that the kernel takes.
 
         Returns
         -------
         ndarray of float64, shape (n_rows,)
+            One value for each row.
 
         Raises
         ------
@@ -311,7 +371,18 @@ class Kernel(Parameters):
         return values
 
     def resolved(self, n_features: int) -> Kernel:
-        """Kernel with all parameters known: gamma=None becomes 1 / n_features, as in scikit-learn."""
+        """Kernel with all parameters known: gamma=None becomes 1 / n_features, as in scikit-learn.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        Kernel
+            Itself, if nothing was open.
+        """
         if type(n_features) is not int or not 1 <= n_features <= MAX_WHOLE:  # asked often
             n_features = whole(n_features, "n_features", 1)
         if getattr(self, "gamma", 1.0) is None:
@@ -319,7 +390,18 @@ class Kernel(Parameters):
         return self
 
     def nominal_seconds(self, n_features: int) -> float:
-        """Time of one entry for dense rows of `n_features` columns, on one core."""
+        """Time of one entry for dense rows of `n_features` columns, on one core.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return self.entry_seconds + self.column_seconds * n_features
 
     @property
@@ -339,6 +421,11 @@ class Kernel(Parameters):
             Shape of the block, and number of columns of X and Y.
         row_bytes : int, optional
             Bytes of a CSR row; None means dense rows.
+
+        Returns
+        -------
+        int
+            Bytes.
         """
         if row_bytes is None or not self.sparse_parts:
             made_dense = 0 if row_bytes is None else self._made_dense_bytes(n_rows + n_columns, n_features)
@@ -351,7 +438,20 @@ class Kernel(Parameters):
         return self.sparse_parts * (rows + transposes) + self._csr_strips() * 8 * STRIP_ENTRIES + rest
 
     def pieces_bytes(self, n_rows: int, n_columns: int, n_features: int, row_bytes: int | None = None) -> int:
-        """Upper bound of the temporary memory of `pieces`, the piece itself included."""
+        """Upper bound of the temporary memory of `pieces`, the piece itself included.
+
+        Parameters
+        ----------
+        n_rows, n_columns, n_features : int
+            Shape of the block, and number of columns of X and Y.
+        row_bytes : int, optional
+            Bytes of a CSR row; None means dense rows.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
         is_sparse = row_bytes is not None and self.sparse_parts > 0
         buffers = self._buffers() + (self._csr_strips() if is_sparse else 0)
         more = buffers * 8 * (PIECE_ENTRIES - STRIP_ENTRIES) + 8 * PIECE_ENTRIES
@@ -362,7 +462,20 @@ class Kernel(Parameters):
         return self.workspace_bytes(n_rows, n_columns, n_features, row_bytes) + more
 
     def kept_bytes(self, n_columns: int, n_features: int) -> int:
-        """Upper bound of the memory that `to` keeps besides Y, for dense rows in float64."""
+        """Upper bound of the memory that `to` keeps besides Y, for dense rows in float64.
+
+        Parameters
+        ----------
+        n_columns : int
+            Number of rows of Y.
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        int
+            Bytes.
+        """
         return 8 * self._kept_copies * n_columns * (n_features + 3)
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
@@ -415,18 +528,57 @@ class Kernel(Parameters):
     # What base classes and kernels made of this one call: rows are then as the kernel takes them.
 
     def filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        """Function that fills a strip of k(X, Y); parameters as of `_filler`."""
+        """Function that fills a strip of k(X, Y); parameters as of `_filler`.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
+        Y : ndarray or CSR, shape (n_columns, n_features)
+            Rows that belong to the columns of the block.
+        dtype : float64 or float32
+            Type of the strips, and of the arithmetic.
+
+        Returns
+        -------
+        callable of (rows, columns, out)
+            Writes k(X[rows], Y[columns]) to `out`.
+        """
         left = self._taken(X)
         return self._filler(left, left if Y is X else self._taken(Y), dtype)
 
     def fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        """`filler` by X for one Y; parameters as of `_fillers`."""
+        """`filler` by X for one Y; parameters as of `_fillers`.
+
+        Parameters
+        ----------
+        Y : ndarray or CSR, shape (n_columns, n_features)
+            Rows that belong to the columns of the block.
+        dtype : float64 or float32
+            Type of the strips, and of the arithmetic.
+
+        Returns
+        -------
+        callable of X
+            Returns the `filler` of X and Y.
+        """
         right = self._taken(Y)
         filler = self._fillers(right, dtype)
         return lambda X: filler(right if X is Y else self._taken(X))
 
     def diagonal_of(self, X: Block) -> npt.NDArray[np.float64]:
-        """`diagonal` of checked rows, which may be infinite; CSR rows are made dense a few at a time."""
+        """`diagonal` of checked rows, which may be infinite; CSR rows are made dense a few at a time.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
+
+        Returns
+        -------
+        ndarray of float64, shape (n_rows,)
+            One value for each row.
+        """
         if self._takes_csr or not is_sparse(X):
             return self._diagonal(X)
         starts = range(0, max(1, X.shape[0]), STRIP_ROWS)

@@ -14,6 +14,7 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, Fill, FloatArray
 from dkrr.kernels.custom import is_objects
+from dkrr.text import plural
 
 UNKNOWN = -1.0
 """Code of a category that the training rows do not have."""
@@ -39,6 +40,10 @@ class Categories(Kernel):
         w, 0 ≤ w < 1.
     categories : sequence of sequences, optional
         Categories of each column; `fitted` sets it for everything but rows of numbers.
+
+    See Also
+    --------
+    dkrr.kernels.Columns : A kernel of some of the columns.
 
     References
     ----------
@@ -99,7 +104,8 @@ class Categories(Kernel):
             )
         if len(columns) != len(self.categories):
             raise InputError(
-                f"X has {len(columns)} columns of categories; expected {len(self.categories)}, as in the training rows"
+                f"X has {plural(len(columns), 'column')} of categories; expected {len(self.categories)}, as in the "
+                "training rows"
             )
         codes = np.empty((len(next(iter(columns.values()))), len(columns)))
         for j, (names, values) in enumerate(zip(self.categories, columns.values(), strict=True)):

@@ -21,6 +21,7 @@ from dkrr.kernels.blocks import STRIP_ROWS, Block, Fill, FloatArray, checksum, d
 from dkrr.kernels.columns import Columns, leaves
 from dkrr.kernels.composite import Scaled, Sum
 from dkrr.kernels.dot import Linear, Polynomial
+from dkrr.text import plural
 
 FAR = 10.0
 """Ratio of the rows' mean to their spread from which an origin is chosen: below, fewer than two digits are lost."""
@@ -40,7 +41,7 @@ class AboutOrigin:
 
     def __repr__(self) -> str:
         distance = np.linalg.norm(self.origin)
-        return f"{type(self).__qualname__}(origin of {len(self.origin)} columns, {distance:.3g} from 0)"
+        return f"{type(self).__qualname__}(origin of {plural(len(self.origin), 'column')}, {distance:.3g} from 0)"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and np.array_equal(self.origin, other.origin)
@@ -81,7 +82,9 @@ class CentredLinear(AboutOrigin, Kernel):
 
     def resolved(self, n_features: int) -> Kernel:
         if n_features != len(self.origin):
-            raise InputError(f"X has {n_features} columns; expected {len(self.origin)}, as many as the origin")
+            raise InputError(
+                f"X has {plural(n_features, 'column')}; expected {len(self.origin)}, as many as the origin"
+            )
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import STRIP_ENTRIES, Block, Fill, Fillers
 from dkrr.kernels.custom import CallableKernel, is_objects
 from dkrr.rounding import check_exact_columns
+from dkrr.text import near_columns, plural
 
 DENSE_COLUMNS = 256
 """Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
@@ -47,7 +48,18 @@ class Compound(Kernel):
         return tuple(getattr(self, name) for name in self._part_names)
 
     def with_parts(self, parts: Sequence[Kernel]) -> Kernel:
-        """The same kernel of other parts; itself if these are its own."""
+        """The same kernel of other parts; itself if these are its own.
+
+        Parameters
+        ----------
+        parts : sequence of Kernel
+            Parts in the order of `parts`.
+
+        Returns
+        -------
+        Kernel
+            Kernel of the same kind.
+        """
         if all(new is old for new, old in zip(parts, self.parts, strict=True)):
             return self
         return replace(self, **dict(zip(self._part_names, parts, strict=True)))  # type: ignore[type-var]
@@ -61,7 +73,18 @@ class Compound(Kernel):
         return any(part.learns_values for part in self.parts)
 
     def width(self, n_features: int) -> int:
-        """Number of columns that the parts take."""
+        """Number of columns that the parts take.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        int
+            Number of columns.
+        """
         return n_features
 
     def fitted(self, X: Any) -> Kernel:
@@ -119,6 +142,11 @@ class Columns(Compound):
     start, stop : int, optional
         Place of the columns in encoded rows; `fitted` sets them.
 
+    See Also
+    --------
+    dkrr.kernels.Categories : Equal categories in columns of codes or text.
+    dkrr.kernels.weighted_sums : Sums of kernels for a search to choose among.
+
     Examples
     --------
     >>> import numpy as np
@@ -167,13 +195,25 @@ class Columns(Compound):
         return self.columns is None or isinstance(self._listed[0], str)
 
     def selected(self, X: Any) -> Any:
-        """Columns of a table that the base takes."""
+        """Columns of a table that the base takes.
+
+        Parameters
+        ----------
+        X : table or DataFrame
+            Rows with all columns.
+
+        Returns
+        -------
+        table, Series, or ndarray
+            What the base takes.
+        """
         if self.columns is None:
             return X
         names = self._listed
         missing = [name for name in names if name not in X.columns]
         if missing:
-            raise InputError(f"X has no column {missing[0]!r}; it has {', '.join(map(repr, list(X.columns)[:20]))}")
+            expected = near_columns(str(missing[0]), [str(name) for name in X.columns])
+            raise InputError(f"X has no column {missing[0]!r}; expected {expected}")
         if takes_tables(self.base):
             return X[list(names)]
         if len(names) == 1 and encodes(self.base):
@@ -185,10 +225,23 @@ class Columns(Compound):
         return as_numbers(X[list(names)], f"columns {list(names)}")
 
     def numbers(self, n_features: int) -> slice | list[int]:
-        """Numbers of the columns of encoded rows that the base takes."""
+        """Numbers of the columns of encoded rows that the base takes.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        slice or list of int
+            Index of the columns.
+        """
         if self.start is not None:
             if self.stop is None or self.stop > n_features:
-                raise InputError(f"X has {n_features} columns; {self!r} takes those from {self.start} to {self.stop}")
+                raise InputError(
+                    f"X has {plural(n_features, 'column')}; {self!r} takes those from {self.start} to {self.stop}"
+                )
             return slice(self.start, self.stop)
         if self.columns is None:
             return slice(0, n_features)
@@ -199,7 +252,7 @@ class Columns(Compound):
             )
         index = list(self._listed)
         if max(index) >= n_features:
-            raise InputError(f"columns is {self.columns!r}, but X has {n_features} columns, counted from 0")
+            raise InputError(f"columns is {self.columns!r}, but X has {plural(n_features, 'column')}, counted from 0")
         if index == list(range(index[0], index[0] + len(index))):
             return slice(index[0], index[-1] + 1)
         return index
@@ -226,7 +279,18 @@ class Columns(Compound):
         return self.base.row_degree
 
     def cut(self, X: Block) -> Block:
-        """Columns of encoded rows that the base takes."""
+        """Columns of encoded rows that the base takes.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
+
+        Returns
+        -------
+        ndarray or CSR
+            Columns of these rows; dense where they are few.
+        """
         part: Block = X[:, self.numbers(X.shape[1])]
         if isinstance(part, np.ndarray):
             return np.ascontiguousarray(part)

@@ -57,6 +57,22 @@ class Sum(_Pair):
     ----------
     left, right : Kernel
         k₁ and k₂.
+
+    See Also
+    --------
+    dkrr.kernels.Product : The product of two kernels.
+    dkrr.kernels.Scaled : A multiple of a kernel.
+    dkrr.kernels.weighted_sums : Sums of kernels for a search to choose among.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Linear, RBF
+    >>> kernel = Linear() + RBF(gamma=1.0)
+    >>> kernel
+    Sum(left=Linear(), right=RBF(gamma=1.0))
+    >>> kernel(np.array([[2.0]]))
+    array([[5.]])
     """
 
     tag: ClassVar[str] = "sum"
@@ -75,6 +91,21 @@ class Product(_Pair):
     ----------
     left, right : Kernel
         k₁ and k₂.
+
+    See Also
+    --------
+    dkrr.kernels.Sum : The sum of two kernels.
+    dkrr.kernels.Scaled : A multiple of a kernel.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Linear, RBF
+    >>> kernel = Linear() * RBF(gamma=1.0)
+    >>> kernel
+    Product(left=Linear(), right=RBF(gamma=1.0))
+    >>> kernel(np.array([[2.0]]))
+    array([[4.]])
     """
 
     tag: ClassVar[str] = "product"
@@ -96,6 +127,22 @@ class Scaled(Compound):
         k₁.
     scale : float
         s > 0.
+
+    See Also
+    --------
+    dkrr.kernels.Sum : The sum of two kernels.
+    dkrr.kernels.Product : The product of two kernels.
+    dkrr.kernels.Normalized : A kernel with k(x, x) = 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Linear
+    >>> kernel = 0.5 * Linear()
+    >>> kernel
+    Scaled(base=Linear(), scale=0.5)
+    >>> kernel(np.array([[2.0]]))
+    array([[2.]])
     """
 
     tag: ClassVar[str] = "scaled"
@@ -137,6 +184,11 @@ class Normalized(Compound):
     ----------
     base : Kernel
         k₁, positive semidefinite.
+
+    See Also
+    --------
+    dkrr.kernels.Cosine : The dot product of rows of length 1.
+    dkrr.kernels.Scaled : A multiple of a kernel.
 
     Examples
     --------
@@ -182,6 +234,20 @@ class Normalized(Compound):
 
         Where k₁(c x, z) is a power of c times k₁(x, z), rows may be multiplied by powers of two, which cancel. The part
         is computed in `dtype`.
+
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
+        dtype : float64 or float32
+            Type of the strips, and of the arithmetic.
+
+        Returns
+        -------
+        rows : ndarray or CSR, shape (n_rows, n_features)
+            Rows, multiplied by powers of two where that is needed.
+        inverse_lengths : ndarray, shape (n_rows,)
+            1 / √k₁(x, x), 0 where k₁(x, x) is.
         """
         diagonal = self.base.diagonal_of(X)
         if self.base.row_degree is not None and not are_moderate(diagonal, dtype):
@@ -233,7 +299,8 @@ def weighted_sums(
     concentration : float or sequence of float
         Parameters of the Dirichlet distributions, in turn: 1 draws all weights with the same density, less prefers
         few large weights. Drawn weights below 0.001 are set to 0.
-    random_state : int
+    random_state : int, default=0
+        Seed of the weights that are drawn.
 
     Returns
     -------
@@ -244,6 +311,12 @@ def weighted_sums(
     ------
     InputError
         If an argument cannot be used.
+
+    See Also
+    --------
+    dkrr.kernels.weights_of : Weights of kernels in a sum.
+    dkrr.kernels.Columns : A kernel of some of the columns.
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
 
     References
     ----------
@@ -306,6 +379,16 @@ def weights_of(kernel: Kernel, kernels: Sequence[Kernel]) -> npt.NDArray[np.floa
     ------
     InputError
         If a term of the sum is none of the kernels.
+
+    See Also
+    --------
+    dkrr.kernels.weighted_sums : Sums of kernels for a search to choose among.
+
+    Examples
+    --------
+    >>> from dkrr.kernels import Linear, RBF, weights_of
+    >>> weights_of(0.25 * RBF() + 0.75 * Linear(), [Linear(), RBF()])
+    array([0.75, 0.25])
     """
     kernels = _checked(kernels)
     weights = np.zeros(len(kernels))

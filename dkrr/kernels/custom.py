@@ -37,6 +37,7 @@ from dkrr.kernels.blocks import (
     strips,
 )
 from dkrr.rounding import check_exact
+from dkrr.text import plural
 
 WIDTH = 2**31 - 1
 """Columns of the rows: a bound of the bytes of an object."""
@@ -159,6 +160,11 @@ class CallableKernel(Kernel):
     cost : FunctionCost, optional
         What it was measured to need, before a fit is planned; not a part of what the kernel is.
 
+    See Also
+    --------
+    dkrr.kernels.Kernel : Base class of kernels.
+    dkrr.kernels.Precomputed : X is the Gram matrix itself.
+
     Examples
     --------
     >>> import numpy as np
@@ -175,7 +181,7 @@ class CallableKernel(Kernel):
 
     function: Callable[..., Any]
     name: str | None = None
-    takes_objects: bool = False
+    takes_objects: bool = field(default=False, kw_only=True)
     cost: FunctionCost | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -190,7 +196,6 @@ class CallableKernel(Kernel):
     def functions(self) -> tuple[Any, ...]:
         return (self,)
 
-    @property
     def digest(self) -> str:
         """SHA-256 of the function's source and of what it has bound."""
         return identity_of(self.function)
@@ -218,6 +223,18 @@ class CallableKernel(Kernel):
     def values(self, X: Block, Y: Block) -> FloatArray:
         """Checked result of the function for all pairs of encoded rows, as it returns them.
 
+        Parameters
+        ----------
+        X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
+        Y : ndarray or CSR, shape (n_columns, n_features)
+            Rows that belong to the columns of the block.
+
+        Returns
+        -------
+        ndarray, shape (n_rows, n_columns)
+            Kernel values.
+
         Raises
         ------
         DkrrError
@@ -227,7 +244,7 @@ class CallableKernel(Kernel):
 
     def to_dict(self) -> dict[str, Any]:
         """Description that names the function but cannot bring it back."""
-        description = {"kernel": self.tag, "name": self.name, "digest": self.digest}
+        description = {"kernel": self.tag, "name": self.name, "digest": self.digest()}
         return {**description, "takes_objects": True} if self.takes_objects else description
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
@@ -307,6 +324,11 @@ class Precomputed(Kernel):
     Called on the Gram matrix alone it checks that this is square and symmetric; with Y, the training rows,
     it checks that X has a column for each of them, and ignores the values of Y.
 
+    See Also
+    --------
+    dkrr.gram : The Gram matrix as a lazy array.
+    dkrr.kernels.CallableKernel : A function of two blocks of rows.
+
     Examples
     --------
     >>> import numpy as np
@@ -329,7 +351,7 @@ class Precomputed(Kernel):
             _check_square(block)
         elif block.shape[1] != np.shape(Y)[0]:
             raise InputError(
-                f"the precomputed block X has {block.shape[1]} columns; expected {np.shape(Y)[0]}, one for "
+                f"the precomputed block X has {plural(block.shape[1], 'column')}; expected {np.shape(Y)[0]}, one for "
                 "each training row"
             )
         target = as_buffer(out, block.shape)
@@ -401,8 +423,8 @@ def refuse_dependence(alone: FloatArray, block: FloatArray, first: int, what: st
         return
     raise InputError(
         f"{what} depended on the other rows of the block: for row {first + int(at[0])} it was {block[at]:.6g}, and "
-        f"{alone[at]:.6g} in a block of {len(block)} rows; expected the same in every block: compute what all rows "
-        f"determine (a median, a maximum, a mean) beforehand, and give it as a parameter"
+        f"{alone[at]:.6g} in a block of {plural(len(block), 'row')}; expected the same in every block: compute what "
+        "all rows determine (a median, a maximum, a mean) beforehand, and give it as a parameter"
     )
 
 

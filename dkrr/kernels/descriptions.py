@@ -80,8 +80,8 @@ class Reader:
             return MapKernel(self.read(description.get("feature_map"), ("feature_map",)))
         if kind == "kernel" and tag == CallableKernel.tag:
             name, function = self._given(description, "kernel function")
-            kernel = CallableKernel(function, name, bool(description.get("takes_objects")))
-            self._check_source(description, kernel.digest, "kernel function")
+            kernel = CallableKernel(function, name, takes_objects=bool(description.get("takes_objects")))
+            self._check_source(description, kernel.digest(), "kernel function")
             return kernel
         if kind == "feature_map" and tag in GIVEN_AGAIN:
             given = self._given_map(description, tag)

@@ -68,7 +68,7 @@ class SampledSpectrum:
         return f"{found}: positive definite, condition {self.largest / self.smallest:.2g}{suffix}"
 
 
-def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_state: int = 0) -> SampledSpectrum:
+def smallest_eigenvalue(kernel: Kernel, X: Any, *, n_sample: int = 1000, random_state: int = 0) -> SampledSpectrum:
     """Extreme eigenvalues of the kernel matrix of a sample of rows, to see whether it is positive definite.
 
     Takes O(m²) memory and O(m³) time for a sample of m rows: about a second for 1,000.
@@ -76,6 +76,7 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
     Parameters
     ----------
     kernel : Kernel
+        Kernel to examine.
     X : ndarray or CSR, shape (n_rows, n_features), or data of the kind that the kernel takes
         The Gram matrix, for a precomputed kernel.
     n_sample : int
@@ -92,6 +93,11 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, n_sample: int = 1000, random_sta
     ------
     InputError
         If X has no rows, or the kernel of the sample holds NaN or infinity.
+
+    See Also
+    --------
+    dkrr.kernels.Sigmoid : The hyperbolic tangent of the dot product.
+    dkrr.kernels.Precomputed : X is the Gram matrix itself.
 
     Examples
     --------

@@ -6,7 +6,7 @@ Documents in any container as a list of strings.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -118,6 +118,11 @@ class BagOfWords(Kernel):
     idf : sequence of float, optional
         Factors of the counts of each column for "tfidf". None: `fitted` learns them.
 
+    See Also
+    --------
+    dkrr.kernels.Columns : A kernel of some of the columns.
+    dkrr.kernels.Normalized : A kernel with k(x, x) = 1.
+
     Examples
     --------
     >>> from dkrr.kernels import BagOfWords
@@ -143,10 +148,10 @@ class BagOfWords(Kernel):
     """A sparse product (a value and an index of 8 bytes for each entry) and the same made dense."""
 
     term_weighting: TermWeighting = "tfidf"
-    normalized: bool = True
+    normalized: bool = field(default=True, kw_only=True)
     ngram_range: tuple[int, int] = (1, 1)
     min_df: int | float = 1
-    lowercase: bool = True
+    lowercase: bool = field(default=True, kw_only=True)
     token_pattern: str = TOKEN_PATTERN
     n_features: int | None = None
     vocabulary: tuple[str, ...] | None = None

@@ -33,6 +33,12 @@ from dkrr.kernels.blocks import (
 class Linear(Kernel):
     """k(x, z) = xᵀz.
 
+    See Also
+    --------
+    dkrr.kernels.Polynomial : Powers of the dot product.
+    dkrr.kernels.Cosine : The dot product of rows of length 1.
+    dkrr.features.feature_map : The finite feature map of a kernel, if it has one.
+
     Examples
     --------
     >>> import numpy as np
@@ -95,6 +101,12 @@ class Polynomial(_FunctionOfDotProduct):
     coef0 : float
         c. The kernel is positive semidefinite for c ≥ 0 and whole p.
 
+    See Also
+    --------
+    dkrr.kernels.Linear : The dot product.
+    dkrr.kernels.Sigmoid : The hyperbolic tangent of the dot product.
+    dkrr.features.feature_map : The finite feature map of a kernel, if it has one.
+
     Examples
     --------
     >>> import numpy as np
@@ -147,6 +159,18 @@ class Sigmoid(_FunctionOfDotProduct):
         γ > 0; None means 1 / n_features.
     coef0 : float
         c.
+
+    See Also
+    --------
+    dkrr.kernels.Polynomial : Powers of the dot product.
+    dkrr.kernels.smallest_eigenvalue : Whether a kernel is positive definite on a sample of rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Sigmoid
+    >>> Sigmoid(gamma=1.0, coef0=0.0)(np.array([[1.0, 0.0]]), np.array([[0.5, 3.0]])).round(4)
+    array([[0.4621]])
     """
 
     tag: ClassVar[str] = "sigmoid"
@@ -168,6 +192,11 @@ class Sigmoid(_FunctionOfDotProduct):
 @dataclass(frozen=True)
 class Cosine(Kernel):
     """k(x, z) = xᵀz / (‖x‖ ‖z‖); 0 where x or z is all zeros, as in scikit-learn.
+
+    See Also
+    --------
+    dkrr.kernels.Linear : The dot product.
+    dkrr.kernels.Normalized : A kernel with k(x, x) = 1.
 
     Examples
     --------
@@ -257,6 +286,11 @@ class TaylorRBF(Kernel):
         r, from 0 to 500.
     gamma : float, optional
         γ > 0; None means 1 / n_features. With a length scale σ, γ = 1 / (2σ²).
+
+    See Also
+    --------
+    dkrr.kernels.RBF : The Gaussian of the distance.
+    dkrr.features.TaylorMap : An approximation of the RBF kernel by monomials.
 
     References
     ----------

@@ -54,6 +54,13 @@ class RBF(WithLengths):
     gamma : float or sequence of float, optional
         γ > 0, or one for each column; None means 1 / n_features. With a length scale ℓ, γ = 1 / (2ℓ²).
 
+    See Also
+    --------
+    dkrr.kernels.Laplacian : The exponential of the city-block distance.
+    dkrr.kernels.Matern : Between the exponential and the Gaussian of the distance.
+    dkrr.kernels.RationalQuadratic : A mixture of RBF kernels of all lengths.
+    dkrr.features.RandomFourier : An approximation of RBF and other kernels by random frequencies.
+
     Examples
     --------
     >>> import numpy as np
@@ -136,6 +143,12 @@ class Matern(WithLengths):
         ν, smoothness: 0.5, 1.5 or 2.5.
     length_scale : float or sequence of float
         ℓ > 0, or one for each column.
+
+    See Also
+    --------
+    dkrr.kernels.RBF : The Gaussian of the distance.
+    dkrr.kernels.Laplacian : The exponential of the city-block distance.
+    dkrr.kernels.RationalQuadratic : A mixture of RBF kernels of all lengths.
 
     References
     ----------

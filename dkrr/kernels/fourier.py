@@ -49,6 +49,12 @@ class RandomFourier(FeatureMap):
     random_state : int
         Seed of the frequencies; with the number of columns of X it determines them.
 
+    See Also
+    --------
+    dkrr.features.Nystroem : An approximation of any kernel by some of the rows.
+    dkrr.features.FourierGrid : Equally spaced frequencies, for one to three columns.
+    dkrr.kernels.RBF : The Gaussian of the distance.
+
     References
     ----------
     A. Rahimi, B. Recht, "Random features for large-scale kernel machines", NIPS 2007.

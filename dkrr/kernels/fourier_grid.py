@@ -16,7 +16,7 @@ a billion data points", arXiv 2210.10210.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import erfc, exp, log, pi, prod, sqrt
@@ -37,6 +37,7 @@ from dkrr.kernels.euclidean import RBF, Matern
 from dkrr.kernels.fourier import TRIGONOMETRIC_SECONDS
 from dkrr.kernels.map_base import Array, FeatureMap, as_base, dense_rows
 from dkrr.kernels.nonuniform import Complex, Transform, check_available, transform_bytes
+from dkrr.text import plural
 
 MAX_COLUMNS = 3
 MAX_MODES = 2**20
@@ -148,6 +149,12 @@ class FourierGrid(FeatureMap):
     doubled : bool
         With twice the period: also for differences of up to the period, between the box and rows near it.
 
+    See Also
+    --------
+    dkrr.features.RandomFourier : An approximation of RBF and other kernels by random frequencies.
+    dkrr.features.Nystroem : An approximation of any kernel by some of the rows.
+    dkrr.kernels.RBF : The Gaussian of the distance.
+
     Examples
     --------
     >>> import numpy as np
@@ -165,7 +172,7 @@ class FourierGrid(FeatureMap):
     base: Kernel
     error: float = ROUNDING
     box: Any = None
-    doubled: bool = False
+    doubled: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", as_base(self.base, "FourierGrid"))
@@ -185,11 +192,32 @@ class FourierGrid(FeatureMap):
             object.__setattr__(self, "box", box)
 
     def in_box(self, box: Sequence[tuple[float, float]]) -> "FourierGrid":
-        """The same for rows in a box."""
+        """The same for rows in a box.
+
+        Parameters
+        ----------
+        box : sequence of (float, float)
+            Smallest and largest value of each column.
+
+        Returns
+        -------
+        FourierGrid
+            Map that is exact to its error for these rows.
+        """
         return replace(self, box=tuple(box))
 
     def columns(self, n_features: int) -> tuple[int, ...]:
         """Numbers of the columns of the box.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        tuple of int
+            Numbers, counted from 0.
 
         Raises
         ------
@@ -201,7 +229,8 @@ class FourierGrid(FeatureMap):
             columns = tuple(range(n_features))
         if not columns:
             raise InputError(
-                f"base of FourierGrid is {self.base!r}, and X has {n_features} columns; expected an RBF kernel of at "
+                f"base of FourierGrid is {self.base!r}, and X has {plural(n_features, 'column')}; expected an RBF "
+                "kernel of at "
                 f"most {MAX_COLUMNS} columns (dkrr.kernels.Columns takes some of many), sums, products and multiples "
                 f"of such kernels, or a Matern kernel"
             )
@@ -218,12 +247,36 @@ class FourierGrid(FeatureMap):
         return transform_bytes(grid.n_modes, 0) + 64 * grid.dimension
 
     def grid(self, n_features: int) -> "Grid":
-        """Its waves, for rows of so many columns."""
+        """Its waves, for rows of so many columns.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        Grid
+            Frequencies and their weights.
+        """
         return _grid(self, n_features)
 
     def of_terms_without(self, columns: tuple[int, ...]) -> "FourierGrid":
-        """Features of the terms of the kernel that do not take some columns."""
-        return GridOfTerms(self.base, self.error, self.box, self.doubled, columns) if columns else self
+        """Features of the terms of the kernel that do not take some columns.
+
+        Parameters
+        ----------
+        columns : tuple of int
+            Numbers of the columns.
+
+        Returns
+        -------
+        FourierGrid
+            Itself, if there are none.
+        """
+        if not columns:
+            return self
+        return GridOfTerms(self.base, self.error, self.box, columns, doubled=self.doubled)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         grid = self.grid(X.shape[1])

@@ -21,6 +21,7 @@ from dkrr.kernels.custom import (
     why_it_failed,
 )
 from dkrr.kernels.map_base import Array, FeatureMap
+from dkrr.text import plural
 
 FEATURE_SECONDS = 20e-9
 """Seconds of a feature: a guess, as a user's function is unknown before it has run."""
@@ -40,6 +41,11 @@ class CallableMap(FeatureMap):
         D, or ``size(n_features)`` that returns it.
     name : str, optional
         Name in messages and descriptions; None means the function's qualified name.
+
+    See Also
+    --------
+    dkrr.features.FeatureMap : Base class of feature maps.
+    dkrr.kernels.CallableKernel : A function of two blocks of rows.
 
     Examples
     --------
@@ -68,7 +74,6 @@ class CallableMap(FeatureMap):
             object.__setattr__(self, "size", whole(self.size, "the size of a feature map", 1))
         object.__setattr__(self, "name", checked_name(self.name, self.function))
 
-    @property
     def digest(self) -> str:
         """SHA-256 of the sources of the functions and of the values that they use."""
         return identity_of(self.function, self.size)
@@ -86,7 +91,7 @@ class CallableMap(FeatureMap):
     def to_dict(self) -> dict[str, Any]:
         """See base class; the function's name stands for it."""
         size = None if callable(self.size) else self.size
-        return {"feature_map": self.tag, "name": self.name, "digest": self.digest, "size": size}
+        return {"feature_map": self.tag, "name": self.name, "digest": self.digest(), "size": size}
 
     @property
     def _subject(self) -> str:
@@ -113,8 +118,8 @@ class CallableMap(FeatureMap):
         except Exception as error:
             kind = "CSR" if is_sparse(X) else "dense"
             raise KernelFunctionError(
-                f"{self._subject} failed on a {kind} block of {X.shape[0]} rows and {X.shape[1]} columns: "
-                f"{why_it_failed(error)}"
+                f"{self._subject} failed on a {kind} block of {plural(X.shape[0], 'row')} and "
+                f"{plural(X.shape[1], 'column')}: {why_it_failed(error)}"
             ) from error
         if shape_of(block, self._subject) != expected:
             raise InputError(

@@ -27,6 +27,7 @@ import scipy.sparse as sp
 from dkrr.checks import n_dimensions, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
+from dkrr.text import plural
 
 MAX_NODES = 2**24 - 1
 """Bound up to which float32 represents all whole numbers."""
@@ -53,6 +54,10 @@ class Graph:
         Each edge once, in either direction; nodes count from 0. Kept as sorted pairs, the smaller node first.
     labels : sequence of int or of str, optional
         One for each node, all of a kind. Kept as a tuple.
+
+    See Also
+    --------
+    dkrr.kernels.RandomWalk : Walks that two graphs have in common.
 
     Examples
     --------
@@ -161,7 +166,7 @@ def _plain_labels(labels: Any, n_nodes: int) -> tuple[Label, ...] | None:
             "one for each node in order, or None"
         )
     if len(labels) != n_nodes:
-        raise InputError(f"it has {len(labels)} labels for {n_nodes} nodes; expected one for each")
+        raise InputError(f"it has {plural(len(labels), 'label')} for {plural(n_nodes, 'node')}; expected one for each")
     if all(isinstance(label, str) for label in labels):
         return tuple(str(label) for label in labels)
     if all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels):

@@ -34,14 +34,19 @@ def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:
     Parameters
     ----------
     kernel : Kernel
+        Kernel whose map is sought.
     n_features : int
-        d, number of columns of X; an open gamma becomes 1 / d.
+        Number of columns d of X; an open gamma becomes 1 / d.
 
     Returns
     -------
     FeatureMap or None
         None for RBF and other kernels of infinite dimension, for polynomials with coef0 < 0 or a fractional
         degree (φ would not be real or finite), for products and for functions.
+
+    See Also
+    --------
+    dkrr.features.FeatureMap : Base class of feature maps.
 
     Examples
     --------

@@ -15,6 +15,7 @@ from dkrr.checks import positive
 from dkrr.errors import InputError
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.blocks import Block, is_sparse
+from dkrr.text import plural
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Scales: TypeAlias = float | tuple[float, ...]
@@ -31,26 +32,55 @@ class WithLengths(Kernel):
         values = getattr(self, self._of_columns)
         if isinstance(values, tuple) and len(values) != n_features:
             raise InputError(
-                f"{self._of_columns} has {len(values)} numbers, and the rows have {n_features} columns; expected one "
-                f"number for each column, or a single one for all"
+                f"{self._of_columns} has {plural(len(values), 'number')}, and the rows have "
+                f"{plural(n_features, 'column')}; expected one number for each column, or a single one for all"
             )
         return super().resolved(n_features)
 
     @abstractmethod
     def lengths(self, n_features: int) -> Array:
-        """Length of every column, of shape (n_features,)."""
+        """Length of every column, of shape (n_features,).
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        ndarray, shape (n_features,)
+            Lengths.
+        """
 
     @abstractmethod
     def with_lengths(self, lengths: Array) -> Self:
-        """The kernel with other lengths, of shape (1,) for all columns together or (n_features,) for each."""
+        """The kernel with other lengths, of shape (1,) for all columns together or (n_features,) for each.
+
+        Parameters
+        ----------
+        lengths : ndarray, shape (1,) or (n_features,)
+            Lengths, above 0.
+
+        Returns
+        -------
+        Kernel
+            Kernel of the same kind.
+        """
 
     def length_slopes(self, n_features: int) -> tuple[Kernel, Array]:  # noqa: ARG002
         """Derivatives ∂k/∂log ℓₖ = cₖ (xₖ − zₖ)² h(x, z) by the length ℓₖ of every column.
 
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
         Returns
         -------
         h : Kernel
+            Kernel that multiplies the squared difference.
         c : ndarray of shape (n_features,)
+            Factor of every column.
 
         Raises
         ------

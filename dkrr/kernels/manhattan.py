@@ -26,6 +26,11 @@ class Laplacian(WithLengths):
     gamma : float or sequence of float, optional
         γ > 0, or one for each column; None means 1 / n_features.
 
+    See Also
+    --------
+    dkrr.kernels.RBF : The Gaussian of the distance.
+    dkrr.kernels.Matern : Between the exponential and the Gaussian of the distance.
+
     Examples
     --------
     >>> import numpy as np
@@ -123,6 +128,10 @@ def _absolute_sums_without(X: Block, excluded: npt.NDArray[np.integer[Any]]) -> 
 class AdditiveChi2(Kernel):
     """k(x, z) = −Σ (x − z)² / (x + z) for non-negative features; only conditionally positive definite.
 
+    See Also
+    --------
+    dkrr.kernels.Chi2 : The exponential of minus the χ² distance.
+
     Examples
     --------
     >>> import numpy as np
@@ -171,10 +180,22 @@ class Chi2(Kernel):
     gamma : float
         γ > 0; scikit-learn's default is 1 here.
 
+    See Also
+    --------
+    dkrr.kernels.AdditiveChi2 : Minus the χ² distance.
+    dkrr.kernels.Laplacian : The exponential of the city-block distance.
+
     References
     ----------
     Zhang, Marszalek, Lazebnik, Schmid (2007), Local features and kernels for classification of texture and
     object categories, International Journal of Computer Vision 73.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr.kernels import Chi2
+    >>> Chi2(gamma=1.0)(np.array([[0.25, 0.75]]), np.array([[0.75, 0.25]])).round(4)
+    array([[0.6065]])
     """
 
     tag: ClassVar[str] = "chi2"

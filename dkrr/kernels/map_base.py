@@ -38,6 +38,12 @@ class FeatureMap(Parameters):
     `_fill`; `kernel` too where it has a closed form. A user's own subclass is saved by name and given again to
     `dkrr.load`, as a kernel function is.
 
+    See Also
+    --------
+    dkrr.features.CallableMap : A feature map that a function computes.
+    dkrr.features.feature_map : The finite feature map of a kernel, if it has one.
+    dkrr.kernels.Kernel : Base class of kernels.
+
     Examples
     --------
     `_fill` writes columns start … stop of the features of dense or CSR rows in float64:
@@ -68,11 +74,27 @@ class FeatureMap(Parameters):
         Parameters
         ----------
         n_features : int
-            d, number of columns of X.
+            Number of columns d of X.
+
+        Returns
+        -------
+        int
+            D.
         """
 
     def entry_seconds(self, n_features: int) -> float:  # noqa: ARG002
-        """Seconds of one entry of Φ on one core, for dense rows of `n_features` columns."""
+        """Seconds of one entry of Φ on one core, for dense rows of `n_features` columns.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return COPY_SECONDS
 
     is_identity: ClassVar[bool] = False
@@ -87,11 +109,33 @@ class FeatureMap(Parameters):
         return False
 
     def held_bytes(self, n_features: int) -> int:  # noqa: ARG002
-        """Bytes of the map's own arrays and of the temporaries of a call, if they are many."""
+        """Bytes of the map's own arrays and of the temporaries of a call, if they are many.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        int
+            Bytes; 0 if they are few.
+        """
         return 0
 
     def resolved(self, n_features: int) -> FeatureMap:
-        """Map whose kernels are resolved: their gamma=None becomes 1 / n_features."""
+        """Map whose kernels are resolved: their gamma=None becomes 1 / n_features.
+
+        Parameters
+        ----------
+        n_features : int
+            Number of columns of X.
+
+        Returns
+        -------
+        FeatureMap
+            Itself, if nothing was open.
+        """
         parts = {k: v for k, v in self._settings().items() if isinstance(v, FeatureMap | Kernel)}
         known = {k: v.resolved(n_features) for k, v in parts.items()}
         return self if all(v is parts[k] for k, v in known.items()) else replace(self, **known)  # type: ignore[type-var]
@@ -121,12 +165,14 @@ class FeatureMap(Parameters):
         Parameters
         ----------
         X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
         columns : slice, optional
             Only these of the D columns, and no work for the others. None means all. The step must be 1.
 
         Returns
         -------
         ndarray of float64, shape (n_rows, D) or (n_rows, number of columns)
+            Features.
 
         Raises
         ------
@@ -150,11 +196,14 @@ class FeatureMap(Parameters):
         Parameters
         ----------
         X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
         coef : ndarray, shape (D, t)
+            w, a column for each target.
 
         Returns
         -------
         ndarray of float64, shape (n_rows, t)
+            Scores of the rows.
 
         Raises
         ------
@@ -170,11 +219,14 @@ class FeatureMap(Parameters):
         Parameters
         ----------
         X : ndarray or CSR, shape (n_rows, n_features)
+            Rows.
         values : ndarray, shape (n_rows, t)
+            v, a row for each row of X.
 
         Returns
         -------
         ndarray of float64, shape (D, t)
+            Sums over the rows.
 
         Raises
         ------

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 from dkrr.checks import finite, shown
-from dkrr.errors import InputError, InputTypeError
+from dkrr.errors import InputError, InputTypeError, InputWarning
 from dkrr.kernels.base import Kernel
 from dkrr.kernels.custom import CallableKernel
 from dkrr.kernels.lengths import scales_of
 from dkrr.kernels.registry import NAMED
+from dkrr.text import near_names
 
 DEFAULTS = {"gamma": None, "degree": 3, "coef0": 1}
 """scikit-learn's settings of named kernels, taken by those that have a parameter of this name."""
@@ -50,8 +51,8 @@ def as_kernel(
     kernel : str, Kernel or callable
         A scikit-learn metric name, or another of `Kernel.names`; a value, returned as it is; or a function of blocks.
     gamma, degree, coef0
-        Settings of a named kernel; gamma=None is 1 / n_features (1 for "chi2"). One that the kernel does not have is
-        refused unless it is the default, since it would change nothing.
+        Settings of a named kernel; gamma=None is 1 / n_features (1 for "chi2"). One that a named kernel does not have
+        is ignored, with an `InputWarning` unless it is the default; beside a function it is refused.
     kernel_params : mapping, optional
         Keyword arguments for a function, or settings of a named kernel, such as ``nu`` and ``length_scale``. A setting
         that is given by itself as well (not as its default) is refused, even if both are equal.
@@ -71,7 +72,15 @@ def as_kernel(
     >>> as_kernel("rbf", gamma=0.5)
     RBF(gamma=0.5)
     """
-    settings = _checked_params(kernel_params)
+    found = kernel_of(kernel, gamma=gamma, degree=degree, coef0=coef0, kernel_params=kernel_params)
+    warn_of_unused({"kernel": kernel, "gamma": gamma, "degree": degree, "coef0": coef0}, stacklevel=2)
+    return found
+
+
+def kernel_of(kernel: object, *, kernel_params: Mapping[str, Any] | None = None, **given: Any) -> Kernel:
+    """The kernel of `as_kernel`, without its warning: gamma, degree and coef0 that are not given are the defaults."""
+    common, settings = DEFAULTS | given, _checked_params(kernel_params)
+    gamma, degree, coef0 = common.values()
     if isinstance(gamma, str):
         raise InputTypeError(
             f"gamma is {shown(gamma)}; expected a number above 0, one for each column, or None: 1 / n_features, which "
@@ -80,7 +89,6 @@ def as_kernel(
     if gamma is not None:
         scales_of(gamma, "gamma")
     finite(degree, "degree"), finite(coef0, "coef0")  # also where the kernel has none
-    common = {"gamma": gamma, "degree": degree, "coef0": coef0}
     if isinstance(kernel, str):
         return _named_kernel(kernel, common, settings)
     if isinstance(kernel, Kernel):
@@ -91,7 +99,7 @@ def as_kernel(
             )
         return kernel
     if callable(kernel) and not isinstance(kernel, type):
-        _refuse_unused(shown(kernel), (), common, ': give kernel_params={"...": ...}')
+        _refuse_given(shown(kernel), common)
         return CallableKernel(functools.partial(kernel, **settings) if settings else kernel)
     remedy = f": write {kernel.__name__}(), not the class {kernel.__name__}" if isinstance(kernel, type) else ""
     raise InputTypeError(
@@ -117,11 +125,7 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
             f"kernel is {shown(name)}; expected one of {listed(NAMED)}, a dkrr.kernels.Kernel or a function of "
             f"blocks (X, Y){_suggestion(name)}"
         )
-    kernel, taken, remedy = NAMED[name], taken_by(name), ""
-    if own := sorted(parameters(kernel).keys() - DEFAULTS):
-        params = ", ".join(f'"{parameter}": ...' for parameter in own)
-        remedy = f": give kernel_params={{{params}}} (--kernel-param {own[0]}=...)"
-    _refuse_unused(repr(name), taken, common, remedy)
+    kernel, taken = NAMED[name], taken_by(name)
     refuse_twice({key: common[key] for key in taken if is_given(key, common[key])}, extra)
     settings = {key: common[key] for key in taken}
     if settings.get("gamma", 0) is None:
@@ -157,6 +161,44 @@ def taken_by(kernel: object) -> tuple[str, ...]:
     return tuple(name for name in DEFAULTS if name in known)
 
 
+def warn_of_unused(given: Mapping[str, Any], *, stacklevel: int) -> None:
+    """Warn once of gamma, degree and coef0 that are ignored, since none of the kernels, which have names, has them.
+
+    Parameters
+    ----------
+    given : mapping
+        Values of `SEARCHED`, or lists of them.
+    stacklevel : int
+        1: the caller of this function.
+    """
+    kernels = list(given["kernel"]) if is_list(given["kernel"]) else [given["kernel"]]
+    if not all(isinstance(kernel, str) for kernel in kernels):
+        return
+    unused = {name: given[name] for name in DEFAULTS if _is_unused(name, given[name], kernels)}
+    if not unused:
+        return
+    are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
+    values = " and ".join(f"{name}={shown(value)}" for name, value in unused.items())
+    which = f"none of the kernels {shown(kernels)} has {them}"
+    others = listed([name for name in NAMED if unused.keys() <= {*taken_by(name)}])
+    remedy = ""
+    if len(kernels) == 1:
+        which = f"the kernel {kernels[0]!r} does not have {them}"
+        if own := sorted(parameters(NAMED[kernels[0]]).keys() - DEFAULTS):
+            params = ", ".join(f'"{parameter}": ...' for parameter in own)
+            remedy = f"; its own: kernel_params={{{params}}} (--kernel-param {own[0]}=...)"
+    warnings.warn(
+        f"{values} {are} ignored: {which}; kernels with {them}: {others}{remedy}",
+        InputWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _is_unused(name: str, value: object, kernels: list[Any]) -> bool:
+    """Whether a parameter is given, or candidates of it are, that none of the kernels has."""
+    return (is_list(value) or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels)
+
+
 SEARCHED = ("kernel", *DEFAULTS)
 """Arguments whose lists are candidates of a search."""
 
@@ -164,7 +206,7 @@ SEARCHED = ("kernel", *DEFAULTS)
 def candidate_grid(given: Mapping[str, Any], kernel_params: Any) -> list[dict[str, Any]]:
     """Every combination of the arguments that are lists; one empty dict where none is.
 
-    Of several kernels each has only those that it takes.
+    Kernels with names have only those that they take.
 
     Parameters
     ----------
@@ -175,7 +217,7 @@ def candidate_grid(given: Mapping[str, Any], kernel_params: Any) -> list[dict[st
     Raises
     ------
     InputError
-        For an empty list, and for what none of the kernels takes.
+        For an empty list, and beside kernel values for what none of the kernels takes.
     """
     lists = {}
     for name in SEARCHED:
@@ -187,13 +229,15 @@ def candidate_grid(given: Mapping[str, Any], kernel_params: Any) -> list[dict[st
     if isinstance(kernel_params, Mapping):  # else the first kernel says what is wrong
         refuse_twice(lists, kernel_params)
     if "kernel" not in lists:
-        return _combined(lists)
+        kernel = given["kernel"]
+        is_named = isinstance(kernel, str)
+        return _combined({name: lists[name] for name in lists if not is_named or name in taken_by(kernel)})
     kernels = lists["kernel"]
     for name, default in DEFAULTS.items():
-        value = given[name]
-        if (name in lists or is_given(name, value)) and not any(name in taken_by(kernel) for kernel in kernels):
+        if _is_unused(name, given[name], kernels) and not all(isinstance(kernel, str) for kernel in kernels):
             raise InputError(
-                f"{name} is {shown(value)}, which none of the kernels {shown(kernels)} has; expected {name}={default!r}"
+                f"{name} is {shown(given[name])}, which none of the kernels {shown(kernels)} has; expected "
+                f"{name}={default!r}"
             )
     found = list[dict[str, Any]]()
     for kernel in kernels:
@@ -216,27 +260,26 @@ def is_list(value: object) -> bool:
 def candidate_settings(given: Mapping[str, Any], kernel_params: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments of the kernel of a candidate, whose `parameters` are those of the grid."""
     found = {name: given[name] for name in SEARCHED} | dict(parameters)
-    if "kernel" in parameters:
+    if "kernel" in parameters or isinstance(found["kernel"], str):
         taken = ("kernel", *taken_by(found["kernel"]))
         found = {name: value for name, value in found.items() if name in taken}
     return found | {"kernel_params": kernel_params}
 
 
-def _refuse_unused(kernel: str, taken: tuple[str, ...], common: dict[str, Any], remedy: str) -> None:
-    """Refuse settings that are not the default and that the kernel does not have."""
+def _refuse_given(function: str, common: dict[str, Any]) -> None:
+    """Refuse settings beside a kernel function that are not the default."""
     for name, value in common.items():
-        if name not in taken and is_given(name, value):
-            others = [other for other in NAMED if name in taken_by(other)]
+        if is_given(name, value):
             raise InputError(
-                f"{name} is {shown(value)}, which the kernel {kernel} does not have; expected "
-                f"{name}={DEFAULTS[name]!r}, or one of the kernels {listed(dict.fromkeys(others))}{remedy}"
+                f"{name} is {shown(value)}, which the kernel {function} does not have; expected "
+                f'{name}={DEFAULTS[name]!r}, or kernel_params={{"{name}": ...}}, which the function is given'
             )
 
 
 def _suggestion(name: str) -> str:
     """Ending of a message: the name that was probably meant; empty without one."""
     plain = name.strip().lower()
-    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else get_close_matches(plain, NAMED, 1)
+    near = [OTHER_NAMES[plain]] if plain in OTHER_NAMES else near_names(plain, NAMED)
     return f": did you mean {near[0]!r}?" if near else ""
 
 

@@ -41,6 +41,11 @@ class Nystroem(FeatureMap):
     random_state : int
         Seed of the draw.
 
+    See Also
+    --------
+    dkrr.features.RandomFourier : An approximation of RBF and other kernels by random frequencies.
+    dkrr.features.FourierGrid : Equally spaced frequencies, for one to three columns.
+
     References
     ----------
     C. K. I. Williams, M. Seeger, "Using the Nyström method to speed up kernel machines", NIPS 2000.

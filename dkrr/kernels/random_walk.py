@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
@@ -442,6 +442,11 @@ class RandomWalk(Kernel):
         Attribute of networkx nodes that is their label; None means no labels. Other forms of graphs contain their
         labels.
 
+    See Also
+    --------
+    dkrr.kernels.Graph : One graph, as a row of X.
+    dkrr.kernels.Normalized : A kernel with k(x, x) = 1.
+
     References
     ----------
     Vishwanathan, Schraudolph, Kondor, Borgwardt (2010), Graph kernels, Journal of Machine Learning Research 11:
@@ -468,7 +473,7 @@ class RandomWalk(Kernel):
 
     decay: float
     max_length: int | None = None
-    normalized: bool = True
+    normalized: bool = field(default=True, kw_only=True)
     label: str | None = "label"
 
     def __post_init__(self) -> None:

@@ -40,6 +40,11 @@ class RationalQuadratic(WithLengths):
     alpha : float
         a, from 1e-6 to 1e6: the smaller, the more the lengths differ; for large a it is the RBF kernel.
 
+    See Also
+    --------
+    dkrr.kernels.RBF : The Gaussian of the distance.
+    dkrr.kernels.Matern : Between the exponential and the Gaussian of the distance.
+
     References
     ----------
     Rasmussen and Williams (2006), Gaussian Processes for Machine Learning, section 4.2, equation 4.19.

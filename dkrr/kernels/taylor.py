@@ -44,6 +44,11 @@ class TaylorMap(FeatureMap):
     gamma : float, optional
         γ > 0; None means 1 / n_features. With a length scale σ, γ = 1 / (2σ²).
 
+    See Also
+    --------
+    dkrr.kernels.TaylorRBF : RBF with a series of finite degree.
+    dkrr.features.RandomFourier : An approximation of RBF and other kernels by random frequencies.
+
     References
     ----------
     A. Cotter, J. Keshet, N. Srebro, "Explicit approximations of the Gaussian kernel", arXiv:1109.4603, 2011.
@@ -98,6 +103,7 @@ class TaylorMap(FeatureMap):
         Returns
         -------
         TaylorMap
+            Map of the least degree that suffices.
 
         Raises
         ------
@@ -135,8 +141,14 @@ class TaylorMap(FeatureMap):
         Parameters
         ----------
         radius : float
+            Largest ‖x‖ of all rows.
         n_features : int, optional
-            d; needed where gamma is None.
+            Number of columns d; needed where gamma is None.
+
+        Returns
+        -------
+        float
+            The bound.
         """
         if self.gamma is None and n_features is None:
             raise InputError("gamma is None, that is 1 / n_features; expected n_features beside the radius")

@@ -32,6 +32,7 @@ from dkrr.linalg.iteration_state import CGOutcome, Cycle, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import Operator, Precision, column_norms, column_sizes
 from dkrr.linalg.result import Residuals, Status
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -367,8 +368,8 @@ class Iteration:
         """Status after a cycle that did not reach the tolerance; None: another one follows."""
         if ended == "curvature" and state.precision == "float64" and self.measure is None:
             raise NotPositiveDefiniteError(
-                f"the matrix is not positive definite: after {state.iteration} iterations conjugate gradient met a "
-                f"direction of negative curvature",
+                f"the matrix is not positive definite: after {plural(state.iteration, 'iteration')} conjugate gradient "
+                "met a direction of negative curvature",
                 -1,
             )
         if ended == "stalled":
@@ -521,7 +522,8 @@ class Iteration:
             return
         self._record_message(
             state,
-            f"slow convergence (relative residual {state.history[-1].largest:.1e} after {state.iteration} iterations): "
+            f"slow convergence (relative residual {state.history[-1].largest:.1e} after "
+            f"{plural(state.iteration, 'iteration')}): "
             f"the preconditioner's rank grows from {before:,} to {self.preconditioner.rank:,}",
         )
 

@@ -60,7 +60,7 @@ class LengthTiles(GramTiles):
 
 
 def _centred(X: NDArray[Any], centre: Array | None) -> Array:
-    return np.asarray(np.subtract(X, 0.0 if centre is None else centre, dtype=np.float64))
+    return np.asarray(np.subtract(X, 0.0 if centre is None else centre, dtype=np.float64, order="C"))
 
 
 def length_sums_tasks(tiles: LengthTiles, grid: TileGrid, slots: int) -> list[Task]:

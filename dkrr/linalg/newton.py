@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.result import NewtonStep, Status
-from dkrr.text import format_seconds
+from dkrr.text import format_seconds, plural
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -370,7 +370,7 @@ class Newton:
         last = state.history[-1]
         text = f"Newton step {last.step}: objective {last.objective:.8g}, relative gradient {last.gradient:.1e}"
         if last.inner_iterations:
-            text += f", {last.inner_iterations} iterations"
+            text += f", {plural(last.inner_iterations, 'iteration')}"
         if last.length < 1:
             text += f", step length {last.length:.2g}"
         if last.decrement > self.tol:

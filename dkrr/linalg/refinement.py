@@ -36,7 +36,22 @@ from dkrr.linalg.sources import FLOAT64_ROUNDING
 
 @dataclass(frozen=True)
 class Cholesky:
-    """Settings of the direct solver (it has none): A + diag(s) = L Lᵀ, then two substitutions."""
+    """Settings of the direct solver (it has none): A + diag(s) = L Lᵀ, then two substitutions.
+
+    See Also
+    --------
+    dkrr.solvers.ConjugateGradient : Settings of the iterative solver.
+    dkrr.solvers.Float32Cholesky : A complete factor in float32 as preconditioner.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> from dkrr.solvers import Cholesky
+    >>> model = KernelRidge(kernel="rbf", solver=Cholesky()).fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> model.plan_.solver, model.solve_result_.iterations
+    ('cholesky', 0)
+    """
 
 
 @contextmanager

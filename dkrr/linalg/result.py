@@ -12,11 +12,38 @@ from typing import Any
 
 from dkrr.cluster import RunRecord
 from dkrr.cost import STAGE_NAMES, Stage
-from dkrr.text import Explained, format_bytes, format_seconds
+from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 
 class Status(Enum):
-    """Outcome of a solve; the value is what to make of it."""
+    """Outcome of a solve; the value is what to make of it.
+
+    Attributes
+    ----------
+    SOLVED : Status
+        A direct solver's answer is exact to rounding.
+    INACCURATE : Status
+        A direct solver's answer has a large residual: the system is too ill-conditioned.
+    CONVERGED : Status
+        An iterative solver has met the tolerance.
+    STALLED : Status
+        An iterative solver has not met the tolerance, and no further iteration would.
+    MAX_ITERATIONS : Status
+        An iterative solver has stopped at `max_iter`, before it met the tolerance.
+
+    See Also
+    --------
+    dkrr.solvers.SolveResult : What a fit reports of its work.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> from dkrr.solvers import Status
+    >>> status = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0]).solve_result_.status
+    >>> status is Status.SOLVED, status.is_good
+    (True, True)
+    """
 
     SOLVED = "solved; the true residual is at the level of rounding"
     INACCURATE = (
@@ -46,36 +73,58 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Residuals:
-    """One line of a convergence history."""
+    """One line of a convergence history.
+
+    Attributes
+    ----------
+    iteration : int
+        Number of the iteration.
+    seconds : float
+        Seconds since the iteration began (in the run that wrote this line).
+    largest : float
+        Largest relative residual over the right-hand sides.
+    is_true : bool
+        Computed from A in float64; otherwise by the recurrence.
+    """
 
     iteration: int
     seconds: float
-    """Since the iteration began (in the run that wrote this line)."""
     largest: float
-    """Largest relative residual over the right-hand sides."""
     is_true: bool
-    """Computed from A in float64; otherwise by the recurrence."""
 
 
 @dataclass(frozen=True)
 class NewtonStep:
-    """One line of the history of Newton's method."""
+    """One line of the history of Newton's method.
+
+    Attributes
+    ----------
+    step : int
+        Number of the step.
+    seconds : float
+        Seconds since the minimisation began (in the run that wrote this line).
+    objective : float
+        Penalised negative log likelihood after the step, summed over one-vs-rest models.
+    gradient : float
+        Largest norm of its gradient, relative to that where all scores are 0.
+    length : float
+        Shortest step length of any model; 1 where the line search had nothing to shorten.
+    n_open : int
+        Models that were not done yet.
+    inner_iterations : int
+        Iterations of conjugate gradient for this step.
+    decrement : float
+        Largest ½ gᵀH⁻¹g relative to the objective, before the step: what a quadratic model says that it takes off.
+    """
 
     step: int
     seconds: float
-    """Since the minimisation began (in the run that wrote this line)."""
     objective: float
-    """Penalised negative log likelihood after the step, summed over one-vs-rest models."""
     gradient: float
-    """Largest norm of its gradient, relative to that where all scores are 0."""
     length: float
-    """Shortest step length of any model; 1 where the line search had nothing to shorten."""
     n_open: int
-    """Models that were not done yet."""
     inner_iterations: int
-    """Iterations of conjugate gradient for this step."""
     decrement: float = nan
-    """Largest ½ gᵀH⁻¹g relative to the objective, before the step: what a quadratic model says that it takes off."""
 
 
 CAUTION_ABOVE = 1e-4
@@ -95,67 +144,106 @@ class SolveResult(Explained):
     """Report of a fit: its work, and how good its answer is.
 
     ``str(result)`` explains it, as a notebook does.
+
+    Attributes
+    ----------
+    status : Status
+        Outcome; its value says what to make of it.
+    residual : float
+        Largest true relative residual over the targets, computed from the matrix itself; `residual_of` says of what.
+
+        "dual system": ‖√W (y − b − (K + λW⁻¹) α)‖ / ‖√W y‖ for the dual coefficients that are reported, y less its mean
+        with a free constant b; on a Fourier grid with what its error and rounding may add; by conjugate gradient in
+        primal form without the weights too, over the rows that have one, if that is larger. "normal equations", of a
+        factor in primal form: ‖ΦᵀWy − (ΦᵀWΦ + λI) w‖ / ‖ΦᵀWy‖ (where a target has no part in any feature, of the
+        largest such norm for its length) or, if it is above 1e-6, a bound of what this residual changes in predictions
+        at the training rows, relative to the targets; that bound, too, by conjugate gradient in primal form where λ is
+        0, or where it is met and the residual of the dual system is not, as with a small λ. Of kernel logistic
+        regression the norm of the "gradient of the objective" in the kernel's space, relative to that where all scores
+        are 0.
+    iterations : int
+        Iterations of conjugate gradient, also those that refine a factor in float32 (0 with a factor in float64); for
+        kernel logistic regression, steps of Newton's method.
+    seconds : float
+        Wall time of the fit, in seconds.
+    bytes_read : int
+        Bytes read from the store, by all workers.
+    bytes_written : int
+        Bytes written to the store, by all workers.
+    peak_bytes : int
+        Highest resident memory of any process that did the work (of a user's workers: since they started). Pages of
+        mapped files are part of it, which the system takes back where memory is short; plans count them as disk.
+    seconds_by_kind : dict of str to float
+        Worker-seconds by kind of work (read, gemm, idle ...); empty for work in memory.
+    residual_of : str
+        What `residual` is of: "dual system", "normal equations" or "gradient of the objective".
+    residuals : tuple of float
+        `residual` of every target; of a direct solver in dual form, that of all targets with its λ.
+    condition : float
+        Estimate of the condition number κ₂ of the matrix that was solved for, the largest over the values of λ; NaN
+        where none is known. Of a direct solver, and of conjugate gradient in primal form with its preconditioner, it is
+        of the matrix with its diagonal scaled to ones, from below and mostly within a factor of ten. Rounding leaves a
+        relative error in `dual_coef_` (in primal form in `coef_`) of up to about 2.2e-16 times this number; predictions
+        at the training rows are right to the residual all the same.
+    rank : int
+        Columns of the preconditioner's factor.
+    history : tuple of Residuals
+        Residuals of an iterative solver, iteration by iteration: `iteration`, `seconds`, `largest`, `is_true`.
+    messages : tuple of str
+        What an iterative solver did on its way (growth of the preconditioner, changes of precision), and what rounding
+        leaves uncertain: coefficients, `rkhs_norm_`.
+    steps : tuple of NewtonStep
+        Steps of Newton's method, for kernel logistic regression: `step`, `seconds`, `objective`, `gradient`, `length`,
+        ...
+    inner_iterations : int
+        Iterations of conjugate gradient within all Newton steps.
+    decrement : float
+        For kernel logistic regression, bound of ½ gᵀH⁻¹g (half of Newton's decrement) relative to the objective, which
+        is how far that is above its minimum; in the primal form with conjugate gradient an estimate from the last step.
+        Largest of the models; infinite where the gradient is too large already.
+    probability_change : float
+        For kernel logistic regression, bound of what one more step of Newton's method would change in any probability
+        of a training row with a weight, 1 at most; an estimate where `decrement` is one.
+    stages : tuple of Stage
+        Wall time of the stages that were measured, by the names of the plan's (`plan_.chosen.stages`); of a path over
+        alphas those of the whole path.
+    record : RunRecord
+        Every task: when, where, how long.
+
+    See Also
+    --------
+    dkrr.solvers.Status : How a solve ended.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> result = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0]).solve_result_
+    >>> result.status.name, result.residual < 1e-12, result.residual_of
+    ('SOLVED', True, 'dual system')
     """
 
     status: Status
     residual: float
-    """Largest true relative residual over the targets, computed from the matrix itself; `residual_of` says of what.
-
-    "dual system": ‖√W (y − b − (K + λW⁻¹) α)‖ / ‖√W y‖ for the dual coefficients that are reported, y less its mean
-    with a free constant b; on a Fourier grid with what its error and rounding may add; by conjugate gradient in primal
-    form without the weights too, over the rows that have one, if that is larger. "normal equations", of a factor in
-    primal form: ‖ΦᵀWy − (ΦᵀWΦ + λI) w‖ / ‖ΦᵀWy‖ (where a target has no part in any feature, of the largest such norm
-    for its length) or, if it is above 1e-6, a bound of what this residual changes in predictions at the training
-    rows, relative to the targets; that bound, too, by conjugate gradient in primal form where λ is 0, or where it is
-    met and the residual of the dual system is not, as with a small λ. Of kernel logistic regression the norm of the
-    "gradient of the objective" in the kernel's space, relative to that where all scores are 0."""
     iterations: int
-    """Iterations of conjugate gradient, also those that refine a factor in float32 (0 with a factor in float64); for
-    kernel logistic regression, steps of Newton's method."""
     seconds: float
-    """Wall time of the fit."""
     bytes_read: int
-    """From the store, by all workers."""
     bytes_written: int
-    """Bytes written to the store, by all workers."""
     peak_bytes: int
-    """Highest resident memory of any process that did the work (of a user's workers: since they started). Pages of
-    mapped files are part of it, which the system takes back where memory is short; plans count them as disk."""
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
-    """Worker-seconds by kind of work (read, gemm, idle ...); empty for work in memory."""
     residual_of: str = DUAL_SYSTEM
-    """What `residual` is of: "dual system", "normal equations" or "gradient of the objective"."""
     residuals: tuple[float, ...] = ()
-    """The same for every target; of a direct solver in dual form, that of all targets with its λ."""
     condition: float = math.nan
-    """Estimate of the condition number κ₂ of the matrix that was solved for, the largest over the values of λ; NaN
-    where none is known. Of a direct solver, and of conjugate gradient in primal form with its preconditioner, it is of
-    the matrix with its diagonal scaled to ones, from below and mostly within a factor of ten. Rounding leaves a
-    relative error in `dual_coef_` (in primal form in `coef_`) of up to about 2.2e-16 times this number; predictions at
-    the training rows are right to the residual all the same."""
     rank: int = 0
-    """Columns of the preconditioner's factor."""
     history: tuple[Residuals, ...] = field(default=(), repr=False)
-    """Residuals of an iterative solver, iteration by iteration."""
     messages: tuple[str, ...] = ()
-    """What an iterative solver did on its way (growth of the preconditioner, changes of precision), and what rounding
-    leaves uncertain: coefficients, `rkhs_norm_`."""
     steps: tuple[NewtonStep, ...] = field(default=(), repr=False)
-    """Steps of Newton's method, for kernel logistic regression."""
     inner_iterations: int = 0
-    """Iterations of conjugate gradient within all Newton steps."""
     decrement: float = nan
-    """For kernel logistic regression, bound of ½ gᵀH⁻¹g (half of Newton's decrement) relative to the objective, which
-    is how far that is above its minimum; in the primal form with conjugate gradient an estimate from the last step.
-    Largest of the models; infinite where the gradient is too large already."""
     probability_change: float = nan
-    """For kernel logistic regression, bound of what one more step of Newton's method would change in any probability of
-    a training row with a weight, 1 at most; an estimate where `decrement` is one."""
     stages: tuple[Stage, ...] = field(default=(), repr=False)
-    """Wall time of the stages that were measured, by the names of the plan's (`plan_.chosen.stages`); of a path over
-    alphas those of the whole path."""
     record: RunRecord = field(default_factory=RunRecord, repr=False)
-    """Every task: when, where, how long."""
 
     def to_dict(self) -> dict[str, Any]:
         """Result as values of JSON, without `record`; None in place of a number that is not finite."""
@@ -176,12 +264,10 @@ class SolveResult(Explained):
             "stages": [asdict(stage) for stage in self.stages],
         }
 
-    def __repr__(self) -> str:
+    def _summary(self) -> str:
         what = "gradient" if self.steps else "residual"
-        return (
-            f"<SolveResult {self.status.name}: {what} {self.residual:.1e}{self._iterations()}; "
-            f"{format_seconds(self.seconds)}, {format_bytes(self.peak_bytes)} peak of a process>"
-        )
+        cost = f"{format_seconds(self.seconds)}, {format_bytes(self.peak_bytes)} peak"
+        return f"{self.status.name}, {what} {self.residual:.1e}, {cost}"
 
     def __str__(self) -> str:
         return self.explained()
@@ -193,6 +279,11 @@ class SolveResult(Explained):
         ----------
         planned : sequence of Stage, optional
             Those of the plan: ``plan_.chosen.stages``.
+
+        Returns
+        -------
+        str
+            Text as `str` gives it, with the planned times.
         """
         relative = "relative to that at scores of 0" if self.steps else f"true, relative, of the {self.residual_of}"
         what = self.status.value.replace("true residual", "relative gradient") if self.steps else self.status.value
@@ -223,11 +314,15 @@ class SolveResult(Explained):
     def _iterations(self) -> str:
         """Number of iterations or of steps, after a comma; empty for a direct solution."""
         if self.steps:
-            inner = f", {self.inner_iterations:,} iterations of conjugate gradient" if self.inner_iterations else ""
+            inner = (
+                f", {plural(self.inner_iterations, 'iteration')} of conjugate gradient" if self.inner_iterations else ""
+            )
             return f", {self.iterations:,} Newton steps{inner}"
         if not self.iterations:
             return ""
-        return f", {self.iterations:,} iterations" + (f", preconditioner of rank {self.rank:,}" if self.rank else "")
+        return f", {plural(self.iterations, 'iteration')}" + (
+            f", preconditioner of rank {self.rank:,}" if self.rank else ""
+        )
 
 
 def _finite(value: float) -> float | None:

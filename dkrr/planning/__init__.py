@@ -3,8 +3,9 @@
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Layout, Problem
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Rates, Resources
-from dkrr.planning.strategy import Direct, Float32Factor, Generated, Iterative, Reason, Strategy, Tiling
+from dkrr.planning.strategy import Direct, Float32Factor, Generated, Iterative, Strategy, Tiling
 from dkrr.planning.ways import WAYS
 
 __all__ = [

@@ -219,7 +219,7 @@ SECONDS = 0.25
 MAX_SECONDS = 60.0
 
 
-def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
+def calibrate(path: str | Path | None = None, *, seconds: float = SECONDS) -> Profile:
     """Measure the workers of the ambient Dask client, or else this machine, and keep the result.
 
     It is the measurement that the first long fit makes in half a second, for longer and with the store. Later plans use
@@ -229,32 +229,42 @@ def calibrate(folder: str | None = None, seconds: float = SECONDS) -> Profile:
 
     Parameters
     ----------
-    folder : str, optional
-        Folder, seen by all workers, on the file system whose bandwidth is to be measured; default
+    path : str or Path, optional
+        Folder, seen by all workers, on the file system whose bandwidth is to be measured; None:
         ``dkrr.temporary-directory``.
-    seconds : float
+    seconds : float, default=0.25
         Time of each measurement.
 
     Returns
     -------
     Profile
+        Measured rates; ``profile.rates`` has their medians over the workers.
 
     Raises
     ------
     InputError
         If the folder does not exist, or the result cannot be kept.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+
+    Examples
+    --------
+    >>> import dkrr
+    >>> profile = dkrr.calibrate()  # doctest: +SKIP
     """
     seconds = positive(seconds, "seconds")
     if seconds > MAX_SECONDS:
         raise InputError(
             f"seconds is {seconds:g}; expected at most {MAX_SECONDS:g}: each of many measurements takes it"
         )
-    if folder is not None:
-        folder = location(folder, "folder", "an existing folder, or None: the temporary one")
+    if path is not None:
+        path = location(path, "path", "an existing folder, or None: the temporary one")
     create_profile_folder()  # before the work
-    where = str(folder or temporary_directory())
+    where = str(path or temporary_directory())
     if not os.path.isdir(where):  # noqa: PTH112 (Path's raises an error where there is no permission)
-        raise InputError(f"folder is {where}; expected an existing folder: give one that every worker can write to")
+        raise InputError(f"path is {where}; expected an existing folder: give one that every worker can write to")
     client = ambient_client()
     if client is None:
         fingerprint, run = machine_fingerprint(), partial(on_threads, local_workers(None))

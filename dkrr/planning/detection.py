@@ -45,7 +45,7 @@ from dkrr.planning.resources import (
     WorkerShare,
 )
 from dkrr.store.places import free_bytes
-from dkrr.text import format_bytes
+from dkrr.text import format_bytes, plural
 
 DEFAULTS: RatesFrom = "defaults"
 MAX_WORKERS = 10**5
@@ -258,9 +258,10 @@ def _assumed(
         usable_fraction=CLUSTER_FRACTION,
         cluster_is_running=True,
         assumed=(
-            f"assumed: {n_workers:,} Dask workers of {'one thread' if threads == 1 else f'{threads} threads'} and "
-            f"{format_bytes(worker_bytes)} each; every {'worker' if threads == 1 else 'thread'} as fast as a core of "
-            f"this machine while all of its cores work; a shared store that delivers {moved}; a network with {sent}"
+            f"assumed: {plural(n_workers, 'Dask worker')} of {'one thread' if threads == 1 else f'{threads} threads'} "
+            f"and {format_bytes(worker_bytes)} each; every {'worker' if threads == 1 else 'thread'} as fast "
+            f"as a core of this machine while all of its cores work; a shared store that delivers {moved}; a network "
+            f"with {sent}"
         ),
         **common,
     )

@@ -10,21 +10,11 @@ from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import against_float32
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.problem import Form, Problem, Spectrum
-from dkrr.planning.strategy import (
-    NO_REASON,
-    Direct,
-    Float32Factor,
-    Generated,
-    Iterative,
-    Reason,
-    RowPasses,
-    Strategy,
-    TileProducts,
-    codes_of,
-)
+from dkrr.planning.reasons import NO_REASON, Reason, codes_of
+from dkrr.planning.strategy import Direct, Float32Factor, Generated, Iterative, RowPasses, Strategy, TileProducts
 from dkrr.planning.transforms import GOAL
 from dkrr.store import TileGrid
-from dkrr.text import Explained, format_bytes, format_count, format_seconds, plural
+from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 SMALL_SECONDS = 3.0
 """Work below this needs neither workers nor a solver whose time is only an estimate."""
@@ -143,8 +133,8 @@ def _solver(c: Strategy, p: Problem) -> str:
         rank = f"rank up to {how.rank_limit:,}, about {how.rank:,}"
     preconditioned = f"preconditioned ({rank})" if how.rank_limit else "not preconditioned by a factor"
     return (
-        f"conjugate gradient, {preconditioned}, to a true residual of {p.tol:.0e}; about {how.iterations} iterations "
-        f"(an estimate)"
+        f"conjugate gradient, {preconditioned}, to a true residual of {p.tol:.0e}; about "
+        f"{plural(how.iterations, 'iteration')} (an estimate)"
     )
 
 
@@ -153,12 +143,13 @@ def _newton(c: Strategy, p: Problem) -> str:
     if isinstance(how, Direct | Generated):
         by = "Cholesky"
     else:
-        by, in_all = "conjugate gradient", f", {how.iterations:,} iterations in all"
+        by, in_all = "conjugate gradient", f", {plural(how.iterations, 'iteration')} in all"
         if isinstance(how, Float32Factor):
             by += " with factors in float32"
         elif how.rank:
             by += f" with a factor of rank about {how.rank:,}"
-    return f"Newton to a relative gradient of {p.tol:.0e}, by {by}; about {c.n_steps} steps{in_all} (an estimate)"
+    steps = plural(c.n_steps, "step")
+    return f"Newton to a relative gradient of {p.tol:.0e}, by {by}; about {steps}{in_all} (an estimate)"
 
 
 def _where(c: Strategy) -> str:
@@ -227,6 +218,8 @@ def rejection(rejected: Strategy, chosen: Strategy) -> str:
 
 def why_form(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Reason:
     """Why the form."""
+    if p.because.form is not None:
+        return p.because.form
     if p.form is not None:
         return Reason("form-requested", f"form='{p.form}' was requested")
     if p.dimension is None:
@@ -234,8 +227,13 @@ def why_form(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Re
     other = "dual" if chosen.form == "primal" else "primal"
     time = min((c.seconds for c in candidates if c.form == other and not c.refused), default=None)
     against = f"; {other} would take about {format_seconds(time)}" if time is not None else ""
-    features = format_count(p.dimension)
-    return Reason("smaller-matrix", f"{chosen.form}, since D = {features} features against n = {p.n:,} rows{against}")
+    features, rows = plural(p.dimension, "feature"), plural(p.n, "row")
+    return Reason("smaller-matrix", f"{chosen.form}, since D = {features} against n = {rows}{against}")
+
+
+def why_cg(p: Problem) -> Reason:
+    """Why conjugate gradient, where the planner does not choose."""
+    return p.because.solver or CG_REQUESTED
 
 
 def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[Reason]:
@@ -277,7 +275,7 @@ def why_kept(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> Reason:
             "conjugate gradient, when they are first asked for",
         )
     if isinstance(p.settings, ConjugateGradient):
-        why = CG_REQUESTED
+        why = why_cg(p)
     else:
         refused = next((o.refused for o in candidates if o.form == "dual" and o.how.keeps_factors), NO_REASON)
         why = Reason("", f"a factorisation {refused or 'is too large'}")
@@ -367,7 +365,7 @@ def _why_products(p: Problem, products: TileProducts, slots: int) -> list[Reason
 
 def _why_iterative(p: Problem, chosen: Strategy, candidates: Sequence[Strategy]) -> Reason:
     if isinstance(p.solver, ConjugateGradient):
-        return CG_REQUESTED
+        return why_cg(p)
     direct = [c for c in candidates if c.is_direct and c.form == chosen.form]
     possible = min((c for c in direct if not c.refused), key=lambda c: c.seconds, default=None)
     if possible is not None:

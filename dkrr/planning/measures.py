@@ -278,7 +278,7 @@ def _each_seconds(kernel: Kernel, X: Any, Y: Any, precision: Precision) -> float
 def _with_costs(kernel: Kernel, X: Any, Y: Any) -> Kernel:
     """The kernel with the costs of its functions for some encoded rows."""
     if isinstance(kernel, CallableKernel):
-        cost = _remembered((kernel.digest, kernel.takes_objects), X, measure, kernel.values, X, Y)
+        cost = _remembered((kernel.digest(), kernel.takes_objects), X, measure, kernel.values, X, Y)
         return kernel if cost is None else replace(kernel, cost=cost)
     if isinstance(kernel, Columns):
         return kernel.with_parts([_with_costs(kernel.base, kernel.cut(X), kernel.cut(Y))])

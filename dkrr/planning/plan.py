@@ -12,11 +12,12 @@ from dkrr.kernels.implied import arrays_of
 from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
 from dkrr.planning.problem import Form, Problem
+from dkrr.planning.reasons import Reason, codes_of
 from dkrr.planning.resources import Execution, RatesFrom, Resources
-from dkrr.planning.strategy import Generated, Reason, Strategy, codes_of
+from dkrr.planning.strategy import Generated, Strategy
 from dkrr.planning.transforms import sums_bytes
 from dkrr.store import ChunkedArray, TileGrid
-from dkrr.text import Explained, format_bytes, format_seconds
+from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 ITERATING = "conjugate gradient"
 """Stage whose time is proportional to the iterations."""
@@ -36,16 +37,45 @@ class Plan(Explained):
 
     ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. Each reason is a sentence with a
     `code`, which stays the same where the words change: "reason_codes" and "refused_code" of the dictionary.
+
+    Attributes
+    ----------
+    problem : Problem
+        Sizes that the cost depends on: `n` rows, `d` columns, `n_targets`, `kernel`, `alphas`, ...
+    resources : Resources
+        Processes and their limits as the planner found them: `n_workers`, `local_limit_bytes`, `rates_from`, ...
+    chosen : Strategy
+        What will be done, with its cost.
+    prediction : {"primal", "dual"}
+        Form in which the model predicts: primal costs O(D) per row, dual O(n d).
+    reasons : tuple of Reason
+        Why so, sentence by sentence.
+    rejected : tuple of Strategy
+        The other candidates, best first, each with the reason in `refused` or a higher cost.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.solvers.SolveResult : What a fit reports of its work.
+    dkrr.planning.Strategy : One way to solve a problem, with its cost.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> plan = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0]).plan_
+    >>> plan.form, plan.solver, plan.execution
+    ('dual', 'cholesky', 'memory')
+    >>> plan.peak_bytes <= plan.chosen.limit_bytes
+    True
     """
 
     problem: Problem
     resources: Resources
     chosen: Strategy
     prediction: Form
-    """Form in which the model predicts: primal costs O(D) per row, dual O(n d)."""
     reasons: tuple[Reason, ...]
     rejected: tuple[Strategy, ...]
-    """The other candidates, best first."""
 
     @property
     def form(self) -> Form:
@@ -134,14 +164,25 @@ class Plan(Explained):
         return self.chosen.uses_threads
 
     def noted(self, reason: Reason) -> Self:
-        """The same with one more reason."""
+        """The same with one more reason.
+
+        Parameters
+        ----------
+        reason : Reason
+            Reason to append.
+
+        Returns
+        -------
+        Plan
+            Plan with all reasons.
+        """
         return replace(self, reasons=(*self.reasons, reason))
 
     def to_dict(self) -> dict[str, Any]:
         """Plan as values of JSON."""
         problem = {
-            "n": self.problem.n,
-            "d": self.problem.d,
+            "n_samples": self.problem.n,
+            "n_features": self.problem.d,
             "n_targets": self.problem.n_targets,
             "loss": self.problem.loss,
             "kernel": self.problem.kernel.to_dict(),
@@ -161,15 +202,13 @@ class Plan(Explained):
             "reasons": list(self.reasons),
             "reason_codes": codes_of(self.reasons),
             "rejected": [c.to_dict() for c in self.rejected],
+            "search_rejected": list(self.problem.because.rejected),
+            "search_rejected_codes": codes_of(self.problem.because.rejected),
         }
 
-    def __repr__(self) -> str:
-        p, disk = self.problem, self.chosen.disk_bytes
-        store = "" if self.chosen.place.is_memory else f", {format_bytes(disk)} on disk"
-        return (
-            f"<Plan for {p.n:,} × {p.d:,}, {columns_of(p)}: {self.chosen.summary()}; about "
-            f"{format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process{store}>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process"
+        return f"{self.form}, {self.solver}, {cost}"
 
     def __str__(self) -> str:
         c, p, side = self.chosen, self.problem, self.problem.side(self.form)
@@ -187,8 +226,9 @@ class Plan(Explained):
             ("model", f"{format_bytes(self.saved_bytes)} when it is saved{self._with_uncertainty()}"),
             *([("cluster", self.resources.assumed)] if self.resources.assumed else []),
         ]
-        title = f"dkrr plan: {p.n:,} rows × {p.d:,} columns, {columns_of(p)}, {kernel_of(p)}"
-        return layout(title, facts, self.reasons, [rejection(r, c) for r in self.rejected[:4]])
+        title = f"dkrr plan: {plural(p.n, 'row')} × {plural(p.d, 'column')}, {columns_of(p)}, {kernel_of(p)}"
+        rejected = [*(rejection(r, c) for r in self.rejected[:4]), *p.because.rejected]
+        return layout(title, facts, self.reasons, rejected)
 
     def _with_uncertainty(self) -> str:
         n_bytes = self.saved_bytes_with_uncertainty

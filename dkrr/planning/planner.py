@@ -20,12 +20,13 @@ from dkrr.planning.explain import (
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
-from dkrr.planning.strategy import Reason, Strategy
+from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.tiles import MAX_TILES_PER_SIDE, TILE_SIZES
 from dkrr.planning.ways import ways
-from dkrr.text import format_bytes, format_count
+from dkrr.text import format_bytes, format_count, plural
 
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with anything else: pricing that would take as long."""
@@ -85,7 +86,7 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         resources=resources,
         chosen=chosen,
         prediction=prediction_form(problem),
-        reasons=tuple(_reasons(problem, resources, chosen, candidates) + impossible),
+        reasons=(*_reasons(problem, resources, chosen, candidates), *impossible, *problem.because.reasons),
         rejected=tuple(others),
     )
 
@@ -125,8 +126,8 @@ def _check_intervals(problem: Problem) -> None:
     if is_needed and 0.0 in problem.alphas and dimension is not None and dimension < n:
         raise InputError(
             f"uncertainty is 'intervals', and alpha is 0: the models without a fold follow from a Cholesky factor of "
-            f"K, which with D = {format_count(dimension)} features for {n:,} rows is singular; expected alpha > 0, or "
-            f"uncertainty=True"
+            f"K, which with D = {plural(dimension, 'feature')} for {plural(n, 'row')} is singular; expected alpha > 0, "
+            f"or uncertainty=True"
         )
 
 
@@ -317,8 +318,8 @@ def _allowed_and_remedy(needed: int, resources: Resources) -> str:
     total = max(resources.worker_limit_bytes * resources.n_workers, resources.local_limit_bytes)
     given = "memory_limit" if resources.limit_is_given else "the memory of this machine or job"
     return (
-        f"{given} is {format_bytes(total)} for {resources.n_workers} workers together. The smallest memory_limit that "
-        f"suffices is {_exactly(needed)}"
+        f"{given} is {format_bytes(total)} for {plural(resources.n_workers, 'worker')} together. The smallest "
+        f"memory_limit that suffices is {_exactly(needed)}"
     )
 
 

@@ -13,8 +13,8 @@ from dkrr.linalg.posterior import block_bytes
 from dkrr.planning.explain import DOUBT_OF_ESTIMATE, Reasoned
 from dkrr.planning.plan import NARROW, RATES
 from dkrr.planning.problem import Form, Problem
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import CALLER_MARGIN_BYTES, PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.strategy import Reason
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds, plural
@@ -229,32 +229,70 @@ class PredictionPlan(Reasoned):
     """How new rows are predicted, what it should cost, and why.
 
     ``str(plan)`` explains it; ``plan.to_dict()`` is for programs.
+
+    Attributes
+    ----------
+    prediction : Prediction
+        Sizes that the cost depends on: `n_rows`, `form`, `n_columns`, ...
+    method : {"predictions", "factor", "iterations"}
+        How standard deviations are computed; "predictions": none are.
+    execution : {"memory", "dask"}
+        Whether this process predicts, or workers of the client do.
+    threads : int
+        Threads of this process that predict; 1 if workers do.
+    block_rows : int
+        Rows that are predicted together: those whose standard deviations are, else those that are read together.
+    read_rows : int
+        Rows that are read and written together.
+    parts : Parts
+        Projected time by what takes it.
+    peak_bytes : int
+        Projected highest memory of a process that predicts.
+    limit_bytes : int
+        Memory that a process may hold.
+    read_bytes : float
+        Bytes that are read: new rows, and a factor or training rows that are not in memory, for each block.
+    written_bytes : int
+        Size of the predictions, uncompressed and without columns that are kept.
+    rates_from : {"defaults", "quick", "calibration", "configuration"}
+        Where the rates come from: dkrr's defaults, a quick measurement, ``dkrr calibrate``, or Dask's configuration.
+    reasons : tuple of Reason
+        Why so, sentence by sentence.
+    rejected : tuple of Reason
+        Other ways, with what speaks against each.
+    plan : UncertaintyPlan or None
+        Plan of standard deviations whose factor is not known; None: it is, or none are asked for.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.predict_to : Write predictions to a file or a store.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> plan = dkrr.plan(np.eye(3), model=model)
+    >>> plan.n_rows, plan.form, plan.method
+    (3, 'dual', 'predictions')
     """
 
     prediction: Prediction = field(repr=False)
     method: Literal["predictions", "factor", "iterations"]
-    """How standard deviations are computed; "predictions": none are."""
     execution: Literal["memory", "dask"]
-    """Whether this process predicts, or workers of the client do."""
     threads: int
     block_rows: int
-    """Rows that are predicted together: those whose standard deviations are, else those that are read together."""
     read_rows: int
-    """Rows that are read and written together."""
     parts: Parts
-    """Projected time by what takes it."""
     peak_bytes: int
-    """Projected highest memory of a process that predicts."""
     limit_bytes: int
     read_bytes: float
-    """Bytes that are read: new rows, and a factor or training rows that are not in memory, for each block."""
     written_bytes: int
-    """Size of the predictions, uncompressed and without columns that are kept."""
     rates_from: str
     reasons: tuple[Reason, ...]
     rejected: tuple[Reason, ...] = ()
     plan: UncertaintyPlan | None = None
-    """Plan of standard deviations whose factor is not known; None: it is, or none are asked for."""
 
     @property
     def seconds(self) -> float:  # type: ignore[override]
@@ -290,7 +328,7 @@ class PredictionPlan(Reasoned):
 
     def title(self) -> str:
         p = self.prediction.problem
-        return f"dkrr prediction: {plural(self.n_rows, 'row')} × {p.d:,} columns, {p.n:,} training rows"
+        return f"dkrr prediction: {plural(self.n_rows, 'row')} × {plural(p.d, 'column')}, {p.n:,} training rows"
 
     def facts(self) -> list[tuple[str, str]]:
         where = f"in this process ({plural(self.threads, 'thread')})"
@@ -334,11 +372,9 @@ class PredictionPlan(Reasoned):
             "n_columns": p.n_columns,
         }
 
-    def __repr__(self) -> str:
-        return (
-            f"<PredictionPlan of {plural(self.n_rows, 'row')}: {self.summary()}; about {format_seconds(self.seconds)}, "
-            f"at most {format_bytes(self.peak_bytes)}>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process"
+        return f"{self.form}, {cost}"
 
 
 def plan_prediction(job: Prediction, resources: Resources) -> PredictionPlan:

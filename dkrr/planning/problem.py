@@ -1,6 +1,6 @@
 """Sizes and settings of a problem that its cost depends on."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal, NamedTuple, Self
 
@@ -14,6 +14,7 @@ from dkrr.linalg.newton import INNER_TOL, NewtonWork
 from dkrr.linalg.products import Precision
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.planning.reasons import Reason
 
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
@@ -56,6 +57,22 @@ class Spectrum:
 
 
 @dataclass(frozen=True)
+class Because:
+    """Why form and solver are what they are, where something else than the user has set them."""
+
+    form: Reason | None = None
+    """None: the user requested it, or the planner chooses."""
+    solver: Reason | None = None
+    reasons: tuple[Reason, ...] = ()
+    """Of the search whose run a fit continues."""
+    rejected: tuple[Reason, ...] = ()
+    """What that search rejected."""
+
+
+NOTHING_SET = Because()
+
+
+@dataclass(frozen=True)
 class Layout:
     """How a run that has begun cut its matrix; the run that resumes it keeps it."""
 
@@ -80,7 +97,7 @@ class Layout:
         return isinstance(solver, ConjugateGradient) and by_float32 == (self.solver == "float32")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """Sizes of one kernel ridge or kernel logistic regression."""
 
@@ -149,6 +166,20 @@ class Problem:
     """Folds without which models are computed as well, for intervals; 0: none."""
     folds_are_fitted: bool = False
     """Each of these models is a fit of its own, as the kernel learns from its training rows."""
+    because: Because = NOTHING_SET
+    """Why `form` and `solver`, where the user has not requested them."""
+
+    def with_form(self, form: Form, because: Reason) -> Self:
+        """The same in a form; the reason is for a plan, unless the user requested this form."""
+        if self.form == form:
+            return self
+        return replace(self, form=form, because=replace(self.because, form=because))
+
+    def with_solver(self, solver: Cholesky | ConjugateGradient, because: Reason) -> Self:
+        """The same with a solver, unless there is one already; the reason is for a plan."""
+        if self.solver is not None:
+            return self
+        return replace(self, solver=solver, because=replace(self.because, solver=because))
 
     @classmethod
     def of_rows(cls, rows: Rows, kernel: Kernel, **settings: Any) -> Self:

@@ -48,23 +48,47 @@ Fingerprint = dict[str, Any]
 
 @dataclass(frozen=True)
 class Profile:
-    """Result of ``dkrr calibrate``, or of the quick measurement before the first long fit."""
+    """Result of ``dkrr calibrate``, or of the quick measurement before the first long fit.
+
+    Attributes
+    ----------
+    fingerprint : dict
+        What the rates are of: processor, cores, BLAS, versions of NumPy and SciPy.
+    time : str
+        When it was measured, ISO 8601.
+    rates : Rates
+        Medians over the workers: operations and bytes per second.
+    workers : tuple of dict
+        Measurements of every worker.
+    folder : str
+        Folder whose bandwidth was measured; empty: that of the store is a default.
+    seconds : float
+        Time that the measurements took, in seconds.
+    other_cores_busy : float
+        Cores that other programs kept busy just before: a profile taken beside them is too slow.
+    is_quick : bool
+        Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it.
+
+    See Also
+    --------
+    dkrr.calibrate : Measure this machine for plans.
+
+    Examples
+    --------
+    >>> import dkrr
+    >>> profile = dkrr.calibrate()  # doctest: +SKIP
+    >>> print(f"{profile.rates.gemm_flops:.2g} operations per second")  # doctest: +SKIP
+    5.1e+10 operations per second
+    """
 
     fingerprint: Fingerprint
     time: str
-    """When it was measured, ISO 8601."""
     rates: Rates
-    """Medians over the workers."""
     workers: tuple[dict[str, Any], ...] = ()
-    """Measurements of every worker."""
     folder: str = ""
-    """Folder whose bandwidth was measured; empty: that of the store is a default."""
     seconds: float = 0.0
-    """Time that the measurements took."""
     other_cores_busy: float = 0.0
-    """Cores that other programs kept busy just before: a profile taken beside them is too slow."""
     is_quick: bool = False
-    """Measured in a moment before a fit: some rates are defaults, and ``dkrr calibrate`` replaces it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""

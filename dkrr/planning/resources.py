@@ -155,7 +155,7 @@ class WorkerShare:
         return ceil((held + max(0, needed - held) * self.n_sharing) / self.fraction) + 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Resources:
     """Processes and limits."""
 

@@ -10,13 +10,13 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.explain import columns_of, layout
 from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import ITERATING, RATES, Plan
 from dkrr.planning.planner import make_plan
-from dkrr.planning.selection import FoldSizes, ScoringPlan
-from dkrr.planning.strategy import Iterative, Reason, TileProducts
+from dkrr.planning.reasons import Reason
+from dkrr.planning.selection import FoldSizes, ScoringPlan, continuing
+from dkrr.planning.strategy import Iterative, TileProducts
 from dkrr.text import Explained, format_bytes, format_seconds, plural
 
 USUAL_EVALUATIONS = 10
@@ -167,12 +167,32 @@ class SelectionPlan(Explained):
 
     ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. What is said of one way to the
     scores (`method`, `plan`, `reasons`, ...) is that of the kernel that takes longest.
+
+    Attributes
+    ----------
+    kernels : tuple of ScoringPlan
+        How the λ of every kernel are scored.
+    last : Plan or None
+        Fit of all rows with the best candidate, if that is of the kernel that takes longest; None: there is none.
+    optimising : Optimising or None
+        Plan of the optimisation from the best candidate; None: there is none.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> plan = dkrr.plan(np.eye(10), np.arange(10.0), kernel="rbf", alphas=[0.1, 1.0], cv=5)
+    >>> plan.n_alphas, plan.sizes.n_folds, len(plan.kernels)
+    (2, 5, 1)
     """
 
     kernels: tuple[ScoringPlan, ...]
-    """How the λ of every kernel are scored."""
     last: Plan | None = None
-    """Fit of all rows with the best candidate, if that is of the kernel that takes longest; None: there is none."""
     optimising: Optimising | None = None
 
     # The scores of one kernel
@@ -343,7 +363,7 @@ class SelectionPlan(Explained):
     def title(self) -> str:
         """First line of the text."""
         p = self.plan.problem if self.main.asked is None else self.main.asked
-        return f"dkrr selection: {p.n:,} rows × {p.d:,} columns, {columns_of(p)}, {self._grid()}"
+        return f"dkrr selection: {plural(p.n, 'row')} × {plural(p.d, 'column')}, {columns_of(p)}, {self._grid()}"
 
     def beginning(self) -> str:
         """The text without reasons, for a display before the work."""
@@ -373,12 +393,9 @@ class SelectionPlan(Explained):
             "seconds_range": list(self.seconds_range),
         }
 
-    def __repr__(self) -> str:
-        p = self.plan.problem
-        return (
-            f"<SelectionPlan for {p.n:,} × {p.d:,}: {self.summary()}; about {format_seconds(self.seconds)}, at most "
-            f"{format_bytes(self.peak_bytes)} per process>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process"
+        return f"{self.main.method}, {cost}"
 
     def __str__(self) -> str:
         return layout(self.title(), self.facts(), self.reasons, self.rejected)
@@ -423,5 +440,5 @@ def whole_plan(
     if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.how.keeps_factors:
         return replace(scores, last=last)
     if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
-        problem = replace(problem, solver=problem.solver or ConjugateGradient(), form="dual")
+        problem = continuing(problem, main)
     return replace(scores, last=make_plan(problem, main.plan.resources))

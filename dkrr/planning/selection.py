@@ -16,14 +16,15 @@ from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import strip_rows
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
-from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned
+from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned, why_form
 from dkrr.planning.multiplied import dual_iterations
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.primal import formed_in_caller
 from dkrr.planning.problem import Problem
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.strategy import Direct, Generated, Iterative, Reason
+from dkrr.planning.strategy import Direct, Generated, Iterative
 from dkrr.planning.transforms import GATHER_SECONDS, MAX_SIDE, iterated, peak_of_passes, sums_bytes, transform_work
 from dkrr.planning.work import Site, Step
 from dkrr.text import format_bytes, format_seconds, plural
@@ -51,6 +52,17 @@ NOT_THE_REST = Reason(
 SOON_SECONDS = 0.5
 """Projected time of factors for every fold and λ up to which they are taken: the price of conjugate gradient depends on
 a spectrum that is estimated (800 rows of a smooth kernel: 9 ms planned, 10 s and five of eight λ not solved)."""
+SOLVER_RESUMED = Reason("solver-resumed", "the store holds a run that began with this solver")
+DUAL_FOR_ONE = Reason(
+    "dual-for-leave-one-out", "dual, since leave-one-out takes a factor, and in primal form the matrix is too large"
+)
+DUAL_FOR_SLOPES = Reason("dual-for-derivatives", "dual, in which the error of the folds has derivatives by lengths")
+ALL_IN_ONE_RUN = Reason("all-in-one-run", "conjugate gradient, which solves for all folds and λ in one run")
+DUAL_AS_SCORED = Reason("form-of-the-scores", "dual, in which the search has scored the candidates")
+SEARCH_CONTINUED = Reason(
+    "search-continued",
+    "the search chose conjugate gradient, and this fit continues its run from a solution for all rows",
+)
 ALL_SCORED = Reason("all-scored", f"factors of every fold take no more than {SOON_SECONDS:g} s, and score every λ")
 
 
@@ -86,27 +98,61 @@ class ScoringPlan(Reasoned):
     """How λ is chosen for one kernel, what it should cost, and why.
 
     ``str(plan)`` explains it.
+
+    Attributes
+    ----------
+    method : {"sweep", "factors", "primal", "refits", "paths"}
+        Way to the scores: all folds and λ in one run of conjugate gradient (sweep), from one factor for each λ, from
+        one pass over the rows (primal), a fit for each fold, or a path of fits through λ for each fold.
+    plan : Plan
+        Plan of the systems: all of them, some targets at a time (sweep), those of one λ (factors), or of one fold.
+    sizes : FoldSizes
+        What the cost depends on of the folds: `n_folds`, `is_loo`, ...
+    n_alphas : int
+        Number of λ.
+    seconds : float
+        Projected wall time in seconds, without the fit with the chosen λ.
+    peak_bytes : int
+        Projected highest memory of any process that works.
+    reasons : tuple of Reason
+        Why so, sentence by sentence.
+    rejected : tuple of Reason
+        Other ways, with what speaks against each.
+    curve : tuple of float
+        Fractions of the training rows to which every fold has a fit as well, for a learning curve.
+    parts : tuple of Plan
+        Plan of one fold's fit to such a part, for every fraction.
+    share : float
+        Fraction of the iterations of conjugate gradient that a race leaves in the mean.
+    asked : Problem or None
+        Problem of a fit to all rows with every λ, for which the scores are.
+
+    See Also
+    --------
+    dkrr.plan : Make a plan without carrying it out.
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> plan = dkrr.plan(np.eye(10), np.arange(10.0), kernel="rbf", alphas=[0.1, 1.0], cv=5).main
+    >>> plan.n_alphas, plan.peak_bytes <= plan.limit_bytes
+    (2, True)
     """
 
     method: Method
     plan: Plan
-    """Of the systems: all of them, some targets at a time (sweep), those of one λ (factors), or of one fold."""
     sizes: FoldSizes
     n_alphas: int
     seconds: float
-    """Projected wall time, without the fit with the chosen λ."""
     peak_bytes: int
-    """Projected highest memory of any process that works."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Reason, ...] = ()
     curve: tuple[float, ...] = ()
-    """Fractions of the training rows to which every fold has a fit as well, for a learning curve."""
     parts: tuple[Plan, ...] = ()
-    """Plan of one fold's fit to such a part, for every fraction."""
     share: float = 1.0
-    """Fraction of the iterations of conjugate gradient that a race leaves in the mean."""
     asked: Problem | None = None
-    """Problem of a fit to all rows with every λ, for which the scores are."""
 
     def summary(self) -> str:
         """Short description of the method."""
@@ -129,7 +175,7 @@ class ScoringPlan(Reasoned):
         return f"{format_bytes(self.peak_bytes)} in the calling process, {format_bytes(self.plan.peak_bytes)}"
 
     def title(self) -> str:
-        return f"dkrr scores: {self.plan.problem.n:,} rows × {self.plan.problem.d:,} columns"
+        return f"dkrr scores: {plural(self.plan.problem.n, 'row')} × {plural(self.plan.problem.d, 'column')}"
 
     def facts(self) -> list[tuple[str, str]]:
         return [
@@ -151,12 +197,9 @@ class ScoringPlan(Reasoned):
             "peak_bytes": self.peak_bytes,
         }
 
-    def __repr__(self) -> str:
-        p = self.plan.problem
-        return (
-            f"<ScoringPlan for {p.n:,} × {p.d:,}: {self.summary()}; about {format_seconds(self.seconds)}, at most "
-            f"{self.memory()} per process>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.peak_bytes)} per process"
+        return f"{self.method}, {cost}"
 
 
 def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
@@ -176,7 +219,8 @@ def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> Sco
     PlanError
         If nothing stays within the limits.
     """
-    problem = replace(problem, solver=problem.settings)  # a store resumes with what it began with
+    if problem.settings is not None:  # a store resumes with what it began with
+        problem = problem.with_solver(problem.settings, SOLVER_RESUMED)
     return replace(_cheapest(problem, sizes, resources), asked=problem)
 
 
@@ -201,7 +245,8 @@ def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> Scori
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
             return _refits(problem, sizes, resources, streamed)
     found, against = list[ScoringPlan](), list[Reason]()
-    dual = replace(problem, form="dual")
+    why = DUAL_FOR_ONE if one.form == "primal" else why_form(problem, one.chosen, (one.chosen, *one.rejected))
+    dual = problem.with_form("dual", why)
     for make in (plan_sweep, _factors, _factors_of_folds):
         try:
             found.extend(make(dual, sizes, resources))
@@ -265,6 +310,16 @@ def with_parts(plan: ScoringPlan, fractions: tuple[float, ...]) -> ScoringPlan:
 def _of_rows(problem: Problem, n_rows: int) -> Problem:
     """The problem of some of its rows, which are read into memory."""
     return replace(problem, n=n_rows, n_counting=None, heaviest_bytes=(), x_bytes=None, x_in_memory=True, layout=None)
+
+
+def continuing(problem: Problem, scores: ScoringPlan) -> Problem:
+    """Problem of a last fit that continues the run of the scores, with what the search says of its choice."""
+    found = problem.with_solver(ConjugateGradient(), SEARCH_CONTINUED).with_form("dual", DUAL_AS_SCORED)
+    reasons, rejected = (
+        tuple(Reason(one.code, f"scores: {one}") for one in of_scores)
+        for of_scores in (scores.reasons, scores.rejected)
+    )
+    return replace(found, because=replace(found.because, reasons=reasons, rejected=rejected))
 
 
 def _none(problem: Problem, sizes: FoldSizes, against: list[Reason]) -> PlanError | InputError:
@@ -387,9 +442,9 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
     each, t = sizes.n_sets * len(problem.alphas), problem.n_targets
     least = t if sizes.targets_together else 1
     width = max(least, min(t, MAX_COLUMNS // each))
-    solver = ConjugateGradient() if problem.solver is None else problem.solver
+    problem = problem.with_solver(ConjugateGradient(), ALL_IN_ONE_RUN)
     while True:
-        systems = replace(problem, solver=solver, n_folds=sizes.n_sets, n_targets=width)
+        systems = replace(problem, n_folds=sizes.n_sets, n_targets=width)
         try:
             plan = make_plan(systems, resources)
             own = _calling_bytes(systems, plan, resources)
@@ -545,6 +600,6 @@ def plan_gradient(problem: Problem, sizes: FoldSizes, resources: Resources) -> S
         local_baseline_bytes=resources.local_baseline_bytes + vectors + resources.local_threads * sums,
         worker_baseline_bytes=resources.worker_baseline_bytes + resources.worker_threads * sums,
     )
-    (plan,) = plan_sweep(replace(problem, form="dual"), sizes, less)
+    (plan,) = plan_sweep(problem.with_form("dual", DUAL_FOR_SLOPES), sizes, less)
     text = "two solves for all folds, and one pass over K for the derivatives by all lengths"
     return replace(plan, seconds=2 * plan.seconds, reasons=(Reason("two-solves", text),), asked=problem)

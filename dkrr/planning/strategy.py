@@ -1,39 +1,17 @@
 """One way to solve a problem in one place: what the fit needs to know to go it, and what it should cost."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from dkrr.cost import Stage
 from dkrr.linalg.products import Precision
 from dkrr.planning.problem import Form
+from dkrr.planning.reasons import NO_REASON, Reason, codes_of
 from dkrr.planning.resources import Execution, Workplace
+from dkrr.text import plural
 
 Solver = Literal["cholesky", "float32", "cg"]
 """What solves linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
-
-
-class Reason(str):
-    """Sentence of a plan for people, with a code for programs: words may change, a code stays what it is."""
-
-    code: str
-    """A few words in kebab-case, such as "smaller-matrix"; empty, as the sentence, where there is no reason."""
-
-    def __new__(cls, code: str = "", text: str = "") -> Self:
-        reason = super().__new__(cls, text)
-        reason.code = code
-        return reason
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.code, str(self))
-
-
-NO_REASON = Reason()
-
-
-def codes_of(reasons: Iterable[str]) -> list[str]:
-    """Codes of sentences; empty for one that came back as text only, as from a file of skops."""
-    return [getattr(reason, "code", "") for reason in reasons]
 
 
 @dataclass(frozen=True)
@@ -201,17 +179,43 @@ How = Direct | Float32Factor | Iterative | Generated
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One way to solve a problem, in one place, with its projected cost."""
+    """One way to solve a problem, in one place, with its projected cost.
+
+    Attributes
+    ----------
+    form : {"primal", "dual"}
+        Form of the solve.
+    place : Workplace
+        Where the tasks run: `execution`, `n_workers`, `limit_bytes`, ...
+    how : Direct, Float32Factor, Iterative or Generated
+        What solves the linear systems, and how it cuts its matrix.
+    stages : tuple of Stage
+        Projected time, bytes and memory, stage by stage.
+    n_steps : int
+        Expected steps of Newton's method; 0: a regression.
+    refused : Reason
+        Why it cannot be chosen; empty if it can.
+
+    See Also
+    --------
+    dkrr.planning.Plan : The plan of a fit.
+    dkrr.planning.Reason : A sentence of a plan, with a code.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidge
+    >>> chosen = KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0]).plan_.chosen
+    >>> chosen.summary()
+    'dual, Cholesky, in memory'
+    """
 
     form: Form
     place: Workplace
     how: How
-    """What solves the linear systems, and how it cuts its matrix."""
     stages: tuple[Stage, ...]
     n_steps: int = 0
-    """Expected steps of Newton's method; 0: a regression."""
     refused: Reason = NO_REASON
-    """Why it cannot be chosen; empty if it can."""
 
     @property
     def solver(self) -> Literal["cholesky", "cg"]:
@@ -313,12 +317,16 @@ class Strategy:
     def summary(self) -> str:
         """Short description."""
         if isinstance(self.how, Iterative):
-            where = f"{self.n_workers} workers" if self.execution == "dask" else "in this process"
+            where = plural(self.n_workers, "worker") if self.execution == "dask" else "in this process"
             return f"{self.form}, conjugate gradient, {where}, {self.products_text()}"
-        places = {"memory": "in memory", "serial": "on disk, one process", "dask": f"{self.n_workers} workers"}
+        places = {
+            "memory": "in memory",
+            "serial": "on disk, one process",
+            "dask": plural(self.n_workers, "worker"),
+        }
         if isinstance(self.how, Generated):
             place = "in this process" if self.execution == "serial" else places[self.execution]
-            return f"{self.form}, Fourier grid of {self.how.side:,} features, {place}"
+            return f"{self.form}, Fourier grid of {plural(self.how.side, 'feature')}, {place}"
         factor = "Cholesky" if isinstance(self.how, Direct) else "Cholesky in float32 and refinement"
         tiles = f", tiles of {self.tile:,}" if not self.place.is_memory else ""
         return f"{self.form}, {factor}, {places[self.execution]}{tiles}"

@@ -8,8 +8,9 @@ from math import ceil
 
 from dkrr.linalg.memory import solving_work
 from dkrr.planning.problem import Problem
+from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources, cold_fraction
-from dkrr.planning.strategy import Direct, Reason, Strategy
+from dkrr.planning.strategy import Direct, Strategy
 from dkrr.planning.work import BATCH_VECTORS, Site, Step, written
 from dkrr.text import plural
 

@@ -9,18 +9,19 @@ from dkrr.errors import MemoryLimitError, PlanError
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.explain import (
-    CG_REQUESTED,
     DIRECT_IS_SOON_DONE,
     NOT_SURELY_FASTER,
     SMALL_SECONDS,
     SURELY_FASTER,
     Reasoned,
+    why_cg,
 )
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
+from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import NO_REASON, Iterative, Reason
+from dkrr.planning.strategy import Iterative
 from dkrr.planning.work import Site, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
@@ -36,15 +37,40 @@ class UncertaintyPlan(Reasoned):
     """How variances and the likelihood of a fit are computed, what it should cost, and why.
 
     ``str(plan)`` explains it.
+
+    Attributes
+    ----------
+    method : {"factor", "iterations"}
+        From a Cholesky factor, or by iterations of conjugate gradient.
+    plan : Plan
+        Plan of the factor, or of one run of conjugate gradient.
+    n_rows : int
+        Rows whose variances were asked for; 0: only the likelihood.
+    seconds : float
+        Projected wall time in seconds.
+    reasons : tuple of Reason
+        Why so, sentence by sentence.
+    rejected : tuple of Reason
+        Other ways, with what speaks against each.
+
+    See Also
+    --------
+    dkrr.KernelRidge : Kernel ridge regression.
+    dkrr.planning.Plan : The plan of a fit.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> mean, std = model.predict(np.eye(3), return_std=True)
+    >>> model.uncertainty_plan_.method
+    'factor'
     """
 
     method: Literal["factor", "iterations"]
     plan: Plan
-    """Of the factor, or of one run of conjugate gradient."""
     n_rows: int
-    """Rows whose variances were asked for; 0: only the likelihood."""
     seconds: float
-    """Projected wall time."""
     reasons: tuple[Reason, ...]
     rejected: tuple[Reason, ...] = ()
 
@@ -75,11 +101,9 @@ class UncertaintyPlan(Reasoned):
     def _rows(self) -> str:
         return plural(self.n_rows, "row") if self.n_rows else "the likelihood"
 
-    def __repr__(self) -> str:
-        return (
-            f"<UncertaintyPlan of {self._rows()}, {self.plan.problem.n:,} training rows: {self.summary()}; about "
-            f"{format_seconds(self.seconds)}>"
-        )
+    def _summary(self) -> str:
+        cost = f"about {format_seconds(self.seconds)}, at most {format_bytes(self.plan.peak_bytes)} per process"
+        return f"{self.method}, {cost}"
 
 
 def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
@@ -114,7 +138,7 @@ def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> Unc
         if plan.seconds <= SMALL_SECONDS and (plan.chosen.is_whole or not is_for_cg):
             return replace(factored, reasons=(DIRECT_IS_SOON_DONE,))
     if is_for_cg:
-        return plan_iterations(problem, resources, n_rows, CG_REQUESTED)
+        return plan_iterations(problem, resources, n_rows, why_cg(problem))
     if isinstance(factored, PlanError):
         unaffordable = Reason("factor-is-unaffordable", f"a factor is not affordable: {factored}")
         return plan_iterations(problem, resources, n_rows, unaffordable)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +15,11 @@ from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.processes import Processes
-from dkrr.fitting.requests import DualStart, FitRequest, Targets, plan_of
+from dkrr.fitting.requests import FitRequest, Targets, plan_of
 from dkrr.fitting.search_plans import within_store
-from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.detection import detect
 from dkrr.planning.searches import SelectionPlan
-from dkrr.planning.selection import refuse_gradient
+from dkrr.planning.selection import continuing, refuse_gradient
 from dkrr.selection.optimum import Optimum, Search, optimise
 from dkrr.selection.scores import negative_squared_error
 from dkrr.selection.scoring import Candidate, SelectionRequest, all_scored, planned
@@ -35,6 +35,7 @@ class LastFit(NamedTuple):
 
     request: FitRequest
     fit: Fit
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
             return found
         settings = replace(within_store(settings, "fit"), uncertainty=request.uncertainty)
         last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, processes=Processes)
-        start = found.candidates[found.kernel].start
+        begun = perf_counter()
         with whole.part(steps["last fit"].expected):
-            fitted = fit(_continuing(last, start), show_progress)
-    return replace(found, fit=LastFit(last, fitted.noted(_of_scores(candidates))))
+            fitted = fit(_continuing(last, found.candidates[found.kernel]), show_progress)
+    return replace(found, fit=LastFit(last, fitted.noted(_of_scores(candidates)), perf_counter() - begun))
 
 
 def displayed(plan: SelectionPlan, show_progress: bool | None) -> Whole:
@@ -114,16 +115,17 @@ def _of_scores(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"scores: {text}" for one in candidates for text in one.report.messages))
 
 
-def _continuing(last: FitRequest, start: DualStart | None) -> FitRequest:
+def _continuing(last: FitRequest, best: Candidate) -> FitRequest:
     """The last fit by conjugate gradient, from the solution that the run of the folds has."""
     assert isinstance(last.outputs, Targets)
+    start, scores = best.start, best.plan
     # Of λ with the same score the run solves for the largest, and the first candidate is chosen.
-    if start is None or (start.alphas != last.outputs.alphas).any():
+    if start is None or scores is None or (start.alphas != last.outputs.alphas).any():
         return last
     if last.settings.uncertainty is not False and plan_of(last).chosen.how.keeps_factors:
         return last
-    solver = last.settings.solver or ConjugateGradient()
-    return replace(last.with_settings(solver=solver, form="dual"), start=start)
+    problem = continuing(last.problem(), scores)
+    return replace(last.with_settings(solver=problem.solver, form=problem.form), start=start, because=problem.because)
 
 
 def best_of(candidates: Sequence[Candidate], n_targets: int) -> Selected:

@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 from dkrr.errors import InputError
 from dkrr.linalg.products import root_mean_squares
 from dkrr.selection.folds import Folds
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -78,9 +79,10 @@ class LearningCurve:
             for f, (count, n_rows) in enumerate(zip(size, n_training, strict=True)):
                 if not 1 <= count < n_rows:
                     raise InputError(
-                        f"train_sizes has {given:g}, and fold {f} (counted from 0) trains on {n_rows} rows of positive "
-                        f"weight; expected between 1 and {n_rows - 1} rows of each fold: all of them are always the "
-                        f"last size"
+                        f"train_sizes has {given:g}, and fold {f} (counted from 0) trains on {plural(n_rows, 'row')} "
+                        "of positive "
+                        f"weight; expected between 1 and {plural(n_rows - 1, 'row')} of each fold: all of them are "
+                        "always the last size"
                     )
         return cls(folds, sizes, n_training, _order(folds, groups, random_state), is_counting)
 

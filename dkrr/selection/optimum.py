@@ -4,7 +4,6 @@ L-BFGS-B works on the logarithms of λ and of the lengths, and on that of the er
 matter; it starts at the best candidate of the grid.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from dkrr.checks import MIN_TOL, shown, whole
 from dkrr.cluster import Progress, make_progress
 from dkrr.cost import Stage
 from dkrr.data.rows import digest_of
-from dkrr.errors import ConvergenceWarning, DkrrError, InputError, StoreError
+from dkrr.errors import DkrrError, InputError, StoreError, warn_inaccurate
 from dkrr.fitting.context import QUIET_SECONDS, open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
@@ -57,43 +56,85 @@ class Optimum(Explained):
     """Where the search by gradients has ended: the best of its evaluations.
 
     ``str(optimum)`` explains it, as a notebook does.
+
+    Attributes
+    ----------
+    alpha : float
+        λ of the best evaluation.
+    kernel : Kernel
+        Kernel with its lengths.
+    score : float
+        Negative mean over the folds of the mean squared error, as candidates of the grid have it.
+    n_evaluations : int
+        Number of evaluations of the error and its gradient.
+    converged : bool
+        Whether a further step would hardly change the error.
+    message : str
+        Why the search has ended.
+    alphas : ndarray
+        λ of every evaluation, of shape (n_evaluations,).
+    lengths : ndarray or None
+        Lengths of every evaluation, of shape (n_evaluations, d) or (n_evaluations, 1); None where only λ was sought.
+    scores : ndarray
+        Their scores, of shape (n_evaluations,).
+    gradients : ndarray
+        Derivatives of the scores by the logarithms of λ and of the lengths, of shape (n_evaluations, 1 + lengths).
+    plan : ScoringPlan
+        How an evaluation was computed, and what it should have cost.
+    stages : tuple of Stage
+        Time of all evaluations by stage.
+    predictions : tuple of ndarray
+        Predictions of the rows that each fold holds out, of shape (k, t).
+
+    See Also
+    --------
+    dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dkrr import KernelRidgeCV
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-2.0, 2.0, size=(40, 1))
+    >>> y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=40)
+    >>> optimum = KernelRidgeCV([0.01], kernel="rbf", gamma=[1.0], cv=5, optimize="alpha").fit(X, y).optimum_
+    >>> optimum.converged, bool(optimum.score == max(optimum.scores))
+    (True, True)
     """
 
     alpha: float
     kernel: Kernel
-    """Kernel with its lengths."""
     score: float
-    """Negative mean over the folds of the mean squared error, as candidates of the grid have it."""
     n_evaluations: int
     converged: bool
     message: str
-    """Why the search has ended."""
     alphas: Array
-    """λ of every evaluation, of shape (n_evaluations,)."""
     lengths: Array | None
-    """Lengths of every evaluation, of shape (n_evaluations, d) or (n_evaluations, 1); None where only λ was sought."""
     scores: Array
-    """Their scores, of shape (n_evaluations,)."""
     gradients: Array
-    """Derivatives of the scores by the logarithms of λ and of the lengths, of shape (n_evaluations, 1 + lengths)."""
     plan: ScoringPlan
-    """How an evaluation was computed, and what it should have cost."""
     stages: tuple[Stage, ...] = field(repr=False)
-    """Time of all evaluations by stage."""
     predictions: tuple[Array, ...] = field(repr=False)
-    """Predictions of the rows that each fold holds out, of shape (k, t)."""
 
     def of_given(self, size: float) -> "Optimum":
-        """The same for targets that are larger by a power of two."""
+        """The same for targets that are larger by a power of two.
+
+        Parameters
+        ----------
+        size : float
+            Power of two.
+
+        Returns
+        -------
+        Optimum
+            Optimum in the units of these targets.
+        """
         changed = {name: times_square(getattr(self, name), size) for name in ("score", "scores", "gradients")}
         return replace(self, predictions=tuple(p * size for p in self.predictions), **changed)
 
-    def __repr__(self) -> str:
+    def _summary(self) -> str:
         how = "converged" if self.converged else "not converged"
-        return (
-            f"<Optimum alpha={self.alpha:.4g}, {self.kernel!r}: score {self.score:.6g}, "
-            f"{plural(self.n_evaluations, 'evaluation')}, {how}>"
-        )
+        return f"{how}, score {self.score:.6g}, alpha={self.alpha:.4g}, {self.kernel!r}"
 
     def __str__(self) -> str:
         return "\n".join(
@@ -229,7 +270,7 @@ class _Objective:
     def __call__(self, parameters: Array) -> tuple[float, Array]:
         number = len(self.values)
         if number == self._search.max_evaluations:
-            raise _Ended(f"stopped after {number} evaluations, as max_evaluations asks")
+            raise _Ended(f"stopped after {plural(number, 'evaluation')}, as max_evaluations asks")
         found = self._log.found(number, parameters)
         if found is None:
             value, gradient, excess = self._evaluated(parameters)
@@ -374,7 +415,7 @@ def optimise(
     log_of_run.end()
     best, values = objective.best, np.array(objective.values)
     for text in _shortfalls(objective, message, converged=converged):
-        warnings.warn(text, ConvergenceWarning, stacklevel=6)
+        warn_inaccurate(text, stacklevel=6)
     parameters = np.exp(objective.parameters)
     return Optimum(
         alpha=float(parameters[best, 0]),
@@ -409,8 +450,8 @@ def _minimised(objective: _Objective, start: Array) -> tuple[bool, str]:
             f"kernel"
         )
     if found.status == 0:
-        return True, f"converged after {n} evaluations"
-    return False, f"no smaller error was found in the direction of descent after {n} evaluations"
+        return True, f"converged after {plural(n, 'evaluation')}"
+    return False, f"no smaller error was found in the direction of descent after {plural(n, 'evaluation')}"
 
 
 def _ends_of_range(objective: _Objective, start: Array) -> str:

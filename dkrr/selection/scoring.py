@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress, ThreadExecutor, Whole, make_progress
 from dkrr.data import MemoryRows, Rows
-from dkrr.errors import ConvergenceWarning
+from dkrr.errors import ConvergenceWarning, warn_inaccurate
 from dkrr.fitting import fit
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import TrainingData, shared_fields
@@ -320,7 +320,7 @@ class _Work:
         """The scores, with the λ in the order of the request; warns of what they lack."""
         self.report.seconds = seconds
         for message in self.report.leave_out(self.sheet.values, self.alphas):
-            warnings.warn(message, ConvergenceWarning, stacklevel=7)
+            warn_inaccurate(message, stacklevel=7)
         back = np.argsort(_descending(request), kind="stable")
         start = None if self.refit is None else self.refit.start(request.values.shape[1])
         return Candidate(plan, self.sheet.in_order(back), self.report.in_order(back), start=start)
@@ -436,7 +436,7 @@ def _scored_parts(
         with whole.part(seconds):
             score_by_refits(fits, parts, alphas, sheet, report, None, is_primal=is_primal)
         for message in report.leave_out(sheet.values, alphas):
-            warnings.warn(f"learning curve, size {size}: {message}", ConvergenceWarning, stacklevel=7)
+            warn_inaccurate(f"learning curve, size {size}: {message}", stacklevel=7)
         found[size, kept] = sheet.values
     return found
 

@@ -28,6 +28,7 @@ from dkrr.planning import Iterative, Plan
 from dkrr.planning.selection import RISES
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import FoldSystems, Report, ScoreSheet
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -201,7 +202,9 @@ class Refit:
         """What the last fit begins from; None unless every target has a solution."""
         if len(self._solutions) < n_targets:
             return None
-        note = f"continued from the solution for all rows of the selection's run of {self.iterations} iterations"
+        note = (
+            f"continued from the solution for all rows of the selection's run of {plural(self.iterations, 'iteration')}"
+        )
         solutions = np.column_stack([self._solutions[j] for j in range(n_targets)])
         return DualStart(solutions, self._constants, np.array([self._alphas[j] for j in range(n_targets)]), note)
 

@@ -207,8 +207,8 @@ class HowFar:
         asked = "" if self.asked is None else f" where {self.asked['tol']:.1e} was asked"
         if result["status"] == "MAX_ITERATIONS":
             return (
-                f"nothing with this max_iter: the run ended after {result['iterations']:,} iterations{residual}{asked}"
-                f"; a larger max_iter resumes from there"
+                "nothing with this max_iter: the run ended after "
+                f"{plural(result['iterations'], 'iteration')}{residual}{asked}; a larger max_iter resumes from there"
             )
         if result["status"] == "STALLED":
             return (

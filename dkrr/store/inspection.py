@@ -46,17 +46,30 @@ Pieces = list[tuple[ChunkedArray, range]]
 
 @dataclass(frozen=True)
 class ArrayContents:
-    """Chunks of one array of a store."""
+    """Chunks of one array of a store.
+
+    Attributes
+    ----------
+    name : str
+        Name of the array.
+    shape : tuple of int
+        Shape of the array.
+    dtype : str
+        Type of its entries.
+    present : int
+        Chunks that are there with their full size.
+    expected : int
+        Chunks of the whole array; of a triangle in tiles those on and below the diagonal.
+    n_bytes : int
+        Bytes of the chunks that are there.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     present: int
-    """Chunks that are there with their full size."""
     expected: int
-    """Chunks of the whole array; of a triangle in tiles those on and below the diagonal."""
     n_bytes: int
-    """Bytes of those that are there."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +87,41 @@ class TileMap:
 
 @dataclass(frozen=True, repr=False)
 class Verification(Explained):
-    """Result of `verify`: whether every part of a store is what was written."""
+    """Result of `verify`: whether every part of a store is what was written.
+
+    Attributes
+    ----------
+    path : str
+        Path or URL, as it was given.
+    kind : {"run", "model", "Gram matrix"}
+        What the path holds.
+    arrays : tuple of ArrayContents
+        Arrays, with the number of their chunks.
+    damage : tuple of str
+        Damaged parts, each with its array, file and path.
+    missing : tuple of str
+        Parts that a complete array lacks; tiles that a run has yet to compute are not among them.
+
+    See Also
+    --------
+    dkrr.verify : Whether a store or a saved model is whole.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> model = dkrr.KernelRidge(kernel="rbf").fit(np.eye(3), [1.0, 2.0, 3.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     dkrr.save(model, f"{folder}/model.zarr")
+    ...     found = dkrr.verify(f"{folder}/model.zarr")
+    >>> found.is_whole, found.damage
+    (True, ())
+    """
 
     path: str
     kind: str
-    """"run", "model", or "Gram matrix"."""
     arrays: tuple[ArrayContents, ...]
     damage: tuple[str, ...]
-    """Damaged parts, each with its array, file and path."""
     missing: tuple[str, ...]
-    """Parts that a complete array lacks; tiles that a run has yet to compute are not among them."""
 
     @property
     def is_whole(self) -> bool:
@@ -97,7 +135,7 @@ class Verification(Explained):
     def __str__(self) -> str:
         if self.is_whole:
             n_chunks, n_bytes = (sum(getattr(one, name) for one in self.arrays) for name in ("present", "n_bytes"))
-            read = f"{n_chunks} chunks, {format_bytes(n_bytes)} read and compared"
+            read = f"{plural(n_chunks, 'chunk')}, {format_bytes(n_bytes)} read and compared"
             return one_line(f"{self.path}: the {self.kind} is whole ({read})")
         remedy = (
             "run the fit again with the same store and data: what is damaged is computed again"
@@ -108,43 +146,78 @@ class Verification(Explained):
         found = (f"    - {what}: {text}" for what, several in parts.items() for text in several)
         return "\n".join(map(one_line, (f"{self.path}: the {self.kind} is damaged; {remedy}", "  parts", *found)))
 
-    def __repr__(self) -> str:
+    def _summary(self) -> str:
         state = "whole" if self.is_whole else f"{len(self.damage)} damaged, {len(self.missing)} missing"
-        return f"<Verification of the {self.kind} {self.path}: {state}>"
+        return f"{self.kind}, {state}"
 
 
 @dataclass(frozen=True, repr=False)
 class RunStatus(Explained):
-    """Result of `status`: what the store of a run holds, how far the run is, and what is left."""
+    """Result of `status`: what the store of a run holds, how far the run is, and what is left.
+
+    Attributes
+    ----------
+    path : str
+        Path or URL, as it was given.
+    kind : {"fit", "Gram matrix", "search", "begun"}
+        What is computed; "search" of a selection, "begun" where no problem has been written yet.
+    problem : dict
+        What the run computes: shape of X, kernel, alpha, checksums.
+    layout : dict
+        How it is cut into tiles.
+    arrays : tuple of ArrayContents
+        Arrays, with the number of chunks that are written.
+    checkpoint : dict or None
+        Last checkpoint of an iteration: its number of iterations, or of Newton steps, and the largest residual.
+    left : str
+        What the same call would have to do, in words.
+    is_finished : bool
+        Whether the same call would only read its result.
+    stage : str
+        Stage that has begun last; empty where none has, or the run has ended with a result.
+    asked : dict or None
+        Tolerance and limit of iterations of the last call, where there are such.
+    result : dict or None
+        Status, residual and iterations, once the run has ended.
+    seconds_left : float or None
+        Time of what is left by the plan, in seconds; None where that is not known.
+    batches_left : int
+        Batches of targets that are not solved yet.
+    owner : str
+        Process that uses the store, or that was killed while it did; empty without.
+    runs : tuple of RunStatus
+        Runs of a search: one for each kernel, that of the optimum, and the fit of all rows.
+
+    See Also
+    --------
+    dkrr.status : How far the run in a store is.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = f"{folder}/run.zarr"
+    ...     model = dkrr.KernelRidge(kernel="rbf", store=store).fit(np.eye(3), [1.0, 2.0, 3.0])
+    ...     found = dkrr.status(store)
+    >>> [one.name for one in found.arrays if one.present < one.expected]
+    []
+    """
 
     path: str
     kind: str
-    """"fit", "Gram matrix", "search" (of a selection), or "begun" where no problem has been written yet."""
     problem: dict[str, Any]
-    """What the run computes: shape of X, kernel, alpha, checksums."""
     layout: dict[str, Any]
-    """How it is cut into tiles."""
     arrays: tuple[ArrayContents, ...]
     checkpoint: dict[str, Any] | None
-    """Last checkpoint of an iteration: its number of iterations, or of Newton steps, and the largest residual."""
     left: str
-    """What the same call would have to do, in words."""
     is_finished: bool = False
-    """Whether the same call would only read its result."""
     stage: str = ""
-    """Stage that has begun last; empty where none has, or the run has ended with a result."""
     asked: dict[str, Any] | None = None
-    """Tolerance and limit of iterations of the last call, where there are such."""
     result: dict[str, Any] | None = None
-    """Status, residual and iterations, once the run has ended."""
     seconds_left: float | None = None
-    """Time of what is left by the plan; None where that is not known."""
     batches_left: int = 0
-    """Batches of targets that are not solved yet."""
     owner: str = ""
-    """Process that uses the store, or that was killed while it did; empty without."""
     runs: tuple["RunStatus", ...] = ()
-    """Runs of a search: one for each kernel, that of the optimum, and the fit of all rows."""
 
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
@@ -171,12 +244,12 @@ class RunStatus(Explained):
         ]
         lines += ["  arrays"] if self.arrays else []
         for one in self.arrays:
-            share = f"{one.present} of {one.expected} chunks" if one.present < one.expected else "complete"
+            share = f"{one.present} of {plural(one.expected, 'chunk')}" if one.present < one.expected else "complete"
             lines.append(f"    - {one.name:<28} {share:<24} {format_bytes(one.n_bytes)}")
         return "\n".join(map(one_line, lines))
 
-    def __repr__(self) -> str:
-        return f"<RunStatus of the {self.kind} {self.path}: {self.left}>"
+    def _summary(self) -> str:
+        return f"{self.kind}, {self.left}"
 
 
 def verify(path: str | Path) -> Verification:
@@ -196,6 +269,11 @@ def verify(path: str | Path) -> Verification:
     ------
     StoreError
         If the path holds neither a run nor a model, or its description is damaged.
+
+    See Also
+    --------
+    dkrr.status : How far the run in a store is.
+    dkrr.save : Save a fitted model.
 
     Examples
     --------
@@ -236,10 +314,30 @@ def status(path: str | Path) -> RunStatus:
     path : str or Path
         Path or URL of the store of a run (`store=`).
 
+    Returns
+    -------
+    RunStatus
+        Its text says what is done and what is left.
+
     Raises
     ------
     StoreError
         If the path does not hold a run, or its description is damaged.
+
+    See Also
+    --------
+    dkrr.verify : Whether a store or a saved model is whole.
+    dkrr.report : An HTML page of a fit, a run or a model.
+
+    Examples
+    --------
+    >>> import numpy as np, dkrr, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = f"{folder}/run.zarr"
+    ...     model = dkrr.KernelRidge(kernel="rbf", store=store).fit(np.eye(3), [1.0, 2.0, 3.0])
+    ...     found = dkrr.status(store)
+    >>> found.kind, found.is_finished
+    ('fit', True)
     """
     run = _run_at(path)
     if is_model(run.url):
@@ -354,7 +452,7 @@ def _tile_map(name: str, pieces: Pieces, cells: int) -> TileMap:
 
 def map_in_text(found: TileMap) -> str:
     """Map of the tiles of an array as text: full blocks where all is written, paler ones where chunks are missing."""
-    lines = [f"  {found.name}: {found.present:,} of {found.expected:,} chunks"]
+    lines = [f"  {found.name}: {found.present:,} of {plural(found.expected, 'chunk')}"]
     for row in found.shares:
         shades = [SHADES[int(share > 0) + int(share >= 0.5) + int(share == 1)] for share in row[np.isfinite(row)]]
         lines.append("  " + "".join(2 * shade for shade in shades))

@@ -24,7 +24,7 @@ from dkrr.store.format import CHUNK_BYTES, MAX_CHUNK_ROWS, read_json
 from dkrr.store.paths import file_name, local_path, resolved_place
 from dkrr.store.places import place_at
 from dkrr.store.replacing import files_of_arrays
-from dkrr.text import MAX_NAMED, first_names
+from dkrr.text import MAX_NAMED, first_names, plural
 
 PREDICTIONS = "predictions"
 """Kind, in the attributes of an array or a group of predictions, by which it is known as one that may be replaced."""
@@ -150,7 +150,9 @@ def refuse_missing_chunks(array: Any, name: str) -> None:
         found = (key for key in _chunk_keys(array) if not (folder / key).exists())
         missing = first_names(found)
     elif array.nchunks > MAX_CHUNKS:
-        raise InputError(f"{name} is a Zarr array{at} of {array.nchunks} chunks; expected at most {MAX_CHUNKS}")
+        raise InputError(
+            f"{name} is a Zarr array{at} of {plural(array.nchunks, 'chunk')}; expected at most {MAX_CHUNKS}"
+        )
     else:
         n_listed = 0
         with suppress(Exception):  # of servers of HTTP, of which few list what they have

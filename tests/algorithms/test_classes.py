@@ -66,13 +66,13 @@ def test_a_fit_that_may_not_converge_says_so(way, alpha, case):
     assert ended(way, alpha, **case) in ("CONVERGED", "STALLED", "MAX_ITERATIONS")
 
 
-PROBLEMS = {"binary": (2, "multinomial", "dual"), "softmax": (3, "multinomial", "primal"), "ovr": (3, "ovr", "dual")}
+PROBLEMS = {"binary": (2, False, "dual"), "softmax": (3, False, "primal"), "one vs rest": (3, True, "dual")}
 every_problem = pytest.mark.parametrize("problem", PROBLEMS)
 
 
 def converged(problem, X, y, alpha, **settings):
-    _, multi_class, form = PROBLEMS[problem]
-    settings = {"form": form, "multi_class": multi_class} | settings
+    _, one_vs_rest, form = PROBLEMS[problem]
+    settings = {"form": form, "one_vs_rest": one_vs_rest} | settings
     model = KernelLogisticRegression(alpha, **settings).fit(X, y)
     assert model.solve_result_.status.name == "CONVERGED" and model.solve_result_.residual <= model.tol
     return model
@@ -87,7 +87,7 @@ def test_nearly_separable_classes_and_a_small_penalty(problem, alpha, gamma, til
     model = converged(problem, X, codes, alpha, kernel="rbf", gamma=gamma, solver=solver, form="dual", tile=tile)
     assert gamma < 1 or model.score(X, codes) == 1  # a kernel this narrow separates any labels
     arguments = (naive_gram(RBF(gamma), X), codes, alpha, model.dual_coef_, model.intercept_)
-    assert naive_gradient(*arguments, multi_class=PROBLEMS[problem][1]) <= 1e-7
+    assert naive_gradient(*arguments, one_vs_rest=PROBLEMS[problem][1]) <= 1e-7
 
 
 @pytest.mark.parametrize("size", [1e-7, 1e5, 1e8])
@@ -134,20 +134,20 @@ def test_labels_of_any_type_and_container_are_predicted_as_they_were_given(label
     assert model.score(X, y) == np.mean(model.predict(X) == labels[codes])
 
 
-@every_pair(form=["primal", "dual"], multi_class=["multinomial", "ovr"])
-def test_a_class_of_weight_zero_is_never_likely(multi_class, form):
+@every_pair(form=["primal", "dual"], one_vs_rest=[False, True])
+def test_a_class_of_weight_zero_is_never_likely(one_vs_rest, form):
     X, codes, _, X_new = samples(3)
-    model = KernelLogisticRegression(0.05, kernel=Polynomial(2), multi_class=multi_class, form=form)
+    model = KernelLogisticRegression(0.05, kernel=Polynomial(2), one_vs_rest=one_vs_rest, form=form)
     model.set_params(class_weight={1: 0.0}, fit_intercept=False).fit(X, codes)
     assert model.solve_result_.status.name == "CONVERGED"
     assert not (model.predict(X_new) == 1).any() and np.isfinite(model.predict_log_proba(X_new)).all()
 
 
-@every_pair(form=["primal", "dual"], multi_class=["multinomial", "ovr"], solver=["cholesky", "cg"])
+@every_pair(form=["primal", "dual"], one_vs_rest=[False, True], solver=["cholesky", "cg"])
 @pytest.mark.parametrize("by", ["rows", "classes"])
-def test_a_free_constant_needs_weight_of_every_class(multi_class, form, solver, by):
+def test_a_free_constant_needs_weight_of_every_class(one_vs_rest, form, solver, by):
     X, codes, _, _ = samples(3)
-    model = KernelLogisticRegression(0.05, multi_class=multi_class, form=form, solver=solver)
+    model = KernelLogisticRegression(0.05, one_vs_rest=one_vs_rest, form=form, solver=solver)
     model.set_params(class_weight={1: 0.0} if by == "classes" else None)
     weights = (codes != 1) if by == "rows" else None
     with pytest.raises(InputError, match="no row of class 1 has a positive weight.*fit_intercept=False"):
@@ -163,7 +163,7 @@ ALPHAS = (10.0, 0.5, 0.1)
     "settings",
     [
         {"kernel": "rbf", "gamma": 0.3},
-        {"kernel": "rbf", "gamma": 0.3, "tile": 40, "solver": "cholesky", "multi_class": "ovr"},
+        {"kernel": "rbf", "gamma": 0.3, "tile": 40, "solver": "cholesky", "one_vs_rest": True},
         {"kernel": "poly", "degree": 2},
         {"kernel": "poly", "degree": 2, "form": "primal", "solver": "cg"},
     ],
@@ -201,7 +201,7 @@ def test_a_path_leaves_its_estimator_alone_and_gives_models_of_its_own():
 def test_a_warm_start_begins_at_the_last_solution(problem, form, kernel):
     X, codes, _, X_new = samples(PROBLEMS[problem][0])
     form = form if isinstance(kernel, Polynomial) else "auto"
-    settings = {"kernel": kernel, "multi_class": PROBLEMS[problem][1], "form": form, "tol": 1e-9}
+    settings = {"kernel": kernel, "one_vs_rest": PROBLEMS[problem][1], "form": form, "tol": 1e-9}
     model, cold = KernelLogisticRegression(0.5, warm_start=True, **settings), KernelLogisticRegression(0.4, **settings)
     first = model.fit(X, codes).decision_function(X_new)
     assert model.fit(X, codes).solve_result_.iterations == 0 and model.n_iter_ == 1

@@ -12,7 +12,7 @@ from tests.systems import one_blas_thread, partial_factor, positive_definite, ra
 
 N, M, SHIFT = 23, 3, 0.3
 K = positive_definite(N)
-LIKELIHOODS = {"binary": Bernoulli(1), "ovr": Bernoulli(M), "softmax": Softmax(M)}
+LIKELIHOODS = {"binary": Bernoulli(1), "one vs rest": Bernoulli(M), "softmax": Softmax(M)}
 
 
 def root_of(which, *, weighted):

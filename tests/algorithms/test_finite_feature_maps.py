@@ -251,7 +251,7 @@ def test_another_source_is_noticed(tmp_path):
     def made(power):
         return CallableMap(lambda rows: rows**power, 3)
 
-    assert len({made(2).digest, made(2).digest, made(3).digest, CallableMap(made(2).function, 4).digest}) == 3
+    assert len({made(2).digest(), made(2).digest(), made(3).digest(), CallableMap(made(2).function, 4).digest()}) == 3
     described = {**POWERS.to_dict(), "digest": "of another class"}
     with pytest.warns(UserWarning, match="has another source text than the one that was saved"):
         features.feature_map_from_dict(described, {described["name"]: Powers})

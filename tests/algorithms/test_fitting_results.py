@@ -22,7 +22,7 @@ from dkrr.linalg import refinement as refining
 from dkrr.linalg.likelihood import Bernoulli
 from dkrr.linalg.memory import ONE_TILE
 from dkrr.planning import Float32Factor
-from dkrr.planning.strategy import codes_of
+from dkrr.planning.reasons import codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from dkrr.store import MemoryMatrix
 from tests import precise
@@ -246,6 +246,7 @@ def check_against_float64(model, X, y, weights=None):
     assert found.status is expected.status is Status.SOLVED
     assert found.residual <= 3 * expected.residual
     assert 0 < found.iterations < 15 and expected.iterations == 0
+    assert model.n_iter_ is other.n_iter_ is None, "both are direct solves"
     assert found.condition == pytest.approx(expected.condition, rel=0.5)
     assert any("factored in float32" in m for m in found.messages)
     assert not any("float32" in m for m in expected.messages)

@@ -326,6 +326,7 @@ def test_many_features_are_solved_for_by_iterations(monkeypatch):
     y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))
     fitted, dual = both(X, y, alpha=[0.01, 1.0], fit_intercept=True)
     assert fitted.plan_.solver == "cg" and fitted.solve_result_.residual <= 1e-10
+    assert fitted.n_iter_ == fitted.solve_result_.iterations > 0
     for Z in zones_of(X, rng):
         assert_allclose(fitted.predict(Z), dual.predict(Z), atol=1e-8)
 
@@ -341,8 +342,8 @@ def test_uncertainties_are_those_of_the_dual_form(fit_intercept):
     weights = rng.random(N) + 0.1
     weights[5::9] = 0.0
     fitted, dual = both(X, y, weights, gamma=4.0, alpha=1e-4, fit_intercept=fit_intercept)
-    assert_allclose(fitted.loo_residuals_, dual.loo_residuals_, rtol=1e-6, atol=1e-8)
-    assert_allclose(fitted.log_marginal_likelihood_, dual.log_marginal_likelihood_, rtol=1e-9)
+    assert_allclose(fitted.loo_residuals(), dual.loo_residuals(), rtol=1e-6, atol=1e-8)
+    assert_allclose(fitted.log_marginal_likelihood(), dual.log_marginal_likelihood(), rtol=1e-9)
     for Z in zones_of(X, rng, reach=2.0):
         found, expected = (one.predict(Z, return_std=True)[1] for one in (fitted, dual))
         assert_allclose(found, expected, rtol=1e-6)
@@ -405,24 +406,24 @@ def test_errors_of_rows_by_the_others_warn_where_rounding_hides_alpha():
     X, rng = rows(1)
     y = np.sin(7 * X[:, 0]) + 0.1 * rng.standard_normal(N)
     certain = KernelRidge(kernel="rbf", gamma=12.0, alpha=1e-8, form="primal").fit(X, y)
-    assert np.isfinite(certain.loo_residuals_).all() and np.isfinite(certain.predict_interval(X)).all()
+    assert np.isfinite(certain.loo_residuals()).all() and np.isfinite(certain.predict_interval(X)).all()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dkrr.errors.ConvergenceWarning)
         hidden = KernelRidge(kernel="rbf", gamma=12.0, alpha=2e-11, form="primal").fit(X, y)
     with pytest.warns(dkrr.errors.ConvergenceWarning, match="leave-one-out residuals may be off by"):
-        assert hidden.loo_residuals_.shape == (N,)
+        assert hidden.loo_residuals().shape == (N,)
     with pytest.warns(dkrr.errors.ConvergenceWarning, match="models without a fold may be off by"):
         hidden.predict_interval(X[:3])
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
-@pytest.mark.parametrize("kind", ["two", "softmax", "ovr"])
+@pytest.mark.parametrize("kind", ["two", "softmax", "one vs rest"])
 def test_classifications_are_those_of_the_dual_form(kind, fit_intercept):
     X, rng = rows(1)
     labels = (3 * X[:, 0] + rng.random(N)).astype(int).clip(0, 1 if kind == "two" else 2)
     weights = rng.random(N) + 0.1
     settings = {"kernel": "rbf", "gamma": 20.0, "alpha": 0.1, "fit_intercept": fit_intercept, "tol": 1e-11}
-    settings["multi_class"] = "ovr" if kind == "ovr" else "multinomial"
+    settings["one_vs_rest"] = kind == "one vs rest"
     found, expected = (
         KernelLogisticRegression(form=form, **settings).fit(X, labels, sample_weight=weights)
         for form in ("primal", "dual")
@@ -514,8 +515,8 @@ def test_a_grid_is_chosen_by_itself_and_can_be_declined():
     assert dkrr.plan(X, y, kernel="rbf", gamma=12.0, form="dual").form == "dual"
     assert dkrr.plan(X, y, kernel="rbf", gamma=12.0, solver="cg").form == "dual"  # a solver of the dual form
     assert dkrr.plan(X[:300], y[:300], kernel="rbf", gamma=12.0).form == "dual"  # as soon done
-    assert dkrr.plan(n=30_000, d=2, kernel="rbf", gamma=12.0, extent=1.0).form == "primal"
-    assert dkrr.plan(n=30_000, d=2, kernel="rbf", gamma=12.0, extent=[1.0, 1e6]).form == "dual"
+    assert dkrr.plan(n_samples=30_000, n_features=2, kernel="rbf", gamma=12.0, extent=1.0).form == "primal"
+    assert dkrr.plan(n_samples=30_000, n_features=2, kernel="rbf", gamma=12.0, extent=[1.0, 1e6]).form == "dual"
     selection = dkrr.plan(X, y, kernel="rbf", gamma=12.0, alphas=5, cv=3)
     assert selection.method == "primal" and selection.plan.form == "primal"
     model = KernelRidge(kernel="rbf", gamma=12.0).fit(X, y)
@@ -613,15 +614,17 @@ def test_bad_rows_and_boxes_are_refused_before_work():
     with pytest.raises(InputError, match=r"row 7"):
         KernelRidge(kernel="rbf", gamma=12.0).fit(X, y)
     with pytest.raises(InputError, match="memory_limit"):
-        dkrr.plan(n=10**6, d=2, kernel="rbf", gamma=1e4, extent=1.0, form="primal", memory_limit="200MiB")
+        dkrr.plan(
+            n_samples=10**6, n_features=2, kernel="rbf", gamma=1e4, extent=1.0, form="primal", memory_limit="200MiB"
+        )
     for box in ("x", [(1.0, 0.0)], [(0.0, np.inf)]):
         with pytest.raises(InputError, match="box is"):
             FourierGrid(RBF(1.0), box=box)
     for extent in (0, "x", [1.0] * 3, [1.0, -1.0]):
         with pytest.raises(InputError, match="extent is"):
-            dkrr.plan(n=10, d=2, kernel="rbf", extent=extent)
+            dkrr.plan(n_samples=10, n_features=2, kernel="rbf", extent=extent)
     with pytest.raises(InputError, match="extent is given with"):
-        dkrr.plan(n=10, d=4, kernel="rbf", extent=1.0)
+        dkrr.plan(n_samples=10, n_features=4, kernel="rbf", extent=1.0)
     with pytest.raises(InputError, match="base of FourierGrid is"):
         FourierGrid(Linear(), box=unit_box(1)).dimension(1)
 

@@ -194,7 +194,10 @@ def test_all_rows_are_taken_where_there_are_few():
     assert "all 80 rows" in str(found) and "positive definite, condition" in str(found)
     for each in (found, smallest_eigenvalue(kernel, sp.csr_array(X)), smallest_eigenvalue(Precomputed(), kernel(X))):
         assert_allclose([each.smallest, each.largest], values, rtol=1e-6)
-    given, computed = smallest_eigenvalue(Precomputed(), kernel(X), 20), smallest_eigenvalue(kernel, X, 20)
+    given, computed = (
+        smallest_eigenvalue(Precomputed(), kernel(X), n_sample=20),
+        smallest_eigenvalue(kernel, X, n_sample=20),
+    )
     assert_allclose([given.smallest, given.largest], [computed.smallest, computed.largest], rtol=1e-6)
 
 

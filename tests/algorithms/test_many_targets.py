@@ -44,7 +44,7 @@ def test_targets_together_have_the_answers_of_one_at_a_time(way, weighted, fit_i
     assert_array_equal(y, before, err_msg="y is the caller's")
     dual, intercept = naive_kernel_ridge(X @ X.T, y, alpha, w, fit_intercept)
     assert_close(model.dual_coef_, dual)
-    assert_close(model.coef_, X.T @ dual)
+    assert_close(model.coef_.T, X.T @ dual)
     assert_allclose(model.intercept_, intercept, atol=1e-8)
 
 

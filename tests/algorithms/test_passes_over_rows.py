@@ -39,7 +39,7 @@ one_blas_thread = systems.one_blas_thread
 N, D = 29, 3
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-11}
 MAPS = {"identity": IdentityMap(), "polynomial": PolynomialMap(degree=2, gamma=0.7, coef0=1.0)}
-LIKELIHOODS = {"binary": Bernoulli(1), "ovr": Bernoulli(3), "softmax": Softmax(3)}
+LIKELIHOODS = {"binary": Bernoulli(1), "one vs rest": Bernoulli(3), "softmax": Softmax(3)}
 YES_OR_NO = {name: [False, True] for name in ("sparse", "weighted", "stored")}
 ranges = st.tuples(st.integers(0, N - 1), st.integers(1, N)).map(lambda t: slice(t[0], min(sum(t), N)))
 

@@ -70,9 +70,9 @@ def test_deviations_and_likelihoods_are_those_of_dense_formulas(
     model = KernelRidge(alpha=[ALPHA, ALPHA, 2.0], kernel=kernel, fit_intercept=fit_intercept, **settings)
     model.fit(data.X, data.y, sample_weight=data.weights if weighted else None)
     _, std = model.predict(data.X_new, return_std=True)
-    likelihoods, function = model.log_marginal_likelihood_, Linear() if kernel == "linear" else kernel
-    lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
-    assert (model.log_marginal_likelihood_std_ == 0).all()
+    likelihoods, function = model.log_marginal_likelihood(), Linear() if kernel == "linear" else kernel
+    lower, upper = model.predict_variance_bounds(data.X_new, variance_scale=1.0)
+    assert (model.log_marginal_likelihood_std() == 0).all()
     for j, alpha in enumerate([ALPHA, ALPHA, 2.0]):
         variance, s2, likelihood = dense_posterior(function, data.X, data.y[:, j], w, alpha, data.X_new, fit_intercept)
         assert_allclose(std[:, j], np.sqrt(s2 * variance), rtol=1e-7)
@@ -86,6 +86,16 @@ def test_a_new_fit_has_deviations_of_its_own(data):
     model.predict(data.X_new, return_std=True)
     again = model.fit(data.X[:100], data.y[:100]).predict(data.X_new, return_std=True)[1]
     assert_allclose(again, clone(model).fit(data.X[:100], data.y[:100]).predict(data.X_new, return_std=True)[1])
+
+
+def test_variances_are_multiplied_by_their_scale_which_only_its_name_gives(data):
+    model = KernelRidge(kernel="rbf").fit(data.X, data.y)
+    one, four = (model.predict(data.X_new, return_std=True, variance_scale=scale)[1] for scale in (1.0, 4.0))
+    assert_close(four, 2.0 * one)
+    assert_close(four**2, sum(model.predict_variance_bounds(data.X_new, variance_scale=4.0)) / 2)
+    for ask in (lambda: model.predict(data.X_new, True, 4.0), lambda: model.predict_variance_bounds(data.X_new, 4.0)):
+        with pytest.raises(TypeError, match="positional"):
+            ask()
 
 
 def test_what_has_no_variances_or_intervals_is_refused(data, iterates):
@@ -102,7 +112,7 @@ def test_what_has_no_variances_or_intervals_is_refused(data, iterates):
     with pytest.raises(InputError, match=r"kernel is Sigmoid.*positive semidefinite.*solver='cholesky'"):
         model.predict_variance_bounds(data.X_new)
     model = KernelRidge(kernel="rbf", fit_intercept=True).fit(data.X[:1], data.y[:1, 0])
-    assert np.isfinite(model.log_marginal_likelihood_)
+    assert np.isfinite(model.log_marginal_likelihood())
     with pytest.raises(InputError, match="scale is None.*expected a number > 0"):
         model.predict(data.X_new, return_std=True)
 
@@ -113,7 +123,7 @@ def test_what_has_no_variances_or_intervals_is_refused(data, iterates):
 def test_primal_bounds_are_tight_in_any_units_or_say_so():
     X, y = np.random.default_rng(0).normal(size=(2, 200, 4))
     model = KernelRidge(1e-2, kernel="linear", form="primal").fit(X * 2.0 ** np.array([-20, 0, 0, 20]), y[:, 0])
-    lower, upper = model.predict_variance_bounds(X[:5], scale=1.0)
+    lower, upper = model.predict_variance_bounds(X[:5], variance_scale=1.0)
     assert (upper - lower <= 1e-6 * lower).all()
     X[:, 3] = X[:, 2] + 1e-9 * X[:, 3]
     with pytest.warns(ConvergenceWarning, match="alpha = 1e-12 is too small for the digits of a factor"):
@@ -126,7 +136,7 @@ def test_a_likelihood_whose_scale_is_a_difference_of_nearly_equal_numbers_says_s
     model = KernelRidge(one.alpha, kernel=one.kernel, fit_intercept=True, **one.settings)
     model.fit(one.X, one.y, sample_weight=one.sample_weight)
     with pytest.warns(ConvergenceWarning, match="scale of the process may be off"):
-        assert np.isfinite(model.log_marginal_likelihood_).all()
+        assert np.isfinite(model.log_marginal_likelihood()).all()
 
 
 SOLVERS = {
@@ -145,10 +155,10 @@ def iterated(data, solver="cg", alpha=ALPHA, weighted=False, **settings):
 def test_bounds_by_conjugate_gradient_hold_the_exact_value(data, iterates, solver, fit_intercept, weighted):
     X_new, alphas = np.vstack([data.X_new, data.X[:5], np.full((1, 5), 100.0)]), [0.3, 0.3, 0.02]
     model = iterated(data, SOLVERS[solver], alphas, weighted, fit_intercept=fit_intercept)
-    lower, upper = model.predict_variance_bounds(X_new, scale=1.0)
+    lower, upper = model.predict_variance_bounds(X_new, variance_scale=1.0)
     _, std = model.predict(X_new, return_std=True)
     assert model.uncertainty_plan_.method == "iterations"
-    likelihoods, errors = model.log_marginal_likelihood_, model.log_marginal_likelihood_std_
+    likelihoods, errors = model.log_marginal_likelihood(), model.log_marginal_likelihood_std()
     w = data.weights if weighted else np.ones(211)
     for j, alpha in enumerate(alphas):
         variance, s2, likelihood = dense_posterior(KERNEL, data.X, data.y[:, j], w, alpha, X_new, fit_intercept)
@@ -161,9 +171,9 @@ def test_bounds_by_conjugate_gradient_hold_the_exact_value(data, iterates, solve
 QUESTIONS = {
     "one row": lambda model, X: model.predict(X[:1], return_std=True)[1],
     "many rows": lambda model, X: model.predict(X, return_std=True)[1],
-    "bounds": lambda model, X: model.predict_variance_bounds(X[:3], scale=1.0),
-    "residuals": lambda model, _: model.loo_residuals_,
-    "likelihood": lambda model, _: (model.log_marginal_likelihood_, model.log_marginal_likelihood_std_),
+    "bounds": lambda model, X: model.predict_variance_bounds(X[:3], variance_scale=1.0),
+    "residuals": lambda model, _: model.loo_residuals(),
+    "likelihood": lambda model, _: (model.log_marginal_likelihood(), model.log_marginal_likelihood_std()),
     "intervals": lambda model, X: model.predict_interval(X[:3]),
 }
 
@@ -184,7 +194,7 @@ def test_answers_do_not_depend_on_what_was_asked_before(data, iterates, solver, 
 
 def test_a_factor_that_takes_memory_does_not_change_what_is_planned(data, monkeypatch):
     model, expected = KernelRidge(kernel=KERNEL).fit(data.X, data.y), KernelRidge(kernel=KERNEL).fit(data.X, data.y)
-    model.loo_residuals_  # noqa: B018
+    model.loo_residuals()
     monkeypatch.setattr("dkrr.planning.detection.available_bytes", lambda _: 0)
     std = model.predict(data.X_new, return_std=True)[1]
     monkeypatch.undo()
@@ -195,15 +205,15 @@ def test_a_factor_that_takes_memory_does_not_change_what_is_planned(data, monkey
 def test_too_few_iterations_leave_wide_bounds_that_hold(data, iterates, fit_intercept):
     with pytest.warns(ConvergenceWarning, match="where 1.0e-08 was asked"):
         model = iterated(data, ConjugateGradient(RPCholesky(3), max_iter=6), 1e-3, fit_intercept=fit_intercept)
-    for ask in (lambda: model.predict(data.X_new, return_std=True), lambda: model.log_marginal_likelihood_):
+    for ask in (lambda: model.predict(data.X_new, return_std=True), lambda: model.log_marginal_likelihood()):
         for _ in range(2):  # and the second time
             with pytest.warns(ConvergenceWarning) as caught:
                 ask()
             assert any("systems of the targets" in str(one.message) for one in caught)
     with pytest.warns(ConvergenceWarning):
-        lower, upper = model.predict_variance_bounds(data.X_new, scale=1.0)
+        lower, upper = model.predict_variance_bounds(data.X_new, variance_scale=1.0)
     with pytest.warns(ConvergenceWarning, match=r"variances of .* of 37 rows are up to .* apart.*max_iter"):
-        model.predict(data.X_new, return_std=True, scale=1.0)
+        model.predict(data.X_new, return_std=True, variance_scale=1.0)
     variance, *_ = dense_posterior(KERNEL, data.X, data.y[:, 0], np.ones(211), 1e-3, data.X_new, fit_intercept)
     assert (lower[:, 0] >= 0).all() and (lower[:, 0] <= variance).all() and (variance <= upper[:, 0]).all()
 
@@ -245,7 +255,7 @@ def test_residuals_and_intervals_are_those_of_models_without_the_row_or_the_fold
     settings = {"kernel": kernel, "fit_intercept": fit_intercept}
     model = KernelRidge(alpha=ALPHA, **settings).fit(X, Y, sample_weight=weights)
     expected = Y - np.vstack(naive_predictions(X, Y, leave_one_out(50), ALPHA, weights, **settings))
-    assert_allclose(model.loo_residuals_, expected, rtol=1e-6, atol=1e-9)
+    assert_allclose(model.loo_residuals(), expected, rtol=1e-6, atol=1e-9)
     folds = KFold(4, shuffle=True, random_state=0)
     found = model.predict_interval(data.X_new, 0.8, cv=folds)
     expected = by_fits(X=X, y=Y, X_new=data.X_new, folds=folds.split(X), weights=weights, alpha=ALPHA, **settings)
@@ -270,14 +280,14 @@ def test_one_weight_of_1e14_leaves_the_errors_of_features_their_digits(tmp_path,
     if loaded:
         save(model, tmp_path / "m.zarr", uncertainty=True)
         model = load(tmp_path / "m.zarr")
-    assert_allclose(model.loo_residuals_, reference.loo_residuals_, rtol=1e-6)
+    assert_allclose(model.loo_residuals(), reference.loo_residuals(), rtol=1e-6)
     assert_allclose(model.predict_interval(X, cv=5), reference.predict_interval(X, cv=5), rtol=1e-6)
     # The heavy row is known, and the others are rows of a process that is 0 there.
     K = kernel(X)
     K = K - K[:, 4:5] - K[4:5] + K[4, 4]
     crosses = K[:, others]
     variance = K.diagonal() - (crosses @ np.linalg.inv(K[others][:, others] + 1e-3 * np.eye(19)) * crosses).sum(axis=1)
-    for bound in model.predict_variance_bounds(X, scale=1.0):
+    for bound in model.predict_variance_bounds(X, variance_scale=1.0):
         assert_allclose(bound[others], variance[others], rtol=1e-4)
 
 
@@ -338,11 +348,11 @@ def test_a_gram_matrix_has_everything_but_variances(data, settings, weighted):
     K, K_new, weights = KERNEL(data.X), KERNEL(data.X_new, data.X), data.weights if weighted else None
     model = KernelRidge(kernel="precomputed", **settings).fit(K, data.y, sample_weight=weights)
     plain = KernelRidge(kernel=KERNEL, **settings).fit(data.X, data.y, sample_weight=weights)
-    assert_allclose(model.loo_residuals_, plain.loo_residuals_, rtol=1e-7)
-    assert_allclose(model.log_marginal_likelihood_, plain.log_marginal_likelihood_, rtol=1e-9)
+    assert_allclose(model.loo_residuals(), plain.loo_residuals(), rtol=1e-7)
+    assert_allclose(model.log_marginal_likelihood(), plain.log_marginal_likelihood(), rtol=1e-9)
     assert_allclose(model.predict_interval(K_new), plain.predict_interval(data.X_new), rtol=1e-7)
     for call in (lambda: model.predict(K_new, return_std=True), lambda: model.predict_variance_bounds(K_new)):
-        with pytest.raises(InputError, match=r"precomputed.*k\(x, x\) of new rows is not known.*loo_residuals_"):
+        with pytest.raises(InputError, match=r"precomputed.*k\(x, x\) of new rows is not known.*loo_residuals\(\)"):
             call()
 
 
@@ -372,7 +382,7 @@ def test_folds_of_kernels_that_learn_have_kernels_that_have_not_seen_them(name, 
         with pytest.raises(InputError, match="pickled or saved without the data that its kernel learns from.*call fit"):
             pickle.loads(pickle.dumps(model)).predict_interval(X[30:])
     with pytest.raises(InputError, match=r"learns from the training rows.*each of 30 rows.*cross_val_predict"):
-        model.loo_residuals_  # noqa: B018
+        model.loo_residuals()
 
 
 def test_kernels_that_have_learned_elsewhere_have_residuals():
@@ -380,7 +390,7 @@ def test_kernels_that_have_learned_elsewhere_have_residuals():
     words = BagOfWords(token_pattern="[a-z]").fitted(DOCUMENTS[:30])
     for kernel, rows in ((whitened(RBF(2.0), X[:12]), X), (words, np.array(DOCUMENTS[:30], object))):
         expected = y - np.concatenate(naive_predictions(rows, y, leave_one_out(30), 1.0, kernel=kernel))
-        assert_allclose(KernelRidge(kernel=kernel).fit(rows, y).loo_residuals_, expected, rtol=1e-7)
+        assert_allclose(KernelRidge(kernel=kernel).fit(rows, y).loo_residuals(), expected, rtol=1e-7)
 
 
 # Bounds from any approximate solution, whatever the factor: they hold, and are near where the factor is good

@@ -193,7 +193,7 @@ def test_ridge_regressions_keep_all_digits(form, settings, d, offset):
     assert_allclose(model.dual_coef_, expected.dual_coef, rtol=0, atol=1e-9 * loss * np.abs(expected.dual_coef).max())
     assert_close(model.intercept_, expected.intercept, 1e-10 * loss)
     if hasattr(model, "coef_"):
-        found = X_new[:1] @ model.coef_ + model.intercept_
+        found = X_new[:1] @ model.coef_.T + model.intercept_
         assert_allclose(found, expected.predictions[:1], atol=1e-14 * offset**2 + 1e-10 * loss)
 
 

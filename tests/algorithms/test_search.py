@@ -15,7 +15,7 @@ from dkrr.errors import ConvergenceWarning, InputError, MemoryLimitError, StoreE
 from dkrr.estimators.search import edges
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords
-from dkrr.planning.strategy import codes_of
+from dkrr.planning.reasons import codes_of
 from dkrr.selection import scoring
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from tests.naive_folds import leave_one_out, naive_class_scores, naive_predictions, naive_scores, scores_of
@@ -189,6 +189,43 @@ def test_the_last_fit_continues_from_the_columns_of_all_rows(data, fit_intercept
     assert_allclose(search.predict(data.X_new), alone.predict(data.X_new), rtol=0, atol=allowed)
 
 
+REQUESTED = {"form": "form-requested", "solver": "cg-requested"}
+
+
+@pytest.mark.parametrize("asked", [{}, {"form": "dual"}, {"solver": "cg"}], ids=str)
+def test_a_plan_after_a_search_says_what_the_search_chose_and_what_it_rejected(asked, tmp_path):
+    X = np.random.default_rng(0).normal(size=(1000, 3))
+    search = KernelRidgeCV([0.01, 0.1, 1.0], cv=3, store=str(tmp_path / "runs"), **asked)
+    for is_resumed in (False, True):
+        search.fit(X, np.sin(X[:, 0]))
+        selection, found = search.selection_plan_.to_dict(), search.plan_.to_dict()
+        for plan in (found, selection["last_fit"], selection["plan"]):
+            codes = plan["reason_codes"]
+            assert {code for code in codes if code in REQUESTED.values()} == {REQUESTED[name] for name in asked}
+        assert "form-of-the-scores" in codes_of(search.plan_.reasons) or "form" in asked
+        assert "search-continued" in codes_of(search.plan_.reasons) or "solver" in asked
+        assert {*selection["reason_codes"]} < {*found["reason_codes"]}
+        assert found["search_rejected_codes"] == selection["rejected_codes"]
+        if not asked and not is_resumed:
+            assert "slower" in selection["rejected_codes"]
+            assert f"    - scores: {selection['rejected'][0]}" in str(search.plan_)
+
+
+def test_no_plan_of_a_search_says_that_its_form_was_requested():
+    X = np.random.default_rng(0).uniform(size=(30_000, 1))
+    search = KernelRidgeCV([0.01, 0.1], cv=3).fit(X, np.sin(20 * X[:, 0]))  # on a Fourier grid
+    selection = search.selection_plan_.to_dict()
+    for plan in (search.plan_.to_dict(), selection["last_fit"], selection["plan"]):
+        assert "fourier-grid" in plan["reason_codes"]
+        assert not {*REQUESTED.values()} & {*plan["reason_codes"]}
+
+
+def test_a_map_that_is_drawn_from_more_rows_than_a_sample_has_is_searched():
+    X = np.random.default_rng(0).normal(size=(600, 3))
+    search = KernelRidgeCV([0.1], kernel=Nystroem(RBF(0.1), 20), cv=2).fit(X, np.sin(X[:, 0]))
+    assert search.plan_.form == "primal"
+
+
 @pytest.mark.parametrize("alphas", [ALPHAS, ALPHAS[::-1]], ids=["given", "reversed"])
 def test_of_candidates_with_the_same_score_the_first_is_taken(data, y, alphas):
     search = KernelRidgeCV(alphas, scoring=lambda *_: 1.0, solver="cg", refit=False).fit(data.X, y)
@@ -282,15 +319,12 @@ def test_the_best_parameters_are_complete_and_make_the_chosen_model(data, settin
     assert_allclose(model.predict(data.X_new), search.predict(data.X_new), rtol=1e-5, atol=1e-6)
 
 
-def test_a_parameter_goes_with_the_kernels_that_have_it_and_is_refused_by_others(data, y):
+def test_a_parameter_goes_with_the_kernels_that_have_it(data, y):
     search = KernelRidgeCV([0.1, 1.0], kernel=["linear", "rbf"], gamma=[0.1, 1.0], cv=3, refit=False).fit(data.X, y)
     results, row = search.cv_results_, search.best_index_
     assert [p.get("gamma") for p in results["params"]] == [None, None, 0.1, 0.1, 1.0, 1.0]
     assert np.ma.getmaskarray(results["param_gamma"]).tolist() == [True] * 2 + [False] * 4
     assert results["params"][row] == search.best_params_ and results["rank_test_score"][row] == 1
-    for change in ({"kernel": "linear", "gamma": [0.1, 1.0]}, {"kernel": ["linear", "rbf"], "degree": 2}):
-        with pytest.raises(InputError, match=r"(gamma|degree) is .*, which .* (does not have|has); expected"):
-            KernelRidgeCV([0.1], **change).fit(data.X, y)
     for change in ({"gamma": [0.1, 1.0]}, {"gamma": 0.1}, {"kernel": "poly", "degree": [3], "gamma": [None]}):
         for one in (KernelRidgeCV, KernelLogisticRegressionCV):
             with pytest.raises(InputError, match=r"(gamma|degree) is .*, and kernel_params has .*expected one of the"):

@@ -101,7 +101,7 @@ def test_errors_of_residuals_are_of_second_order():
 
 def test_lengths_of_columns_that_do_not_matter_grow():
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((300, 5))
+    X = np.asfortranarray(rng.standard_normal((300, 5)))  # as columns of a DataFrame lie
     y = np.sin(2 * X[:, 0]) + np.cos(2 * X[:, 1]) + 0.1 * rng.standard_normal(300)
     search = KernelRidgeCV([0.01, 0.1, 1.0], kernel="rbf", gamma=[0.05, 0.2], optimize="ard", cv=4)
     optimum, grid = search.fit(X[:200], y[:200]).optimum_, search.cv_results_["mean_test_score"]
@@ -127,12 +127,16 @@ def test_alpha_alone_is_that_of_a_fine_grid(convert):
 
 def test_one_length_is_for_all_columns_or_times_those_of_each():
     X, Y = problem(n=80)
-    search = KernelRidgeCV([0.01, 0.1], optimize="isotropic", cv=LeaveOneGroupOut()).fit(X, Y, groups=np.arange(80) // 20)
+    search = KernelRidgeCV([0.01, 0.1], optimize="isotropic", cv=LeaveOneGroupOut()).fit(
+        X, Y, groups=np.arange(80) // 20
+    )
     assert search.optimum_.lengths.shape == (search.optimum_.n_evaluations, 1)
     pairs = list(LeaveOneGroupOut().split(X, groups=np.arange(80) // 20))
     error = dense_error(X, Y, None, search.optimum_.kernel, search.alpha_, pairs, fit_intercept=False)
     assert_allclose(-search.best_score_, error, rtol=1e-4)
-    found = KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="isotropic").fit(X, Y).optimum_.kernel.length_scale
+    found = (
+        KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="isotropic").fit(X, Y).optimum_.kernel.length_scale
+    )
     assert_allclose(np.array(found) / LENGTHS, found[0] / LENGTHS[0])
 
 
@@ -257,13 +261,13 @@ def test_a_selection_does_not_depend_on_the_size_of_the_targets(way, size):
 def test_errors_of_a_fit_do_not_depend_on_the_size_of_the_targets(settings, fit_intercept, size):
     (X, Y), sizes = samples(), np.array([size, 1.0])
     plain, scaled = (KernelRidge(0.1, fit_intercept=fit_intercept, **settings).fit(X, Y * s) for s in (1.0, sizes))
-    likelihood = plain.log_marginal_likelihood_ - (60 - fit_intercept) * np.log(sizes)
-    assert_allclose(scaled.log_marginal_likelihood_, likelihood, rtol=1e-12)
+    likelihood = plain.log_marginal_likelihood() - (60 - fit_intercept) * np.log(sizes)
+    assert_allclose(scaled.log_marginal_likelihood(), likelihood, rtol=1e-12)
     order = sizes * sizes if size == MODERATE else np.array([np.inf if size == HUGE else 0.0, 1.0])
     for of, unit, accuracy in (
         (lambda model: model.predict(X[:5], return_std=True)[1], sizes, 1e-9),
-        (lambda model: model.predict(X[:5], return_std=True, scale=2.0)[1], 1.0, 1e-9),
-        (lambda model: model.loo_residuals_, sizes, 1e-9),
+        (lambda model: model.predict(X[:5], return_std=True, variance_scale=2.0)[1], 1.0, 1e-9),
+        (lambda model: model.loo_residuals(), sizes, 1e-9),
         (lambda model: np.array(model.predict_interval(X[:5])), sizes, 1e-9),
         (lambda model: np.array(model.predict_variance_bounds(X[:5])), order, 1e-6),
     ):
@@ -363,9 +367,9 @@ def test_rows_with_a_leverage_near_1_have_the_errors_of_models_without_them(case
         for search in searches:
             assert_allclose(search.cv_results_["mean_test_score"][a], score, rtol=1e-9)
         model = KernelRidge(alpha, kernel="linear", form="primal", **settings).fit(X, Y, sample_weight=weights)
-        assert_allclose(model.loo_residuals_[near], errors[near], rtol=1e-8)
+        assert_allclose(model.loo_residuals()[near], errors[near], rtol=1e-8)
         # A fit with the large rows keeps few digits of the others.
-        assert_allclose(model.loo_residuals_, errors, rtol=1e-8, atol=0.1)
+        assert_allclose(model.loo_residuals(), errors, rtol=1e-8, atol=0.1)
         if alpha == searches[0].alpha_:
             assert_allclose(searches[0].cv_predictions_[near], (Y - errors)[near], rtol=1e-8)
 

@@ -96,7 +96,7 @@ def test_a_function_is_measured_once():
 def test_rows_that_would_have_to_be_computed_or_are_few_are_not_measured_with():
     said = "'tests.cluster.test_functions.products' has not been measured"
     assert said in str(plan(da.from_array(X, chunks=500), y, kernel=products))
-    assert said in str(plan(n=N, d=D, kernel=products))
+    assert said in str(plan(n_samples=N, n_features=D, kernel=products))
     assert said in str(plan(X[: MIN_ROWS - 1], y[: MIN_ROWS - 1], kernel=products))
 
 
@@ -152,6 +152,6 @@ def test_plans_and_fits_use_it(monkeypatch):
     monkeypatch.setattr("dkrr.planning.measures.entry_seconds", lambda *_: EntrySeconds(1e-6, 1e-6))
     monkeypatch.setattr("dkrr.planning.measures.GRAM_SECONDS", 0.0)
     monkeypatch.setattr("dkrr.planning.calibration.LONG_SECONDS", np.inf)
-    slow = plan(n=20_001, d=D, kernel="rbf", solver="cholesky").chosen.stages
+    slow = plan(n_samples=20_001, n_features=D, kernel="rbf", solver="cholesky").chosen.stages
     assert sum(stage.seconds for stage in slow) > 20_001**2 / 2 * 1e-6 / 64
     assert KernelRidge(kernel="matern").fit(X, y).plan_.problem.entry_seconds == (1e-6, 1e-6)

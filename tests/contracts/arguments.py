@@ -86,18 +86,21 @@ OF_MAPS = ("MapKernel.base",)
 
 MEANINGS = by_argument(
     (FLAG, "progress fit_intercept"),
-    (NONE, "preconditioner KernelLogisticRegressionCV.store load.kernel"),
-    (COUNT, "max_evaluations max_iter n_components n_features n_nodes n_sample n_targets plan.n plan.d"),
+    (NONE, "preconditioner load.kernel"),
+    (
+        COUNT,
+        "max_evaluations max_iter n_components n_features n_nodes n_sample n_targets plan.n_samples plan.n_features",
+    ),
     (COUNT, "chunks max_length rank tile workers"),
     (COUNT | ZERO, "random_state start stop"),
-    (COUNT - {"1"}, "Graph.n_nodes KernelLogisticRegressionCV.cv RandomFourier.n_components"),
+    (COUNT - {"1"}, "Graph.n_nodes RandomFourier.n_components"),
     (NONE | COUNT - {"1"}, "cv n_classes"),
     (COUNT | FUNCTION, "size"),
     (COUNT | HALF | TINY, "min_df"),
     (HALF, "cv_tol tol"),
     (HALF | TINY, "coverage error interval"),
     (COUNT | HALF | SCALAR_ARRAY | PATH | {"1.5"}, "concentration"),
-    (POSITIVE, "decay scale seconds gamma"),
+    (POSITIVE, "decay scale variance_scale seconds gamma"),
     (NONE | POSITIVE | PATH | {"[None]"}, "KernelRidgeCV.gamma KernelLogisticRegressionCV.gamma"),
     (POSITIVE | SCALAR_ARRAY, "KernelLogisticRegression.alpha"),
     (POSITIVE | SCALAR_ARRAY | ZERO, "alpha"),
@@ -120,7 +123,7 @@ MEANINGS = by_argument(
     (NONE | TEXT, "label"),
     (TEXT, "token_pattern"),
     (PLACE, "path store"),
-    (NONE | PLACE, "report.out"),
+    (NONE | PLACE, "report.path"),
     ((), "load.path predict_to.path status.path verify.path"),
     ((), "KernelLogisticRegressionCV.max_iter required_feature_map.kernel"),
     ({"table of dates", "table of text"}, "open_table.path"),
@@ -185,7 +188,7 @@ def _good() -> dict[str, Any]:
     rbf, linear, interactions, folder = kernels.RBF(), kernels.Linear(), features.InteractionMap(), _files()[0]
     fitted = _fitted("KernelRidge")
     return {
-        "X": rows(), "y": labels(), "alphas": [0.1, 1.0], "model": fitted, "subject": fitted, "path": "new.npy",
+        "X": rows(), "y": labels(), "alphas": [0.1, 1.0], "model": fitted, "path": "new.npy",
         "base": rbf, "left": rbf, "right": linear, "value": rbf, "kernel": linear, "kernels": [rbf, linear],
         "function": np.sin, "size": 2, "n_nodes": 3, "edges": [(0, 1)], "n_components": 4, "n_features": D,
         "centres": rows(), "whitening": np.eye(N), "decay": 0.1, "scale": 2.0, "degree": 2,
@@ -225,14 +228,14 @@ def _method(estimator: str, method: str, **arguments: Any) -> Any:
 def _plan(**arguments: Any) -> Any:
     if arguments.get("worker_memory") is not None:
         arguments.setdefault("workers", 2)
-    if "n_classes" in arguments or "multi_class" in arguments:
+    if "n_classes" in arguments or "one_vs_rest" in arguments:
         arguments.setdefault("loss", "logistic")
     if arguments.keys() & {"probabilities", "return_std", "interval"}:
         kind = "KernelLogisticRegression" if "probabilities" in arguments else "KernelRidge"
         return dkrr.plan(**{"X": rows(), "model": _fitted(kind)} | arguments)
-    if "X" in arguments or "y" in arguments:
+    if arguments.keys() & {"X", "y", "sample_weight"}:
         return dkrr.plan(**{"X": rows()} | arguments)
-    sizes: dict[str, Any] = {"n": 100, "d": 3, "kernel": "polynomial"}
+    sizes: dict[str, Any] = {"n_samples": 100, "n_features": 3, "kernel": "polynomial"}
     return dkrr.plan(**sizes | arguments)
 
 
@@ -269,7 +272,7 @@ def _files() -> tuple[Path, tempfile.TemporaryDirectory[str]]:
 
 # The table -------------------------------------------------------------------------------------------------------
 
-WORDS = {"path": ("path", "exist"), "subject": ("subject", "exist"), "edges": ("edge", "edges")}
+WORDS = {"path": ("path", "exist"), "report.model": ("model", "exist"), "edges": ("edge", "edges")}
 """How errors name an argument, where not by its name alone."""
 BY_ROWS = {"X", "Y", "y", "sample_weight", "groups"}
 """Arguments that have an entry for each row: all are read before a bad one is found."""
@@ -304,7 +307,7 @@ def cases() -> Iterator[Case]:
                 yield Case(
                     f"{subject.name}({name}={label})",
                     partial(_call, subject, name, make),
-                    () if label in means else WORDS.get(name, (name,)),
+                    () if label in means else WORDS.get(f"{subject.owner}.{name}", WORDS.get(name, (name,))),
                     label in unsure,
                     name in BY_ROWS or label in USED or label in unsure,
                 )

@@ -59,7 +59,7 @@ EITHER = by_argument(
     ({"."}, "store"),
 )
 """Texts that an option takes or refuses, by the data and the machine."""
-BESIDE = {key: ["--logistic"] for key in ("class_weight", "max_iter", "multi_class", "n_classes")} | {
+BESIDE = {key: ["--logistic"] for key in ("class_weight", "max_iter", "one_vs_rest", "n_classes")} | {
     "solver_max_iter": ["--solver", "cg"],
     "worker_memory": ["--workers", "2"],
     "train_sizes": ["--cv", "3"],

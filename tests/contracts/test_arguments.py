@@ -1,10 +1,12 @@
 """Generated bad input: wrong arguments and options are refused by name, before work, and nothing is written."""
 
+import inspect
 from functools import cache
 
 import numpy as np
 import pytest
 
+import dkrr
 from dkrr import KernelRidge
 from dkrr.errors import InputError
 from tests.contracts.arguments import Case, cases, trial
@@ -52,6 +54,35 @@ FOUND = (
 def test_what_was_accepted_or_raw_once_is_refused():
     assert all(table()[name].expected for name in FOUND)
     assert not bad_outcomes(table()[name] for name in FOUND)
+
+
+POSITIONAL_FLAGS = {
+    "predict(return_std)": "as GaussianProcessRegressor.predict",
+    "get_params(deep)": "as BaseEstimator.get_params",
+}
+"""Flags that may be given without their names, and why."""
+
+
+def public_signatures():
+    """Name and signature of every public function, class and method."""
+    for module in (dkrr, dkrr.config, dkrr.features, dkrr.kernels, dkrr.planning, dkrr.solvers):
+        for name in (name for name in module.__all__ if callable(getattr(module, name))):
+            public = getattr(module, name)
+            methods = inspect.getmembers(public, inspect.isroutine) if inspect.isclass(public) else ()
+            for what, call in [(name, public), *methods]:
+                is_own = str(getattr(call, "__module__", "")).startswith("dkrr")
+                if is_own and (what == name or not what.startswith("_")):
+                    yield what, inspect.signature(call)
+
+
+def test_flags_are_given_by_their_names():
+    found = {
+        f"{name}({one.name})"
+        for name, signature in public_signatures()
+        for one in signature.parameters.values()
+        if isinstance(one.default, bool) and one.kind is not inspect.Parameter.KEYWORD_ONLY
+    }
+    assert found == set(POSITIONAL_FLAGS)
 
 
 def refuse(message):

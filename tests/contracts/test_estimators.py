@@ -1,16 +1,19 @@
 """What is promised of every estimator; a new one joins by a row of ESTIMATORS."""
 
+import pickle
+
 import dask.array as da
 import numpy as np
 import pytest
 import zarr
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn import exceptions
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.metrics import accuracy_score, r2_score
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
+from dkrr.errors import ConvergenceWarning, DkrrError, NotFittedError
 from dkrr.kernels import RBF, Polynomial
 
 ESTIMATORS = {
@@ -19,7 +22,7 @@ ESTIMATORS = {
     "ridge by conjugate gradient": KernelRidge(0.1, kernel="laplacian", solver="cg", tol=1e-11),
     "search": KernelRidgeCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
     "logistic": KernelLogisticRegression(0.1, kernel=RBF(0.3), form="dual"),
-    "primal logistic": KernelLogisticRegression(0.1, form="primal", multi_class="ovr"),
+    "primal logistic": KernelLogisticRegression(0.1, form="primal", one_vs_rest=True),
     "search of classes": KernelLogisticRegressionCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
 }
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
@@ -54,12 +57,43 @@ def assert_same_answers(model, other, rows=X_NEW, **tolerance):
                 assert_array_equal(found, expected)
 
 
+OF_FITTED = {
+    "predict": lambda model, path: model.predict(X),
+    "score": lambda model, path: model.score(X, LABELS if hasattr(model, "predict_proba") else Y[:, 0]),
+    "deviations": lambda model, path: model.predict(X, return_std=True),
+    "intervals": lambda model, path: model.predict_interval(X),
+    "leave-one-out": lambda model, path: model.loo_residuals(),
+    "likelihood": lambda model, path: model.log_marginal_likelihood(),
+    "probabilities": lambda model, path: model.predict_proba(X),
+    "save": dkrr.save,
+    "report": dkrr.report,
+    "predict_to": lambda model, path: dkrr.predict_to(model, X, path),
+    "plan": lambda model, path: dkrr.plan(X, model=model),
+}
+OF_REGRESSIONS = {"deviations", "intervals", "leave-one-out", "likelihood"}
+OF_CLASSES = {"probabilities"}
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(map(type, ESTIMATORS.values())), ids=lambda kind: kind.__name__)
+def test_an_estimator_that_is_not_fitted_is_refused_as_scikit_learn_does(kind, tmp_path):
+    for way in OF_FITTED.keys() - (OF_REGRESSIONS if hasattr(kind, "predict_proba") else OF_CLASSES):
+        with pytest.raises(exceptions.NotFittedError, match=f"{kind.__name__} is not fitted; .*: call fit") as caught:
+            OF_FITTED[way](kind(), tmp_path / "new.npy")
+        assert type(caught.value) is NotFittedError and isinstance(caught.value, DkrrError), way
+    assert not [*tmp_path.iterdir()]
+
+
+def test_errors_and_warnings_that_are_scikit_learns_travel_between_processes():
+    assert issubclass(ConvergenceWarning, exceptions.ConvergenceWarning)
+    for one in (ConvergenceWarning("slow"), NotFittedError("call fit")):
+        again = pickle.loads(pickle.dumps(one))
+        assert type(again) is type(one) and type(one).__module__ == "dkrr.errors" and str(again) == str(one)
+
+
 @every_estimator
 def test_a_fit_returns_the_estimator_and_leaves_its_arguments_alone(name):
     model, y = fresh(name)
     before, arguments = repr(model.get_params()), (X.copy(), y.copy(), WEIGHTS.copy())
-    with pytest.raises(NotFittedError):
-        model.predict(X)
     assert model.fit(*arguments[:2], sample_weight=arguments[2]) is model
     assert repr(model.get_params()) == before
     for given, expected in zip(arguments, (X, y, WEIGHTS), strict=True):

@@ -11,7 +11,7 @@ from tests.oracles import naive_probabilities
 from tests.systems import random
 
 N = 17
-LIKELIHOODS = {"binary": Bernoulli(1), "ovr": Bernoulli(3), "softmax": Softmax(3), "softmax of two": Softmax(2)}
+LIKELIHOODS = {"binary": Bernoulli(1), "one vs rest": Bernoulli(3), "softmax": Softmax(3), "softmax of two": Softmax(2)}
 EXTREME = {"over": "raise", "divide": "raise", "invalid": "raise"}
 
 
@@ -83,7 +83,7 @@ def test_the_root_is_that_of_the_curvature(case):
 def test_probabilities_sum_to_one_and_all_is_finite_at_scores_of_any_size(which):
     case = Case(which)
     like, codes, m = case.like, case.codes, case.like.n_columns
-    naive = naive_probabilities(case.scores, "ovr" if which == "ovr" else "multinomial")
+    naive = naive_probabilities(case.scores, one_vs_rest=which == "one vs rest")
     assert_allclose(like.probabilities(case.scores), naive, rtol=1e-13)
     assert_allclose(np.exp(like.log_probabilities(case.scores)), naive, rtol=1e-13)
     extreme = np.array([[-800.0] * m, [800.0] * m, [800.0] + [-800.0] * (m - 1), [-1e6] * (m - 1) + [1e6]])

@@ -127,11 +127,11 @@ MAKERS = {
     "normal, dense": partial(normal, MAP, False, True, True),
     "normal, sparse": partial(normal, IdentityMap(), True, False, True),
     "likelihood, binary": partial(likelihood, Bernoulli(1), True, True),
-    "likelihood, ovr": partial(likelihood, Bernoulli(M), False, True),
+    "likelihood, one vs rest": partial(likelihood, Bernoulli(M), False, True),
     "likelihood, softmax": partial(likelihood, Softmax(M), False, False),
     **{
         f"newton, {name}, {'centred' if centred else 'plain'}": partial(newton, like, centred)
-        for name, like in (("binary", Bernoulli(1)), ("ovr", Bernoulli(M)), ("softmax", Softmax(M)))
+        for name, like in (("binary", Bernoulli(1)), ("one vs rest", Bernoulli(M)), ("softmax", Softmax(M)))
         for centred in (False, True)
     },
 }

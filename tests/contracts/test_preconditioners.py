@@ -156,7 +156,7 @@ MAKERS = {
         f"newton, {name}, {state}, {by}, {'centred' if centred else 'plain'}": (
             lambda like=like, state=state, by=by, centred=centred: newton(like, state, by, centred)
         )
-        for name, like in (("binary", Bernoulli(1)), ("ovr", Bernoulli(M)), ("softmax", Softmax(M)))
+        for name, like in (("binary", Bernoulli(1)), ("one vs rest", Bernoulli(M)), ("softmax", Softmax(M)))
         for state, by, centred in (("usual", "factors", False), ("weighted", "low rank", True),
                                    ("far", "factors", True), ("far", "low rank", False))
     },

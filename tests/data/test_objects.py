@@ -279,7 +279,7 @@ def test_finite_maps_of_columns():
         (lambda: Columns(Precomputed(), [0]), InputError, "base is a precomputed kernel"),
         (lambda: Columns(RBF(0.1), [5])(X), InputError, r"columns is \(5,\), but X has 5 columns"),
         (lambda: Columns(RBF(0.1), "a")(X), InputError, "columns is 'a' and X is an array; expected a DataFrame"),
-        (lambda: Columns(RBF(0.1), "prize").fitted(TABLE), InputError, "no column 'prize'; it has 'drink'"),
+        (lambda: Columns(RBF(0.1), "prize").fitted(TABLE), InputError, "no column 'prize'; expected 'price'"),
         (lambda: Columns(RBF(0.1), ["drink"]).fitted(TABLE), InputTypeError, "do not hold numbers"),
         (lambda: Columns(RBF(0.1), ["price"])(TABLE), InputError, "is not fitted; expected a kernel that was fitted"),
         (lambda: Columns(RBF(), ["a"]).fitted(WORDS), InputTypeError, "a list; expected a DataFrame with the columns"),
@@ -319,7 +319,7 @@ def test_values_rows_and_features_are_those_of_scikit_learn(weighting, cosine, s
     weights = {"use_idf": weighting == "tfidf", "binary": weighting == "binary", **settings}
     theirs = TfidfVectorizer(norm="l2" if cosine else None, **weights).fit(training)
     X, Y = theirs.transform(training).toarray(), theirs.transform(others).toarray()
-    kernel = BagOfWords(weighting, cosine, **settings).fitted(training)
+    kernel = BagOfWords(weighting, normalized=cosine, **settings).fitted(training)
     assert kernel.vocabulary == tuple(theirs.get_feature_names_out()) and kernel.has_unit_diagonal is cosine
     assert_allclose(kernel(training, others), X @ Y.T, **EXACT)
     assert_allclose(kernel(training), X @ X.T, **EXACT)

@@ -235,7 +235,7 @@ def test_names_keep_their_order_and_patterns_that_of_the_table(arrow):
     [
         ("dep_dealy", "columns has 'dep_dealy', and .* has no such column; expected 'dep_delay'"),
         ("HOUR", "expected 'hour'"),
-        ("x*", "expected one of dep_time, dep_delay"),
+        ("x*", "expected one of 7 columns$"),
         ("hour,", "none of them empty"),
         ([], "at least one"),
     ],
@@ -270,7 +270,7 @@ def test_missing_values_are_counted_and_the_first_is_named():
     ):
         table = dkrr.open_table(pa.table(columns))
         with pytest.raises(InputError, match=match):
-            table.numbers(0, table.n_rows, "y")
+            table.numbers(0, table.n_rows, name="y")
 
 
 def test_columns_of_text_dates_and_lists_are_refused_with_what_to_do(arrow):
@@ -505,7 +505,9 @@ def test_columns_are_found_by_name_also_by_a_loaded_model(path, tmp_path):
     expected = KernelRidge(0.1, kernel="rbf").fit(X[:, [2, 0]], Y).predict(X[:, [2, 0]])
     for fitted in (model, dkrr.load(tmp_path / "m.zarr")):
         assert_close(fitted.predict(path), expected, 1e-10)
-        with pytest.raises(InputError, match="no column 'c', which the model was fitted with; expected one of a, b"):
+        with pytest.raises(
+            InputError, match="no column 'c', which the model was fitted with; expected one of 2 columns"
+        ):
             fitted.predict(pa.table({"a": [1.0], "b": [2.0]}))
 
 

@@ -123,7 +123,7 @@ def test_targets_and_weights_are_columns_of_the_table_by_name(tmp_path):
     expected = dkrr.KernelRidge(transformer=of_columns()).fit(flights(), targets())
     assert_allclose(model.predict(path), expected.predict(flights()), **LOOSE)
     with pytest.raises(InputError, match="transformer is given without X"):
-        dkrr.plan(n=5, d=3, transformer="standardize")
+        dkrr.plan(n_samples=5, n_features=3, transformer="standardize")
     with pytest.raises(InputError, match="X has no column 'carrier'"):
         model.predict(parquet(tmp_path, flights().drop(columns="carrier")))
 

@@ -49,8 +49,8 @@ def test_what_reads_rows_again_refuses_those_of_a_file_that_was_written_anew(kin
     for ask in (
         lambda: model.predict(new, return_std=True),
         lambda: model.predict_interval(new),
-        lambda: model.loo_residuals_,
-        lambda: model.log_marginal_likelihood_,
+        lambda: model.loo_residuals(),
+        lambda: model.log_marginal_likelihood(),
     ):
         with pytest.raises(InputError, match=CHANGED):
             ask()
@@ -94,7 +94,7 @@ def test_arrays_that_are_written_to_after_the_fit_are_refused():
         model.predict(new)
         values = X.data if sp.issparse(X) else X
         values *= 2.0
-        for ask in (lambda: model.predict(new), lambda: model.loo_residuals_):  # noqa: B023
+        for ask in (lambda: model.predict(new), lambda: model.loo_residuals()):  # noqa: B023
             with pytest.raises(InputError, match="X.copy()"):
                 ask()
 
@@ -106,7 +106,7 @@ def test_targets_and_weights_that_are_written_to_after_the_fit_are_refused(tmp_p
         model = KernelRidge().fit(X, y, sample_weight=weights)
         changed += 1.0
         with pytest.raises(InputError, match=f"{name} is not what was read first"):
-            model.loo_residuals_  # noqa: B018
+            model.loo_residuals()
 
 
 def test_an_array_may_grow_after_the_fit_but_not_shrink(tmp_path):
@@ -139,7 +139,7 @@ def test_a_matrix_of_kernel_values_that_was_written_anew_is_refused(tmp_path):
     model = KernelRidge(kernel="precomputed").fit(array, np.arange(23.0))
     array[...] = 2 * K
     with pytest.raises(InputError, match=CHANGED):
-        model.loo_residuals_  # noqa: B018
+        model.loo_residuals()
 
 
 @pytest.mark.parametrize("text", [False, True], ids=["numbers", "text"])
@@ -153,11 +153,11 @@ def test_rows_behind_a_transformer_are_compared_before_they_are_transformed(text
     transformer = OneHotEncoder() if text else StandardScaler()
     model = KernelRidge(kernel="linear", form="primal", transformer=transformer).fit(path, y)
     frame.to_parquet(path)
-    assert len(model.loo_residuals_) == 23, "the same rows"
+    assert len(model.loo_residuals()) == 23, "the same rows"
     model = KernelRidge(kernel="linear", form="primal", transformer=transformer).fit(path, y)
     frame.iloc[::-1].to_parquet(path)
     with pytest.raises(InputError, match=CHANGED):
-        model.loo_residuals_  # noqa: B018
+        model.loo_residuals()
 
 
 def test_computed_rows_may_be_rounded_in_another_way_but_not_be_others():
@@ -220,7 +220,7 @@ def test_a_table_of_fewer_rows_is_refused_where_it_is_read_again(n_left, tmp_pat
     write_parquet(path, X[:n_left])
     model = pickle.loads(pickle.dumps(model))  # which opens the file again
     with pytest.raises(InputError, match=f"ends behind row {n_left - 1}, and had at least 23 rows"):
-        model.loo_residuals_  # noqa: B018
+        model.loo_residuals()
 
 
 # What was never written.

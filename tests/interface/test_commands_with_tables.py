@@ -50,7 +50,7 @@ def test_a_plan_knows_the_columns_behind_the_transformer_and_the_classes(table):
     options = "--columns d*,hour,origin --one-hot origin --impute mean --kernel rbf"
     assert "300 rows × 6 columns" in run(f"plan --x flights.parquet --y arr_delay {options}").stdout
     plan = json.loads(run("plan --x flights.parquet --columns hour --y late --logistic --json").stdout)
-    assert (plan["problem"]["d"], plan["problem"]["n_targets"]) == (1, 1)
+    assert (plan["problem"]["n_features"], plan["problem"]["n_targets"]) == (1, 1)
 
 
 def test_a_selection_takes_columns_and_transformers(table):

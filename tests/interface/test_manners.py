@@ -177,6 +177,12 @@ def test_a_search_has_one_plan_in_python_before_and_after_it_and_on_the_command_
     assert done.seconds > sum(kernel.seconds for kernel in done.kernels) and done.last is not None
 
 
+@pytest.mark.parametrize("command", ["fit --model m.zarr", "select --alphas 0.1", "plan"])
+def test_a_parameter_that_the_kernel_does_not_have_is_ignored_with_a_warning(folder, command):
+    with pytest.warns(UserWarning, match=r"gamma=.* is ignored: the kernel 'matern' .*--kernel-param length_scale="):
+        run(f"{command} --x x.npy --y y.npy --kernel matern --gamma 1")
+
+
 def test_several_values_are_those_of_a_search(folder):
     for option in ("--kernel rbf,linear", "--gamma 0.1,0.2", "--degree 2 --degree 3 --kernel poly"):
         found = run(f"plan --n 100 --d 3 {option}", code=2).stderr

@@ -198,7 +198,7 @@ def test_the_plan_of_intervals_has_the_factor_that_their_models_take():
 def test_the_plan_is_that_of_conjugate_gradient_although_a_factor_is_known(monkeypatch):
     monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 0.0)
     model = dkrr.KernelRidge(kernel="rbf", solver=ConjugateGradient(RPCholesky(rank=20))).fit(X, TABLE["arr_delay"])
-    model.loo_residuals_  # noqa: B018 - by a factor, which stays
+    model.loo_residuals()  # by a factor, which stays
     plan = dkrr.plan(X, model=model, return_std=True)
     model.predict(X, return_std=True)
     assert plan.method == model.uncertainty_plan_.method == "iterations"

@@ -28,7 +28,8 @@ REFUSED = [
     ("predict --out p.npy --model model.zarr --x narrow.npy", "X has 2 features, but the model was fitted with 5"),
     # Tables
     (TABLE, r"the column 'name' of text .*leave it out \(columns='a,b,c,d,e'\)"),
-    ("fit --x t.csv --y yy --columns a* --model m.zarr", "y has 'yy', which is neither a column of X nor a path"),
+    ("fit --x t.csv --y yy --columns a* --model m.zarr", "y has 'yy', which is neither a .* expected 'y', or a path$"),
+    ("fit --x t.csv --y nope --model m.zarr", r"neither a column of X nor .*; expected one of \d columns, or a path$"),
     (f"{TABLE} --columns dep_*", "--columns has 'dep_.', and t.csv has no"),
     (f"{FIT} --columns a", "--columns is 'a', and --x is not a table"),
     (f"{FIT} --drop-missing", "--x is not a table with named columns"),
@@ -47,7 +48,6 @@ REFUSED = [
     # Kernels and numbers
     (f"{PLAN} --kernel matern --kernel-param nu=1.5 --kernel-param nu=2.5", "given twice"),
     (f"{PLAN} --kernel matern --kernel-param mu=1", "has no parameter mu; expected 'nu', 'length_scale'"),
-    (f"{PLAN} --kernel matern --gamma 1", "--kernel-param length_scale="),
     (f"{PLAN} --kernel rbf --gamma 1 --kernel-param gamma=5", "gamma is 1.0, and .* expected one of the two"),
     (f"{FIT} --alpha 1,2", r"KernelRidgeCV \(dkrr select\) chooses among several"),
     (f"{FIT} --gamma 1,2", "dkrr select chooses among several"),
@@ -55,10 +55,11 @@ REFUSED = [
     (f"{FIT} --memory-limit 2000", "expected a unit with it: 2000 MB"),
     # Options that do not go together
     ("plan --n 10", "--n and --d"),
+    ("plan --n 10 --d 0", "--d is 0; expected a whole number of at least 1"),
     (f"{FIT} --max-iter 3", "give --logistic"),
-    (f"{PLAN} --multi-class ovr", "give --logistic"),
+    (f"{PLAN} --one-vs-rest", "give --logistic"),
     *((f"{SELECT} {option}", f"{option.split()[0]} is given without --logistic; give --logistic with it")
-      for option in ("--class-weight balanced", "--max-iter 5", "--multi-class ovr")),
+      for option in ("--class-weight balanced", "--max-iter 5", "--one-vs-rest")),
     *((f"{SELECT} --logistic {option}", f"{option.split()[0]} is given with --logistic; leave it out")
       for option in ("--store new", "--alpha-per-target")),
     (f"{SELECT} --train-sizes 0.5 --cv loo", "train_sizes is given, and cv is leave-one-out"),

@@ -26,7 +26,7 @@ KILLED = {
     "conjugate gradient": (1009, {"alpha": 0.3, "cg": {"rank": None}}),
     "preconditioned": (1009, {"alpha": 0.1, "cg": {"rank": 53, "precision": "mixed"}}),
     "softmax": (200, {"solver": "cholesky", "tile": 110, "classes": 3}),
-    "one class against the rest": (800, {"solver": "cg", "classes": 4, "alpha": 1e-4, "multi_class": "ovr"}),
+    "one class against the rest": (800, {"solver": "cg", "classes": 4, "alpha": 1e-4, "one_vs_rest": True}),
 }
 
 

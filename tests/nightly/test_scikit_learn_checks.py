@@ -14,7 +14,7 @@ from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRid
         KernelRidgeCV(cv="loo"),
         KernelRidgeCV(kernel="linear", cv=3),
         KernelLogisticRegression(),
-        KernelLogisticRegression(kernel="rbf", form="dual", multi_class="ovr", solver="cg"),
+        KernelLogisticRegression(kernel="rbf", form="dual", one_vs_rest=True, solver="cg"),
         KernelLogisticRegressionCV([0.1, 1.0], cv=2),
     ]
 )

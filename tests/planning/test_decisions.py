@@ -10,12 +10,13 @@ from dkrr.features import feature_map
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
 from dkrr.planning import Float32Factor, Layout, Rates, make_plan
 from dkrr.planning.problem import Spectrum
+from dkrr.planning.reasons import codes_of
 from dkrr.planning.resources import WorkerShare
 from dkrr.planning.searches import whole_plan
 from dkrr.planning.selection import FoldSizes, plan_scores, with_parts
-from dkrr.planning.strategy import codes_of
 from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
+from dkrr.text import plural
 from tests.planning.problems import GIB, MIB, cluster, direct, machine, problem
 
 CG = ConjugateGradient()
@@ -204,7 +205,7 @@ def test_decisions_are_those_of_the_golden_file(golden):
     for name, (what, folds, where) in selections().items():
         found = plan_scores(what, folds, where)
         plan, codes = found.plan, f"{', '.join(codes_of(found.reasons))}; not {', '.join(codes_of(found.rejected))}"
-        sizes = f"{plan.problem.n_targets} targets, {found.seconds:.3g} s, {found.peak_bytes:.3g} B"
+        sizes = f"{plural(plan.problem.n_targets, 'target')}, {found.seconds:.3g} s, {found.peak_bytes:.3g} B"
         lines += [name, f"  {found.method}: {kind(plan.chosen)}, {sizes}", f"  because {codes}"]
     for name, (what, where, n_rows) in variances().items():
         found = plan_uncertainty(what, where, n_rows)

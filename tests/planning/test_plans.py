@@ -18,8 +18,8 @@ from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError,
 from dkrr.planning import Layout, Rates, make_plan
 from dkrr.planning.explain import SURELY_FASTER, solver_facts
 from dkrr.planning.planner import EQUAL_TIME
+from dkrr.planning.reasons import codes_of
 from dkrr.planning.resources import WorkerShare
-from dkrr.planning.strategy import codes_of
 from dkrr.planning.tiles import MAX_TILES_PER_SIDE
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import format_seconds
@@ -110,7 +110,7 @@ def test_every_plan_explains_itself(what, where):
     assert all(other.summary() in text and other.refused in text for other in plan.rejected[:4])
     found = json.loads(json.dumps(plan.to_dict()))
     assert (found["form"], found["tile"], found["peak_bytes"]) == (plan.form, c.tile, plan.peak_bytes)
-    assert found["problem"]["n"] == plan.problem.n and found["reasons"] == list(plan.reasons)
+    assert found["problem"]["n_samples"] == plan.problem.n and found["reasons"] == list(plan.reasons)
     assert [r["name"] for r in found["rejected"]] == [r.summary() for r in plan.rejected]
     assert [r["refused"] for r in found["rejected"]] == [r.refused for r in plan.rejected]
     codes = [*found["reason_codes"], *(r["refused_code"] for r in found["rejected"] if r["refused"])]
@@ -228,11 +228,18 @@ def test_memory_that_is_missing_is_named():
 def test_a_plan_of_rows_that_no_memory_holds_is_refused_in_words(monkeypatch, settings):
     monkeypatch.setattr("dkrr.planning.measures.GRAM_SECONDS", 0.0)  # so that no problem is too small to be measured
     with pytest.raises(MemoryLimitError, match="no plan fits in memory"):
-        dkrr.plan(n=10_000, d=10**9, memory_limit="4GiB", **settings)
+        dkrr.plan(n_samples=10_000, n_features=10**9, memory_limit="4GiB", **settings)
+
+
+def test_one_of_a_thing_is_said_in_the_singular():
+    plan = dkrr.plan(n_samples=1, n_features=1, workers=1, form="primal", solver="cholesky")
+    texts = str(plan), str(dkrr.plan(n_samples=30_011, n_features=1, kernel="rbf", workers=1, worker_memory="1GiB"))
+    assert "1 row × 1 column, 1 target" in texts[0] and "1 worker," in texts[1]
+    assert not re.search(r"\b1 (workers|threads|rows|columns|targets|iterations|tiles|features)\b", " ".join(texts))
 
 
 def test_a_plan_of_more_targets_than_memory_holds_needs_none_of_them():
-    assert dkrr.plan(n=10**4, d=10, n_targets=10**12, workers=2).problem.alphas == (1.0,)
+    assert dkrr.plan(n_samples=10**4, n_features=10, n_targets=10**12, workers=2).problem.alphas == (1.0,)
 
 
 def test_the_named_disk_is_enough_and_less_is_not():

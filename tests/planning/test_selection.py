@@ -9,26 +9,27 @@ import pytest
 
 import dkrr
 from dkrr.errors import InputError, MemoryLimitError
+from dkrr.kernels import RBF
 from dkrr.planning.problem import Spectrum
+from dkrr.planning.reasons import codes_of
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import FoldSizes, plan_scores
-from dkrr.planning.strategy import codes_of
 from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky, ConjugateGradient
 from tests.planning.problems import GIB, MIB, machine, problem
 
 CG = ConjugateGradient()
 WAYS = [
-    ({"n": 100_000, "memory_limit": "64GiB"}, "sweep", 16.0),
-    ({"n": 20_000, "solver": "cg"}, "sweep", 64.0),
-    ({"n": 8000, "solver": "cholesky"}, "factors", 1.5),
-    ({"n": 10**6, "d": 50, "kernel": "linear"}, "primal", 10.0),
+    ({"n_samples": 100_000, "memory_limit": "64GiB"}, "sweep", 16.0),
+    ({"n_samples": 20_000, "solver": "cg"}, "sweep", 64.0),
+    ({"n_samples": 8000, "solver": "cholesky"}, "factors", 1.5),
+    ({"n_samples": 10**6, "n_features": 50, "kernel": "linear"}, "primal", 10.0),
 ]
 """Problems, the way to their scores, and how much longer a learning curve of four sizes takes at most."""
 
 
 def selection(**settings):
-    return dkrr.plan(**({"n": 20_000, "d": 16, "kernel": "rbf", "alphas": 10, "cv": 5} | settings))
+    return dkrr.plan(**({"n_samples": 20_000, "n_features": 16, "kernel": "rbf", "alphas": 10, "cv": 5} | settings))
 
 
 @pytest.mark.parametrize(("settings", "method", "most"), WAYS)
@@ -62,22 +63,22 @@ def test_a_plan_is_that_of_all_kernels_and_its_range_says_something(settings, me
 
 
 def test_stores_that_are_kept_need_the_disk_of_all_kernels(tmp_path):
-    settings = {"n": 20_000, "solver": "cholesky", "gamma": [0.1, 0.2, 0.3], "memory_limit": "2GiB"}
+    settings = {"n_samples": 20_000, "solver": "cholesky", "gamma": [0.1, 0.2, 0.3], "memory_limit": "2GiB"}
     kept = selection(**settings, store=str(tmp_path / "run"))
     assert kept.disk_bytes == sum(p.plan.disk_bytes for p in kept.kernels) + kept.last.disk_bytes > 4 * 2**30
     assert "in the stores that are kept" in str(kept)
 
 
 def test_rows_of_parts_are_those_of_the_training_rows():
-    assert selection(n=1000, train_sizes=[100, 400]).curve == (0.125, 0.5)
+    assert selection(n_samples=1000, train_sizes=[100, 400]).curve == (0.125, 0.5)
 
 
 def test_columns_are_in_the_calling_process_where_workers_have_the_tiles():
-    found = selection(n=100_000, workers=16, worker_memory="2GiB")
+    found = selection(n_samples=100_000, workers=16, worker_memory="2GiB")
     assert found.plan.execution == "dask" and found.peak_bytes > 12 * 8 * 100_000 * 10 * 5
     assert "in the calling process" in str(found) and found.peak_bytes > found.plan.peak_bytes
     with pytest.raises(MemoryLimitError, match=r"the columns of all folds and λ need .* in the calling process"):
-        selection(n=10_000_000, solver="cg", workers=64, worker_memory="64GiB")
+        selection(n_samples=10_000_000, solver="cg", workers=64, worker_memory="64GiB")
 
 
 def test_folds_that_do_not_train_on_the_rest_have_no_factor_in_common():
@@ -107,7 +108,7 @@ def test_folds_that_do_not_train_on_the_rest_have_no_factor_in_common():
         ({"train_sizes": [16_000]}, "train_sizes has 16000, and 5 folds of 20,000 rows train on 16,000"),
         ({"loss": "logistic", "cv": "loo"}, "cv is leave-one-out, which needs a fit for every row"),
         ({"kernel": ["rbf", "laplacian"], "alphas": None, "cv": None}, "kernel is .* several candidates; expected one"),
-        ({"kernel": ["linear", "cosine"], "gamma": [0.1]}, "gamma is .* which none of the kernels"),
+        ({"kernel": ["linear", RBF(0.3)], "gamma": [0.1]}, "gamma is .* which none of the kernels"),
         ({"worker_memory": "4GiB"}, "worker_memory is '4GiB' without workers; .*give workers="),
         ({"worker_memory": "4GiB", "workers": 8, "memory_limit": "8GiB"}, "expected one of them"),
         ({"cores": 4, "workers": 8}, "cores is 4 without worker_memory; expected workers, worker_memory and cores"),
@@ -129,7 +130,7 @@ def test_too_little_memory_for_columns_is_refused():
 # Clusters that do not exist
 
 
-SIZES = {"n": 300_000, "d": 79, "kernel": "rbf"}
+SIZES = {"n_samples": 300_000, "n_features": 79, "kernel": "rbf"}
 
 
 def planned(workers=64, worker_memory="4GiB", **more):
@@ -143,8 +144,8 @@ def test_workers_may_be_far_more_than_this_machine_has():
     assert c.peak_bytes <= 0.7 * 4 * 2**30 and c.place.start_seconds == 0.0
     assert "64 Dask workers of one thread and 4 GiB each" in text and "0.5 GB/s to each worker (32 GB/s to all)" in text
     assert "a Dask client exists" not in text and "of disk are free here" not in text
-    assert plan.to_dict()["assumed"] and not dkrr.plan(n=100, d=3).to_dict()["assumed"]
-    small = dkrr.plan(n=1000, d=3, kernel="rbf", workers=64, worker_memory="4GiB")
+    assert plan.to_dict()["assumed"] and not dkrr.plan(n_samples=100, n_features=3).to_dict()["assumed"]
+    small = dkrr.plan(n_samples=1000, n_features=3, kernel="rbf", workers=64, worker_memory="4GiB")
     assert small.execution == "memory", "small work is done here"
 
 

@@ -36,7 +36,7 @@ dkrr.KernelLogisticRegression(kernel=kernel + RBF()).fit(X, y > 0).predict_proba
 dkrr.KernelRidgeCV([0.1], kernel=["cauchy", "rbf"], gamma=[0.1, 0.3], cv=3).fit(X, y)
 GridSearchCV(dkrr.KernelRidge(kernel=kernel), {"kernel__gamma": [0.1, 0.3]}, cv=3).fit(X, y)
 
-plan = dkrr.plan(n=3000, d=3, kernel="cauchy")
+plan = dkrr.plan(n_samples=3000, n_features=3, kernel="cauchy")
 assert plan.problem.entry_seconds is not None, "its time is measured, as it states none"
 
 np.save("x.npy", X), np.save("y.npy", y)

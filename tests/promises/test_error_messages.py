@@ -78,11 +78,16 @@ SETTINGS = {
     "alpha has shape (2,); expected a number, or shape (3,): one for each target…": {"alpha": [1.0, 2.0]},
     "kernel is 'gaussian'; expected one of …did you mean 'rbf'?": {"kernel": "gaussian"},
     "kernel_params: …'rbf' has no parameter width; expected 'gamma'": {"kernel": "rbf", "kernel_params": {"width": 1}},
-    "gamma is 0.1, which the kernel 'linear' does not have; expected gamma=None, or …": {"gamma": 0.1},
+    'gamma is 0.1, which the kernel … does not have; expected gamma=None, or kernel_params={"gamma": ...}…': {
+        "kernel": np.dot,
+        "gamma": 0.1,
+    },
     "…X has 24 rows and y 23": {"X": da.from_array(X), "y": Y[:-1]},
     "Input y contains NaN: …row 7, column 2 (counted from 0); expected finite numbers…": {"y": put(Y, (7, 2), np.nan)},
     "sample_weight has shape (3,); expected (24,), one for each row of X": {"weights": np.ones(3)},
     "the kernel function …returned shape () for…24 and 24 rows; expected (24, 24)…": {"kernel": lambda A, B: 1.0},
+    "K + λI is not…: remove duplicate rows…or set alpha > 0…k(x, x) is up to 1.0e+00, and the rounding of such entries "
+    "2.2e-16": {"X": X[CODES], "kernel": "rbf", "alpha": 0.0},
     "ΦᵀΦ + λI is not positive definite with λ = alpha = 0: …feature 3…set alpha > 0…": {"X": TWICE, "alpha": 0.0},
 }
 """Other messages of ridge regressions with these settings, by their words; … stands for any."""
@@ -96,6 +101,10 @@ FREQUENT = {
     **{message: partial(ridge, **settings) for message, settings in SETTINGS.items()},
     **{message: partial(logistic, **settings) for message, settings in OF_CLASSES.items()},
     "alphas has shape (0,); expected at least one number…": lambda: KernelRidgeCV([]).fit(X, Y),
+    "X is 100, a number; expected rows, or …: dkrr.plan(n_samples=100, n_features=...)": lambda: dkrr.plan(100),
+    "X is 100, a number; …dkrr.plan(n_samples=100, n_features=5)": lambda: dkrr.plan(100, 5),
+    "n_samples or n_features is given with X, which has its own; …": lambda: dkrr.plan(X, n_features=3),
+    "n_features is None; expected a whole number…": lambda: dkrr.plan(n_samples=100),
     "X cannot be used: …2 features, but KernelRidge is expecting 3…": lambda: ridge().predict(X[:, :2]),
     "Input X contains infinity: …row 3, column 1…finite…": lambda: ridge().predict(put(X, (3, 1), np.inf)),
 }

@@ -116,8 +116,8 @@ def test_fits_are_the_textbook_formula(form, kernel, place, problem, tmp_path):
     check_ridge(model, K, K_new, X_new, X, y, weights)
     if form == "primal":
         phi = feature_map(kernels[kernel], 5)
-        assert_close(model.coef_, phi.transform(X).T @ model.dual_coef_, 1e-7)  # w = Φᵀα
-        assert_allclose(phi.transform(X_new) @ model.coef_ + model.intercept_, model.predict(X_new), atol=1e-10)
+        assert_close(model.coef_.T, phi.transform(X).T @ model.dual_coef_, 1e-7)  # w = Φᵀα
+        assert_allclose(phi.transform(X_new) @ model.coef_.T + model.intercept_, model.predict(X_new), atol=1e-10)
 
 
 SHAPES = {"memory": {}, "tiles": {}, "cg": cg(), "cg tiles": cg(precision="mixed")}
@@ -192,7 +192,7 @@ def test_without_a_penalty_primal_fits_are_numpys_least_squares(tile):
     X, y, _, _ = sample()
     model = KernelRidge(0.0, kernel="linear", tile=tile).fit(X, y)
     assert model.plan_.form == "primal"
-    assert_close(model.coef_, np.linalg.lstsq(X, y, rcond=None)[0])
+    assert_close(model.coef_.T, np.linalg.lstsq(X, y, rcond=None)[0])
     assert not hasattr(model, "dual_coef_")  # λ = 0 does not determine it
 
 

@@ -22,7 +22,7 @@ N, D = 61, 3  # 61 is prime: no tile divides it
 ALPHA = 0.05
 KERNELS = {"linear": Linear(), "polynomial": Polynomial(2, 0.4, 1.0), "rbf": RBF(0.3), "precomputed": "precomputed"}
 """The precomputed one is that of "rbf"."""
-PROBLEMS = {"binary": (2, "multinomial"), "softmax": (3, "multinomial"), "one against the rest": (3, "ovr")}
+PROBLEMS = {"binary": (2, False), "softmax": (3, False), "one against the rest": (3, True)}
 DUAL = {
     "cholesky": {"solver": "cholesky"},
     "cholesky tiles": {"solver": "cholesky", "tile": 40},
@@ -58,22 +58,22 @@ def gram(kernel, X, Y=None):
 @functools.cache
 def textbook(kernel, problem, weighted, fit_intercept, alpha=ALPHA):
     """Dual coefficients and intercepts of the naive minimiser."""
-    n_classes, multi_class = PROBLEMS[problem]
+    n_classes, one_vs_rest = PROBLEMS[problem]
     X, codes, weights, _ = samples(n_classes)
     phi = kernel_features(gram(kernel, X))
-    found = naive_logistic(phi, codes, alpha, weights if weighted else None, fit_intercept, multi_class)
+    found = naive_logistic(phi, codes, alpha, weights if weighted else None, fit_intercept, one_vs_rest)
     return found[2], found[1]
 
 
 def check(model, problem, kernel, weighted):
     """A fitted model against the textbook, and what its result says against the gradient itself."""
-    n_classes, multi_class = PROBLEMS[problem]
+    n_classes, one_vs_rest = PROBLEMS[problem]
     X, codes, weights, X_new = samples(n_classes)
     weights = weights if weighted else None
     coef, intercept = textbook(kernel, problem, weighted, model.fit_intercept)
     assert_allclose(model.intercept_, intercept, atol=1e-6)
     scores = gram(kernel, X_new, X) @ coef + intercept
-    new_rows, P = gram(kernel, X_new, X) if kernel == "precomputed" else X_new, naive_probabilities(scores, multi_class)
+    new_rows, P = gram(kernel, X_new, X) if kernel == "precomputed" else X_new, naive_probabilities(scores, one_vs_rest)
     assert_close(model.decision_function(new_rows), scores[:, 0] if n_classes == 2 else scores, 1e-6)
     assert_allclose(model.predict_proba(new_rows), P, atol=1e-6)
     assert_allclose(model.predict_log_proba(new_rows), np.log(P), atol=1e-5)
@@ -86,29 +86,29 @@ def check(model, problem, kernel, weighted):
     if model.plan_.form == "dual":
         assert_close(model.dual_coef_, coef, 1e-7)
         K = gram(kernel, X)
-        arguments = (K, codes, ALPHA, model.dual_coef_, model.intercept_, weights, model.fit_intercept, multi_class)
+        arguments = (K, codes, ALPHA, model.dual_coef_, model.intercept_, weights, model.fit_intercept, one_vs_rest)
         assert naive_gradient(*arguments) <= 1e-10
         objectives = [s.objective for s in result.steps]
         assert all(later <= earlier * (1 + 1e-13) for earlier, later in pairwise(objectives))
-        assert result.steps[-1].objective == pytest.approx(objective(K, codes, weights, model, multi_class), rel=1e-10)
+        assert result.steps[-1].objective == pytest.approx(objective(K, codes, weights, model, one_vs_rest), rel=1e-10)
 
 
-def objective(K, codes, weights, model, multi_class):
+def objective(K, codes, weights, model, one_vs_rest):
     """−Σ vᵢ log p(codeᵢ) + λ Σ ‖f‖²; of one against the rest the sum over the models."""
     v, Y, scores = 1.0 if weights is None else weights, np.eye(codes.max() + 1)[codes], K @ model.dual_coef_
     scores = scores + model.intercept_
-    is_softmax = multi_class == "multinomial"
+    is_softmax = not one_vs_rest
     P = naive_probabilities(scores) if is_softmax else 1 / (1 + np.exp(-scores))
     log_p = np.log((Y * P).sum(axis=1)) if is_softmax else (Y * np.log(P) + (1 - Y) * np.log(1 - P)).sum(axis=1)
     return -np.sum(v * log_p) + ALPHA * np.trace(model.dual_coef_.T @ K @ model.dual_coef_)
 
 
 def fitted(problem, kernel, weighted, tmp_path, **settings):
-    n_classes, multi_class = PROBLEMS[problem]
+    n_classes, one_vs_rest = PROBLEMS[problem]
     X, codes, weights, _ = samples(n_classes)
     X = gram(kernel, X) if kernel == "precomputed" else X
     settings = settings | ({"store": f"{tmp_path}/run.zarr"} if "store" in settings else {})
-    model = KernelLogisticRegression(ALPHA, kernel=KERNELS[kernel], multi_class=multi_class, tol=1e-10, **settings)
+    model = KernelLogisticRegression(ALPHA, kernel=KERNELS[kernel], one_vs_rest=one_vs_rest, tol=1e-10, **settings)
     return model.fit(X, codes, sample_weight=weights if weighted else None)
 
 
@@ -134,11 +134,11 @@ def test_fits_are_the_textbook_minimum(form, way, kernel, problem, objective, tm
     n_tiles=st.one_of(st.none(), st.integers(1, 4)),
     kernel=st.sampled_from([Linear(), RBF(gamma=0.3)]),
     solver=st.sampled_from(["auto", "cholesky", "cg"]),
-    multi_class=st.sampled_from(["multinomial", "ovr"]),
+    one_vs_rest=st.sampled_from([False, True]),
     fit_intercept=st.booleans(),
     weighted=st.booleans(),
 )
-def test_data_of_any_shape(form, n, d, n_classes, n_tiles, kernel, solver, multi_class, fit_intercept, weighted):
+def test_data_of_any_shape(form, n, d, n_classes, n_tiles, kernel, solver, one_vs_rest, fit_intercept, weighted):
     """Fewer rows than columns and more, one row for each class, any tile."""
     kernel = Linear() if form == "primal" else kernel
     n = max(n, n_classes)
@@ -146,19 +146,19 @@ def test_data_of_any_shape(form, n, d, n_classes, n_tiles, kernel, solver, multi
     weights = np.maximum(weights, codes != codes[::-1]) if weighted else None  # some of each class count
     weights = None if weights is None or any(weights[codes == k].sum() == 0 for k in range(n_classes)) else weights
     tile = None if n_tiles is None else -(-(d if form == "primal" else n) // n_tiles)
-    model = KernelLogisticRegression(0.3, kernel=kernel, form=form, solver=solver, multi_class=multi_class, tol=1e-9)
+    model = KernelLogisticRegression(0.3, kernel=kernel, form=form, solver=solver, one_vs_rest=one_vs_rest, tol=1e-9)
     model.set_params(fit_intercept=fit_intercept, tile=tile).fit(X, codes, sample_weight=weights)
     K = naive_gram(kernel, X)
-    found = naive_logistic(kernel_features(K), codes, 0.3, weights, fit_intercept, multi_class)
-    expected = naive_probabilities(K @ found[2] + found[1], multi_class)
+    found = naive_logistic(kernel_features(K), codes, 0.3, weights, fit_intercept, one_vs_rest)
+    expected = naive_probabilities(K @ found[2] + found[1], one_vs_rest)
     assert_allclose(model.predict_proba(X), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_class_weights_multiply_those_of_rows(problem):
-    n_classes, multi_class = PROBLEMS[problem]
+    n_classes, one_vs_rest = PROBLEMS[problem]
     X, codes, weights, X_new = samples(n_classes)
-    model = KernelLogisticRegression(ALPHA, kernel="rbf", multi_class=multi_class, tol=1e-10)
+    model = KernelLogisticRegression(ALPHA, kernel="rbf", one_vs_rest=one_vs_rest, tol=1e-10)
     factors, totals = np.array([0.3, 2.0, 1.0][:n_classes]), np.bincount(codes, weights)
     balanced = totals.sum() / (n_classes * totals)  # which makes the totals equal
     for class_weight, expected in ((dict(enumerate(factors)), factors), ("balanced", balanced)):

@@ -348,7 +348,7 @@ def test_iterations_on_few_good_columns_never_go_on_with_cancellation(seed, d, l
         np.vstack([X * root, np.sqrt(alpha) * np.eye(d)]), np.vstack([y * root, np.zeros((d, 2))])
     )[0]
     assert model.solve_result_.status.is_good and model.solve_result_.iterations <= 8 * d
-    assert_close(X @ model.coef_, X @ expected, 1e-6)
+    assert_close(X @ model.coef_.T, X @ expected, 1e-6)
     assert_close(model.dual_coef_, w[:, None] * (y - X @ expected) / alpha, 1e-6)
 
 

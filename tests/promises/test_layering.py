@@ -36,6 +36,7 @@ GATEWAYS = {
     "estimators": ("sklearn",),
     "cli": ("click", "matplotlib", "jinja2", "markupsafe"),
     "config": ("yaml",),
+    "errors": ("sklearn",),  # of classes that are its too, made when they are first named
 }
 """Module groups that import a heavy library."""
 HEAVY = {library for libraries in GATEWAYS.values() for library in libraries}
@@ -151,7 +152,7 @@ def modules(code):
     [
         ("import dkrr, dkrr.typing", set()),
         ("import dkrr.kernels, dkrr.features", {"scipy"}),
-        ("import dkrr; dkrr.plan(n=100, d=3)", {"scipy", "zarr", "rich", "fsspec"}),
+        ("import dkrr; dkrr.plan(n_samples=100, n_features=3)", {"scipy", "zarr", "rich", "fsspec"}),
         ("import dkrr.cli", {"click"}),
         (f"import dkrr.estimators.saving\n{FIT}", {"scipy", "zarr", "rich", "fsspec", "sklearn", "pandas", "pyarrow"}),
     ],

@@ -298,15 +298,17 @@ class TestForeignFiles:
             fit("project")
 
     def test_a_report_replaces_only_reports(self, home):
-        for _ in range(2):
+        dkrr.report(RIDGE, "r.html")
+        with pytest.raises(InputError, match="exists already"):
             dkrr.report(RIDGE, "r.html")
+        dkrr.report(RIDGE, "r.html", overwrite=True)
         (home / "thesis.html").write_text("<!DOCTYPE html>")
         os.mkfifo("pipe.html")
         (home / "device.html").symlink_to(os.devnull)
         before = snapshot(home, "pipe.html")
         for name in ("thesis.html", "pipe.html", "device.html"):
             with pytest.raises(InputError, match="is not a report of dkrr"):
-                dkrr.report(RIDGE, name)
+                dkrr.report(RIDGE, name, overwrite=True)
             assert snapshot(home, "pipe.html") == before and Path(os.devnull).is_char_device()
 
 
@@ -338,7 +340,7 @@ class TestEnclosing:
                 dkrr.predict_to(RIDGE, rows, "p.zarr", overwrite=True)
         with refused(tmp_path, "the same place as X"):
             dkrr.predict_to(RIDGE, "x.csv", "x.csv", overwrite=True)
-        with refused(tmp_path, "out is"):
+        with refused(tmp_path, "path is"):
             dkrr.report("m.zarr", "m.zarr")
         os.chdir("m.zarr")
         with refused(tmp_path, "the current folder"):

@@ -83,7 +83,7 @@ def optimize(store):
 def kept(store, **more):
     X, Y, _, weights = sample()
     model = KernelRidge([0.1, 0.2], **more, uncertainty="intervals", store=store).fit(X, Y, sample_weight=weights + 1)
-    return [*model.predict(X, return_std=True), model.loo_residuals_, *model.predict_interval(X)]
+    return [*model.predict(X, return_std=True), model.loo_residuals(), *model.predict_interval(X)]
 
 
 WEIGHTED = {"alpha": [0.1, 0.2], "fit_intercept": True, "weighted": True, "lazy": True}
@@ -100,7 +100,7 @@ WITHIN_TOLERANCE = {
     "conjugate gradient": lambda s: ridge(s, **RBF_KERNEL, solver=CG, tile=40, tol=1e-10, lazy=True),
     "conjugate gradient, primal": lambda s: ridge(s, **POLYNOMIAL, form="primal", solver="cg", tol=1e-10, lazy=True),
     "logistic, Cholesky in tiles": lambda s: logistic(s, solver="cholesky", tile=50),
-    "logistic, conjugate gradient": lambda s: logistic(s, solver="cg", multi_class="ovr"),
+    "logistic, conjugate gradient": lambda s: logistic(s, solver="cg", one_vs_rest=True),
     "logistic, primal": lambda s: path(s, POLYNOMIAL, solver="cg", form="primal"),
     "path": lambda s: path(s, solver="cg"),
     "search by factors": lambda s: search(s, gamma=0.3, solver="cholesky", tile=40),

@@ -57,7 +57,7 @@ def test_residuals_and_the_norm_are_those_of_the_space_of_the_kernel(subject):
 def test_primal_and_dual_are_one_model_as_the_representer_theorem_says(phi):
     primal, dual = (fitted(phi, form) for form in ("primal", "dual"))
     assert (primal.plan_.form, dual.plan_.form) == ("primal", "dual")
-    features, v, w, b = phi.transform(X), WEIGHTS, primal.coef_, primal.intercept_
+    features, v, w, b = phi.transform(X), WEIGHTS, primal.coef_.T, primal.intercept_
     assert_allclose(primal.predict(X_NEW), dual.predict(X_NEW), rtol=1e-8, atol=1e-8)
     assert_allclose(primal.rkhs_norm_, np.linalg.norm(w, axis=0), rtol=1e-7)
     assert_allclose(w, features.T @ dual.dual_coef_, rtol=1e-6, atol=1e-7)

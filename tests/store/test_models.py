@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 import dkrr
 from dkrr import KernelRidge
-from dkrr.errors import InputError, StoreError
+from dkrr.errors import InputError, NotFittedError, StoreError
 from dkrr.features import FeatureMap, InteractionMap
 from dkrr.kernels import RBF, CallableKernel, Linear, Matern, Polynomial
 from dkrr.store.description import FORMAT_VERSION
@@ -159,7 +159,7 @@ def test_nothing_is_pickled(path):
 
 
 def test_what_is_not_a_model_is_refused(data, tmp_path):
-    with pytest.raises(InputError, match="not fitted"):
+    with pytest.raises(NotFittedError, match="not fitted"):
         dkrr.save(KernelRidge(), tmp_path / "m.zarr")
     (tmp_path / "text").write_text("hello")
     KernelRidge(kernel="rbf", store=str(tmp_path / "run.zarr")).fit(data.X, data.y)
@@ -215,12 +215,12 @@ LABELS = [np.array([0, 1, 2]), np.array(["a", "bb", "c"]), np.array(["a", "bb", 
 
 
 @pytest.mark.parametrize("labels", LABELS, ids=lambda labels: str(labels.dtype))
-@pytest.mark.parametrize("multi_class", ["multinomial", "ovr"])
-def test_a_classifier_and_its_classes(tmp_path, labels, multi_class):
+@pytest.mark.parametrize("one_vs_rest", [False, True])
+def test_a_classifier_and_its_classes(tmp_path, labels, one_vs_rest):
     X = np.random.default_rng(0).normal(size=(50, 3))
     y = labels[np.arange(50) % len(labels)]
     weight = {label: np.float64(k + 1) for k, label in enumerate(np.unique(y))}
-    model = dkrr.KernelLogisticRegression(0.1, kernel="rbf", multi_class=multi_class, class_weight=weight).fit(X, y)
+    model = dkrr.KernelLogisticRegression(0.1, kernel="rbf", one_vs_rest=one_vs_rest, class_weight=weight).fit(X, y)
     dkrr.save(model, tmp_path / "m.zarr")
     again = dkrr.load(tmp_path / "m.zarr")
     assert isinstance(again, dkrr.KernelLogisticRegression) and again.classes_.dtype == model.classes_.dtype

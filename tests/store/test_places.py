@@ -111,7 +111,7 @@ ROWS, Y = [[0.0], [1.0]], [0.0, 1.0]
 CALLS = {
     "fit": ("store", lambda url: dkrr.KernelRidge(store=url).fit(ROWS, Y)),
     "gram": ("store", lambda url: dkrr.gram(ROWS, store=url)),
-    "plan": ("store", lambda url: dkrr.plan(n=10, d=1, store=url)),
+    "plan": ("store", lambda url: dkrr.plan(n_samples=10, n_features=1, store=url)),
     "status": ("path", dkrr.status),
     "verify": ("path", dkrr.verify),
     "load": ("path", dkrr.load),

@@ -88,7 +88,7 @@ OF_CLASSES = [
     ({"y": np.where(np.arange(31) == 0, 1, CODES)}, "the labels y"),
     ({"class_weight": {0: 2.0}}, "the sample weights"),
     ({"fit_intercept": False}, "fit_intercept"),
-    ({"multi_class": "ovr"}, "multinomial"),
+    ({"one_vs_rest": True}, "one_vs_rest"),
 ]
 PROBLEMS = [(dkrr.KernelRidge, ROWS[:, 0], *other) for other in OF_VALUES]
 PROBLEMS += [(dkrr.KernelLogisticRegression, CODES, *other) for other in OF_CLASSES]

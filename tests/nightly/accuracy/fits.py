@@ -114,7 +114,7 @@ def _true_residual(one: Trial, model: Any, dual: Array | None) -> tuple[float, f
     """Residual in 180 digits of the equations that the result names, and its sensitivity."""
     problem: dict[str, Any] = {"sample_weight": one.sample_weight, "fit_intercept": one.fit_intercept}
     form = model.plan_.form
-    coef = np.asarray(model.coef_ if form == "primal" else dual)
+    coef = np.asarray(model.coef_.T if form == "primal" else dual)
     if one.is_logistic:
         problem |= {"form": form, "coef": coef.ravel(), "intercept": float(np.ravel(model.intercept_)[0])}
         return logistic_gradient(one.kernel, one.X, one.y, one.alpha, **problem)

@@ -283,9 +283,9 @@ def questions(one: Trial, made: KernelRidge) -> dict[str, Callable[[], Any]]:
     """What is asked of a fit."""
     found = {
         "std": lambda: made.predict(one.all_rows, return_std=True)[1],
-        "bounds": lambda: made.predict_variance_bounds(one.all_rows, scale=1.0),
-        "likelihood": lambda: (made.log_marginal_likelihood_, made.log_marginal_likelihood_std_),
-        "loo": lambda: made.loo_residuals_,
+        "bounds": lambda: made.predict_variance_bounds(one.all_rows, variance_scale=1.0),
+        "likelihood": lambda: (made.log_marginal_likelihood(), made.log_marginal_likelihood_std()),
+        "loo": lambda: made.loo_residuals(),
         "interval": lambda: made.predict_interval(one.X_new, coverage=COVERAGE, cv=FOLDS),
     }
     if one.kernel == "precomputed":  # k(x, x) is not known

@@ -291,8 +291,8 @@ def model(rng: Random, folder: Path, way: str) -> tuple[str, Judged]:
     if hasattr(loaded, "predict_proba"):
         asked.append(lambda: loaded.predict_proba(new))
     if name.startswith("with "):
-        asked += [lambda: loaded.predict(new, return_std=True), lambda: loaded.loo_residuals_]
-        asked += [lambda: loaded.predict_interval(new, 0.9), lambda: loaded.log_marginal_likelihood_]
+        asked += [lambda: loaded.predict(new, return_std=True), lambda: loaded.loo_residuals()]
+        asked += [lambda: loaded.predict_interval(new, 0.9), lambda: loaded.log_marginal_likelihood()]
     asked.append(lambda: loaded.fit(rows[: damage.N], np.arange(damage.N) % 2).predict(new))
     detected = None
     for one in asked:

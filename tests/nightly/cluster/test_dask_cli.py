@@ -291,7 +291,10 @@ def test_a_worker_that_would_pause_is_refused_before_work_starts():
         ({"threads": 5}, "5 threads on 4 cores (1 of 2 workers, such as a:1): start workers with --nthreads 4"),
         ({"memory_limit": 0}, "no memory limit, and the plan assumes 2 GiB (1 of 2 workers, such as a:1): start"),
         ({"spill": 0.3}, "spill is 0.3, 307 MiB, below the 512 MiB of the plan"),
-        ({"host_cores": 1, "threads": 2, "host": "a"}, "the 1 workers at a have 2 threads, and the machine 1 cores"),
+        (
+            {"host_cores": 1, "threads": 2, "host": "a"},
+            "the 1 worker at a: 2 threads in all, .* has 1 core:",
+        ),
     ],
 )
 def test_bad_settings_are_named_with_a_remedy(settings, remedy):

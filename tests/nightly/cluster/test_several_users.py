@@ -76,7 +76,7 @@ def assert_same(found, whole):
 
 def plan(client, **settings):
     with client.as_current():
-        return dkrr.plan(n=20_000, d=3, kernel="rbf", **settings)
+        return dkrr.plan(n_samples=20_000, n_features=3, kernel="rbf", **settings)
 
 
 @contextmanager
@@ -278,7 +278,7 @@ def test_workers_are_started_a_bounded_number_of_times(tmp_path, capfd):
     with (
         dask.config.set({"distributed.worker.preload": [str(tmp_path / "dies.py")]}),
         LocalWorkers(1, 10**9, str(tmp_path)) as workers,
-        pytest.raises(DkrrError, match=f"1 workers .* did not start: a worker ended {MAX_STARTS} times.*Nothing"),
+        pytest.raises(DkrrError, match=f"1 worker .* did not start: a worker ended {MAX_STARTS} times.*Nothing"),
         workers.client(),
     ):
         pass

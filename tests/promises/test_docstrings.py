@@ -1,0 +1,148 @@
+"""`help()` and Shift-Tab answer: docstrings of public objects have what numpydoc's validation checks."""
+
+import inspect
+import pydoc
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import pytest
+from numpydoc.docscrape import get_doc_object
+from numpydoc.validate import ERROR_MSGS, Validator, validate
+
+import dkrr.errors
+from tests.promises.test_documents import names_of_the_reference
+
+NOT_CHECKED = {
+    "ES01": "one sentence suffices where it says all",
+    "GL01": "ruff sees where the summary begins (D212); numpydoc before 1.11 wants it a line lower",
+    "PR08": "a description may begin with a symbol, as λ or φ; ruff looks at words (D403)",
+    "RT04": "as PR08",
+    "SS02": "as PR08: the summary of a kernel is its formula",
+    "SS05": "a summary is a noun phrase, which may begin with a plural: Rows, Bytes, Values",
+}
+OF_OBJECTS = {"SA01", "EX01"}
+"""Of classes and functions, not of their methods, which the class's examples and See Also cover."""
+PLAIN = {"RT01", "PR01"}
+"""Not asked of a method that overrides one with a docstring, and says only what differs."""
+ESTIMATORS = {"KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"}
+TO_BE_PRIVATE = {
+    "ArrayContents",
+    "Direct",
+    "Float32Factor",
+    "Generated",
+    "InteractionMap",
+    "Iterative",
+    "Layout",
+    "MapKernel",
+    "NystroemMap",
+    "Problem",
+    "Rates",
+    "Resources",
+    "SampledSpectrum",
+    "Tiling",
+    "Work",
+    "arrays_of",
+    "as_kernel",
+    "feature_map_from_dict",
+    "kernel_from_dict",
+    "make_plan",
+    "required_feature_map",
+    "whitened",
+}
+UNCHECKED = ESTIMATORS | TO_BE_PRIVATE
+"""Objects whose docstrings are still to be put in order."""
+
+
+def documented(value: Any) -> Any:
+    """Docstring of an object in its sections, to which numpydoc adds nothing of its own."""
+    return get_doc_object(value, config={"show_class_members": False})
+
+
+class OfDkrr(Validator):
+    """The fields of a record that dkrr makes, and the members of an enumeration, are in Attributes, not Parameters."""
+
+    def __init__(self, obj_name: Any):
+        super().__init__(documented(obj_name))
+
+    source_file_name = source_file_def_line = None
+    """Comments that switch checks off are not looked for: reading every file takes a second."""
+
+    @property
+    def _is_made_by_dkrr(self) -> bool:
+        return inspect.isclass(self.obj) and bool(self.doc["Attributes"]) and not self.doc["Parameters"]
+
+    @property
+    def signature_parameters(self) -> tuple[str, ...]:
+        if not inspect.isclass(self.obj):
+            return super().signature_parameters
+        if issubclass(self.obj, Enum):
+            return tuple(self.obj.__members__)
+        if issubclass(self.obj, str | BaseException) or not (is_dataclass(self.obj) or self.doc["Parameters"]):
+            return tuple(self.doc_all_parameters)
+        return super().signature_parameters
+
+    @property
+    def doc_all_parameters(self) -> dict[str, Any]:
+        return self._doc_parameters(["Attributes"]) if self._is_made_by_dkrr else super().doc_all_parameters
+
+    @property
+    def method_returns_something(self) -> bool:
+        # The summary of a method without parameters names its value.
+        is_method = "." in self.obj.__qualname__
+        return (bool(self.signature_parameters) or not is_method) and super().method_returns_something
+
+
+@cache
+def public_objects() -> dict[str, Any]:
+    """Classes and functions of the reference, and the errors, by full name."""
+    found = {name: pydoc.locate(name) for name in sorted(names_of_the_reference())}
+    found |= {f"dkrr.errors.{name}": value for name, value in vars(dkrr.errors).items() if inspect.isclass(value)}
+    is_ours = {name: inspect.isroutine(value) or inspect.isclass(value) for name, value in found.items()}
+    return {name: value for name, value in found.items() if is_ours[name] and value.__module__.startswith("dkrr")}
+
+
+def methods(cls: type) -> Iterator[tuple[str, Any, bool]]:
+    """Public methods and properties of a class that have a docstring, and whether they override one that has one."""
+    for name, value in vars(cls).items():
+        method = getattr(value, "__func__", value)
+        if name[0] != "_" and (inspect.isfunction(method) or isinstance(value, property)) and method.__doc__:
+            yield name, method, any(getattr(getattr(base, name, None), "__doc__", None) for base in cls.__mro__[1:])
+
+
+def faults(value: Any, left_out: set[str]) -> list[str]:
+    found = validate(value, validator_cls=OfDkrr)["errors"]
+    return [f"{code} {text}" for code, text in found if code not in left_out]
+
+
+@pytest.mark.parametrize("kind", ["function", "class", "error"])
+def test_docstrings_are_valid(kind):
+    """Summary, all parameters in the signature's order with type and meaning, returned values, See Also, an example."""
+    assert set(ERROR_MSGS) >= set(NOT_CHECKED)
+    wrong, seen = {}, set[Any]()
+    for name, value in public_objects().items():
+        is_class = inspect.isclass(value)
+        is_error = is_class and issubclass(value, BaseException)
+        if (
+            kind != ("error" if is_error else "class" if is_class else "function")
+            or name.rpartition(".")[2] in UNCHECKED
+        ):
+            continue
+        wrong[name] = faults(value, {*NOT_CHECKED, *(OF_OBJECTS if is_error else ())})
+        for cls in value.__mro__ if is_class and value.__module__.startswith("dkrr") else ():
+            if cls in seen or not cls.__module__.startswith("dkrr"):
+                continue
+            seen.add(cls)
+            for method, function, overrides in methods(cls):
+                left_out = {*NOT_CHECKED, *OF_OBJECTS, *(PLAIN if overrides else ())}
+                wrong[f"{name}.{method}"] = faults(function, left_out)
+    wrong = {name: texts for name, texts in wrong.items() if texts}
+    assert not wrong, "\n".join(f"{name}: {'; '.join(texts)}" for name, texts in wrong.items())
+
+
+def test_see_also_names_what_exists():
+    for name, value in public_objects().items():
+        for other in Validator(documented(value)).see_also:
+            assert pydoc.locate(other) is not None, f"{name} refers to {other}"
