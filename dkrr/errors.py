@@ -9,6 +9,26 @@ import numpy as np
 
 from dkrr.text import one_line, safe_message
 
+__all__ = [
+    "BusyStoreError",
+    "ClusterError",
+    "ConvergenceWarning",
+    "DamagedChunkError",
+    "DiskSpaceError",
+    "DkrrError",
+    "InputError",
+    "InputTypeError",
+    "InputWarning",
+    "KernelFunctionError",
+    "MemoryLimitError",
+    "NotFiniteError",
+    "NotPositiveDefiniteError",
+    "PlanError",
+    "StoreError",
+    "UnreachableStoreError",
+    "WrongStoreError",
+]
+
 _PACKAGE = str(Path(__file__).parent)
 
 
@@ -193,3 +213,7 @@ class InputWarning(UserWarning):
 
 class ConvergenceWarning(UserWarning):
     """The solution is less accurate than required."""
+
+
+def __dir__() -> list[str]:
+    return __all__

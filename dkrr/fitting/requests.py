@@ -32,22 +32,24 @@ from dkrr.fitting.grids import (
     is_compared,
     may_have_grid,
 )
-from dkrr.kernels import AdditiveChi2, Kernel, as_kernel
+from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.fourier_grid import FourierGrid, grid_columns
 from dkrr.kernels.implied import is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.kernels.names import as_kernel
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
 from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import Status
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
-from dkrr.planning import Layout, Plan, Problem, make_plan
+from dkrr.planning import Plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
-from dkrr.planning.problem import Form, Spectrum
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Form, Layout, Problem, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder

@@ -14,9 +14,11 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.data import MemoryRows
 from dkrr.errors import InputError, MemoryLimitError
-from dkrr.features import MapKernel, Nystroem, RandomFourier, feature_map, feature_map_from_dict
+from dkrr.features import Nystroem, RandomFourier, feature_map
 from dkrr.fitting.sampled import by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier
+from dkrr.kernels.descriptions import feature_map_from_dict
+from dkrr.kernels.map_base import MapKernel
 from dkrr.store import RunStore
 from tests.oracles import assert_close
 from tests.systems import random, traced_peak

@@ -17,8 +17,11 @@ from sklearn.preprocessing import PolynomialFeatures
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, features, kernels
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError, StoreError
-from dkrr.features import CallableMap, FeatureMap, TaylorMap, required_feature_map
+from dkrr.features import CallableMap, FeatureMap, TaylorMap
 from dkrr.kernels import RBF, Kernel, Linear, Normalized, Polynomial, TaylorRBF
+from dkrr.kernels.descriptions import feature_map_from_dict
+from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.interactions import InteractionMap
 from tests.oracles import assert_close, naive_kernel_ridge
 from tests.systems import random, traced_peak
 
@@ -26,7 +29,7 @@ from tests.systems import random, traced_peak
 
 
 def test_interactions_of_sparse_rows_form_no_dense_ones():
-    d, n, phi = 3000, 40, features.InteractionMap()
+    d, n, phi = 3000, 40, InteractionMap()
     X = sp.random_array((n, d), density=0.004, format="csr", rng=np.random.default_rng(0))
     w, v, found = random(phi.dimension(d), 1, seed=1), random(n, 1), []
     peak = traced_peak(lambda: found.extend([phi.multiply(X, w), phi.adjoint(X, v)]))
@@ -136,7 +139,7 @@ def test_polynomial_features_of_any_degree_have_the_order_of_scikit_learn(d, p, 
 def test_a_kernel_without_a_finite_map_says_which_maps_there_are(kernel):
     assert features.feature_map(kernel, 5) is None
     with pytest.raises(InputError, match=r"no finite feature map.*expected.*RandomFourier, Nystroem or .* TaylorMap"):
-        features.required_feature_map(kernel, 5)
+        required_feature_map(kernel, 5)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_a_kernel_without_a_finite_map_says_which_maps_there_are(kernel):
     [
         (Normalized(Linear()), kernels.Cosine()),
         (Polynomial(degree=2.0), Polynomial(2, gamma=0.25)),
-        (Linear() + Polynomial(degree=2, gamma=1.0, coef0=0.0), features.InteractionMap().kernel()),
+        (Linear() + Polynomial(degree=2, gamma=1.0, coef0=0.0), InteractionMap().kernel()),
         (TaylorRBF(25, gamma=0.7), TaylorMap(25, gamma=0.7).kernel()),
     ],
 )
@@ -239,7 +242,7 @@ def test_a_model_is_saved_by_name_and_what_it_names_is_given_again(phi, given, t
 def test_descriptions_hold_settings_and_names_alone(monkeypatch):
     for phi in (POWERS, NESTED):
         given = {f"{__name__}.{kind.__name__}": kind for kind in (Powers, Within)}
-        assert features.feature_map_from_dict(json.loads(json.dumps(phi.to_dict())), given) == phi, (
+        assert feature_map_from_dict(json.loads(json.dumps(phi.to_dict())), given) == phi, (
             "the settings are in the file"
         )
     before = NESTED.to_dict()["digest"]
@@ -254,7 +257,7 @@ def test_another_source_is_noticed(tmp_path):
     assert len({made(2).digest, made(2).digest, made(3).digest, CallableMap(made(2).function, 4).digest}) == 3
     described = {**POWERS.to_dict(), "digest": "of another class"}
     with pytest.warns(UserWarning, match="has another source text than the one that was saved"):
-        features.feature_map_from_dict(described, {described["name"]: Powers})
+        feature_map_from_dict(described, {described["name"]: Powers})
     settings = {"alpha": 0.3, "tile": 32, "store": str(tmp_path / "run.zarr")}
     KernelRidge(kernel=made(2), **settings).fit(X, Y)
     with pytest.raises(StoreError, match="kernel"):
@@ -273,7 +276,7 @@ def test_another_source_is_noticed(tmp_path):
 )
 def test_what_does_not_fit_a_description_is_refused(described, given, message):
     with pytest.raises(InputError, match=message):
-        features.feature_map_from_dict(described, {described.get("name"): given})
+        feature_map_from_dict(described, {described.get("name"): given})
 
 
 @pytest.mark.parametrize(

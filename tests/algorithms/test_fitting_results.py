@@ -21,8 +21,7 @@ from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
 from dkrr.linalg.likelihood import Bernoulli
 from dkrr.linalg.memory import ONE_TILE
-from dkrr.planning import Float32Factor
-from dkrr.planning.strategy import codes_of
+from dkrr.planning.strategy import Float32Factor, codes_of
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from dkrr.store import MemoryMatrix
 from tests import precise

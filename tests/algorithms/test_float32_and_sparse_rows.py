@@ -5,9 +5,10 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
-from dkrr.features import RandomFourier, whitened
+from dkrr.features import RandomFourier
 from dkrr.kernels import RBF, BagOfWords, Columns, Polynomial
 from dkrr.kernels.centring import CentredLinear
+from dkrr.kernels.nystroem import whitened
 from tests.contracts import kernels, maps
 from tests.systems import random
 

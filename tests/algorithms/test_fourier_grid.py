@@ -25,7 +25,7 @@ from dkrr.linalg.generator import (
     length_modes,
     lengths,
 )
-from dkrr.planning import Generated
+from dkrr.planning.strategy import Generated
 from tests.oracles import assert_close
 
 N = 311  # a prime

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from dkrr import KernelLogisticRegression, KernelRidge, features
+from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.kernels import (
     RBF,
@@ -23,6 +23,7 @@ from dkrr.kernels import (
     RationalQuadratic,
     TaylorRBF,
 )
+from dkrr.kernels.implied import required_feature_map
 from tests import precise
 from tests.oracles import naive_gram
 from tests.pairs import every_pair
@@ -161,7 +162,7 @@ def test_cosines_are_the_same_at_any_scale(kernel, scale, convert):
 )
 @dense_or_csr
 def test_features_of_unit_length_are_the_same_at_any_scale(kernel, scale, convert):
-    phi = features.required_feature_map(kernel, SMALL.shape[1])
+    phi = required_feature_map(kernel, SMALL.shape[1])
     rows, expected = convert(SMALL * scale), phi.transform(SMALL)
     tolerance = 1e-13 if scale > 1e-300 else 1e-2
     assert not expected[2].any()

@@ -11,7 +11,8 @@ from sklearn.gaussian_process import kernels as sklearn_kernels
 from dkrr import KernelRidge
 from dkrr.errors import InputError
 from dkrr.features import RandomFourier
-from dkrr.kernels import RBF, Laplacian, Linear, Matern, kernel_from_dict
+from dkrr.kernels import RBF, Laplacian, Linear, Matern
+from dkrr.kernels.descriptions import kernel_from_dict
 from tests.systems import traced_peak
 
 LENGTHS = np.array([0.3, 1.0, 4.0, 0.8, 2.5])

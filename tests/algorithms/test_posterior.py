@@ -14,8 +14,9 @@ from sklearn.model_selection import KFold, ShuffleSplit
 
 from dkrr import KernelRidge, KernelRidgeCV, load, predict_to, save
 from dkrr.errors import ConvergenceWarning, InputError, NotFiniteError
-from dkrr.features import Nystroem, whitened
+from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords, Linear, Polynomial
+from dkrr.kernels.nystroem import whitened
 from dkrr.linalg.variance_bounds import ResidualBounds, variance_bounds
 from dkrr.solvers import ConjugateGradient, RPCholesky
 from tests.naive_folds import leave_one_out, naive_predictions

@@ -12,9 +12,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
-from dkrr.features import arrays_of, feature_map, kernel_from_dict
+from dkrr.features import feature_map
 from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial
 from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
+from dkrr.kernels.descriptions import kernel_from_dict
+from dkrr.kernels.implied import arrays_of
 from dkrr.solvers import ConjugateGradient, RPCholesky, Status
 from tests import precise
 from tests.oracles import assert_close

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import kernels as k
-from dkrr.features import MapKernel
 from dkrr.kernels.lengths import WithLengths
+from dkrr.kernels.map_base import MapKernel
 from tests.contracts import wrong_values as values
 
 Numbers: TypeAlias = list[Any]

@@ -1,7 +1,9 @@
 """Kernels with a feature map, one of each kind and compositions: a row here puts a map through every shared test."""
 
-from dkrr.features import InteractionMap, RandomFourier, TaylorMap, required_feature_map
+from dkrr.features import RandomFourier, TaylorMap
 from dkrr.kernels import RBF, Columns, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
+from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.interactions import InteractionMap
 
 LENGTHS = Normalized(Polynomial(2, coef0=0.0))
 KERNELS = [

@@ -9,7 +9,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr.errors import InputError
-from dkrr.kernels import RBF, Categories, Columns, kernel_from_dict
+from dkrr.kernels import RBF, Categories, Columns
+from dkrr.kernels.descriptions import kernel_from_dict
 
 N = 24
 RNG = np.random.default_rng(0)

@@ -10,9 +10,10 @@ from sklearn.metrics.pairwise import pairwise_kernels
 
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError
 from dkrr.features import CallableMap
-from dkrr.kernels import RBF, CallableKernel, Chi2, Linear, Polynomial, Precomputed, as_kernel, kernel_from_dict
+from dkrr.kernels import RBF, CallableKernel, Chi2, Linear, Polynomial, Precomputed
+from dkrr.kernels.descriptions import kernel_from_dict
 from dkrr.kernels.dot import unit_rows
-from dkrr.kernels.names import taken_by
+from dkrr.kernels.names import as_kernel, taken_by
 from tests.oracles import naive_gram
 
 RNG = np.random.default_rng(0)

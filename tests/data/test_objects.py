@@ -19,9 +19,11 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError
-from dkrr.features import InteractionMap, feature_map, required_feature_map
+from dkrr.features import feature_map
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, Polynomial, Precomputed, RandomWalk
 from dkrr.kernels.custom import WIDTH, decode_objects, encode_objects, is_objects
+from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.interactions import InteractionMap
 from tests.oracles import assert_close, naive_kernel_ridge
 from tests.pairs import every_pair
 

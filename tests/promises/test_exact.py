@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelRidge
-from dkrr.features import InteractionMap, MapKernel, feature_map
+from dkrr.features import feature_map
 from dkrr.kernels import RBF, CallableKernel, Cosine, Laplacian, Linear, Polynomial
+from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.map_base import MapKernel
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests.cluster.clients import all_released
 from tests.inputs import table

@@ -20,8 +20,9 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
-from dkrr.features import CallableMap, InteractionMap, Nystroem, RandomFourier
+from dkrr.features import CallableMap, Nystroem, RandomFourier
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, RandomWalk
+from dkrr.kernels.interactions import InteractionMap
 from tests.oracles import assert_close
 
 RNG = np.random.default_rng(0)

@@ -9,8 +9,9 @@ from numpy.testing import assert_allclose
 
 from dkrr import KernelRidge
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.features import InteractionMap, whitened
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
+from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.nystroem import whitened
 from tests.contracts.maps import MAPS
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")

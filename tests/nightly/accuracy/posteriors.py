@@ -22,9 +22,9 @@ import scipy.linalg
 from flint import arb, arb_mat
 
 from dkrr import KernelRidge
-from dkrr.features import Nystroem, NystroemMap
+from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords, Cosine, Kernel, Laplacian, Linear, Polynomial
-from dkrr.kernels.nystroem import Pivots
+from dkrr.kernels.nystroem import NystroemMap, Pivots
 from tests.nightly.accuracy import trials
 from tests.nightly.accuracy.checks import Array, Exact, exact
 from tests.nightly.accuracy.models import Numbers, Problem, bordered, certain, moved
