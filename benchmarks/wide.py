@@ -362,7 +362,7 @@ class Best:
 
 def task_peak_bytes(grid: TileGrid) -> int:
     """Memory of a worker with one thread, by the planner's formula."""
-    form = gram_workspace_bytes(RBF(1 / D), grid.tile, 8 * D, D)
+    form = gram_workspace_bytes(RBF(gamma=1 / D), grid.tile, 8 * D, D)
     return WORKER_BASELINE_BYTES + PROCESS_MARGIN_BYTES + cholesky_task_bytes(grid, 1, form)
 
 
@@ -449,7 +449,7 @@ def load_costs(path: Path | None) -> TaskCosts:
     """Costs that `reproduce` saved, or those of the planner's default rates."""
     if path is not None:
         return TaskCosts(**json.loads(path.read_text())["costs"])
-    return TaskCosts.of_rates(Rates(), RBF(1 / D).nominal_seconds(D))
+    return TaskCosts.of_rates(Rates(), RBF(gamma=1 / D).nominal_seconds(D))
 
 
 @main.command()

@@ -138,7 +138,15 @@ def small_blocks(monkeypatch):
 
 
 every_kernel = pytest.mark.parametrize(
-    "kernel", [RBF(0.3), Laplacian(0.4), Matern(0.5), Matern(1.5, 2.0), Matern(2.5, 0.7)], ids=str
+    "kernel",
+    [
+        RBF(gamma=0.3),
+        Laplacian(gamma=0.4),
+        Matern(nu=0.5),
+        Matern(nu=1.5, length_scale=2.0),
+        Matern(nu=2.5, length_scale=0.7),
+    ],
+    ids=str,
 )
 
 

@@ -26,7 +26,10 @@ def test_a_compound_learns_from_data_that_are_not_numbers():
     ("make", "message"),
     [
         (lambda: Normalized("rbf"), "base is 'rbf'; expected a dkrr.kernels.Kernel"),
-        (lambda: Normalized(Sigmoid(0.01, -1.0))(random(4, 2)), r"k\(x, x\) = -0\.\d+ .*expected at least 0"),
+        (
+            lambda: Normalized(Sigmoid(gamma=0.01, coef0=-1.0))(random(4, 2)),
+            r"k\(x, x\) = -0\.\d+ .*expected at least 0",
+        ),
         (lambda: Normalized(Precomputed()), "combine the matrices instead"),
         (lambda: kernel_from_dict({"kernel": "normalized", "base": {"kernel": "rbf"}, "scale": 2}), "no parameter"),
     ],

@@ -14,7 +14,7 @@ from tests.systems import random
 
 MAPS = [
     *{type(phi): phi for phi in (maps.map_of(kernel, 6) for kernel in maps.KERNELS)}.values(),
-    maps.map_of(Columns(Polynomial(2), [3, 0, 1]), 6),
+    maps.map_of(Columns(Polynomial(degree=2), [3, 0, 1]), 6),
     maps.map_of(CentredLinear(range(6)), 6),
     whitened(RBF(), random(7, 6)),
 ]

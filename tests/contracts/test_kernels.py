@@ -141,7 +141,9 @@ def test_a_kernel_to_fixed_rows_gives_the_same_bits_again_and_again(case):
         to(X[:, :3])
 
 
-@pytest.mark.parametrize("kernel", [k.RBF(), 2.0 * (k.RBF(0.1) + k.Linear()), k.Columns(k.Matern(0.5), [0, 2])])
+@pytest.mark.parametrize(
+    "kernel", [k.RBF(), 2.0 * (k.RBF(gamma=0.1) + k.Linear()), k.Columns(k.Matern(nu=0.5), [0, 2])]
+)
 def test_fixed_rows_may_be_sparse(kernel):
     X, Y = (thinned(np.random.default_rng(k).standard_normal((n, 4))) for k, n in enumerate((9, 30)))
     for left in (X, sp.csr_array(X)):

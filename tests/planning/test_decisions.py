@@ -246,7 +246,7 @@ def test_texts_of_plans_are_those_of_the_golden_file(golden):
     elsewhere = make_plan(problem(300_007, 79), cluster(workers=64, assumed="64 Dask workers of one thread"))
     folds, alphas = FoldSizes(5, refit=True), tuple(0.1 * 2.0**k for k in range(10))
     search = problem(20_011, 13, n_targets=2, alphas=alphas)
-    every = [replace(search, kernel=kernel) for kernel in (RBF(0.1), RBF(0.2), Laplacian(0.2))]
+    every = [replace(search, kernel=kernel) for kernel in (RBF(gamma=0.1), RBF(gamma=0.2), Laplacian(gamma=0.2))]
     scores = [with_parts(plan_scores(one, folds, laptop), (0.25, 0.5)) for one in every]
     one, selection = whole_plan(scores[:1], None), whole_plan(scores, 1e-8)
     variances = plan_uncertainty(problem(100_003, 13), machine(disk_free_bytes=1000 * GIB), 10)
