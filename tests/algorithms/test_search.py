@@ -222,7 +222,7 @@ def test_no_plan_of_a_search_says_that_its_form_was_requested():
 
 def test_a_map_that_is_drawn_from_more_rows_than_a_sample_has_is_searched():
     X = np.random.default_rng(0).normal(size=(600, 3))
-    search = KernelRidgeCV([0.1], kernel=Nystroem(RBF(0.1), 20), cv=2).fit(X, np.sin(X[:, 0]))
+    search = KernelRidgeCV([0.1], kernel=Nystroem(RBF(gamma=0.1), 20), cv=2).fit(X, np.sin(X[:, 0]))
     assert search.plan_.form == "primal"
 
 
