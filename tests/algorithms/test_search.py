@@ -194,7 +194,7 @@ REQUESTED = {"form": "form-requested", "solver": "cg-requested"}
 
 @pytest.mark.parametrize("asked", [{}, {"form": "dual"}, {"solver": "cg"}], ids=str)
 def test_a_plan_after_a_search_says_what_the_search_chose_and_what_it_rejected(asked, tmp_path):
-    X = np.random.default_rng(0).normal(size=(1000, 3))
+    X = np.random.default_rng(0).normal(size=(600, 3))
     search = KernelRidgeCV([0.01, 0.1, 1.0], cv=3, store=str(tmp_path / "runs"), **asked)
     for is_resumed in (False, True):
         search.fit(X, np.sin(X[:, 0]))

@@ -170,6 +170,7 @@ def test_an_evaluation_whose_systems_are_not_solved_is_not_taken():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"optimize": "lengths"}, "expected None, 'isotropic' .* 'ard' .* or 'alpha'"),
         ({"cv": "loo"}, "cv is leave-one-out"),
         ({"alphas": [0.0, 1.0]}, "alphas has 0"),
         ({"scoring": "r2"}, "scoring is given"),

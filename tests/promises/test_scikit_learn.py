@@ -204,6 +204,8 @@ def test_a_search_has_what_grid_search_has_of_its_choice(kind, tmp_path):
     for other in (search, pickle.loads(pickle.dumps(search)).best_estimator_):
         assert_array_equal(getattr(best, name)(X), getattr(other, name)(X))
     assert_close(getattr(again, name)(X), getattr(best, name)(X))
+    if kind is KernelRidgeCV:  # by the folds of the search
+        assert_array_equal(best.predict_interval(X), search.predict_interval(X))
     assert type(search.refit_time_) is float
     assert search.refit_time_ > 0
     assert search.scorer_(search, X, y) == get_scorer(search._score_name)(search, X, y)
