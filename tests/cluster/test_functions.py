@@ -143,7 +143,7 @@ class Unpriced(RBF):
 def test_a_kernel_that_states_no_time_is_measured_for_a_small_fit():
     case = problem(2000, D)
     assert with_measured_kernel(case, as_rows(X)) is case
-    unpriced = replace(case, kernel=Unpriced(0.1))
+    unpriced = replace(case, kernel=Unpriced(gamma=0.1))
     assert with_measured_kernel(unpriced, as_rows(X)).entry_seconds is not None
 
 
