@@ -9,10 +9,12 @@ from typing import Any
 from unittest import mock
 
 from dkrr.linalg.result import SolveResult
-from dkrr.planning import Float32Factor, Iterative, Plan, Problem, Strategy, make_plan
+from dkrr.planning import Plan, Strategy
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import SelectionPlan
-from dkrr.planning.strategy import RowPasses, TileProducts
+from dkrr.planning.strategy import Float32Factor, Iterative, RowPasses, TileProducts
 
 
 def tier(c: Strategy) -> str:

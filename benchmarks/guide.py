@@ -101,7 +101,7 @@ def gram(n: int) -> Figure:
     rng = np.random.default_rng(1)
     centres = rng.normal(scale=2.0, size=(5, 2))
     X = np.vstack([c + 0.6 * rng.normal(size=(2 * n, 2)) for c in centres])
-    K = RBF(0.3)(X)
+    K = RBF(gamma=0.3)(X)
     grid = TileGrid(len(X), -(-len(X) // 6), -(-len(X) // 6))
     figure = Figure(figsize=(5, 4.4), layout="constrained")
     axes = figure.subplots()

@@ -110,7 +110,7 @@ def fit(
     X, y, X_test, y_test = data(data_name, n, n_test, cache)
     before = peak_resident_bytes()
     gamma = 1 / X.shape[1] if gamma is None else gamma
-    value: Any = Laplacian(gamma) if kernel == "laplacian" else RBF(gamma)
+    value: Any = Laplacian(gamma=gamma) if kernel == "laplacian" else RBF(gamma=gamma)
     if kernel == "nystroem":
         value = Nystroem(value, CENTRES)
     model = dkrr.KernelRidge(
@@ -318,7 +318,7 @@ def rate(n: int, widths: tuple[int, ...], threads: int) -> None:
         for precision in ("float64", "float32"):
             alone = _kernel_rate(X, precision)
             with ThreadExecutor(threads) as executor, blas.one_thread():
-                kernel = RBF(1 / d)
+                kernel = RBF(gamma=1 / d)
                 tile = cg_tile(dkrr.plan(n_samples=n, n_features=d, kernel=kernel).problem, 2**32, threads)
                 grid = TileGrid(n, tile, tile)
                 operator = TiledOperator(GramTiles(kernel, MemoryRows(X)), grid, executor, "rate", threads)
@@ -337,7 +337,7 @@ def rate(n: int, widths: tuple[int, ...], threads: int) -> None:
 
 def _kernel_rate(X: Floats, precision: str) -> float:
     """Entries a second of the kernel on one core, in the blocks in which it fills a Gram matrix."""
-    kernel, rows = RBF(1 / X.shape[1]), X[: 2 * KERNEL_BLOCK]
+    kernel, rows = RBF(gamma=1 / X.shape[1]), X[: 2 * KERNEL_BLOCK]
     out = np.empty((KERNEL_BLOCK, KERNEL_BLOCK), precision)
     with blas.one_thread():
         kernel(rows[:KERNEL_BLOCK], rows[KERNEL_BLOCK:], out=out)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, Self
 
 from dkrr.linalg.cholesky import TileStep, tile_steps
-from dkrr.planning import Rates
+from dkrr.planning.resources import Rates
 from dkrr.planning.tiles import SCHEDULER_SECONDS, WINDOW_PER_SLOT, factorisation_seconds
 from dkrr.store import TileGrid
 

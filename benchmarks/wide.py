@@ -32,9 +32,8 @@ from dkrr.kernels import RBF
 from dkrr.linalg.cholesky import cholesky_task_bytes, cholesky_work, factor_bytes, partial_bytes, tile_steps
 from dkrr.linalg.sources import gram_workspace_bytes
 from dkrr.linalg.substitution import substitution_places
-from dkrr.planning import Rates
 from dkrr.planning.planner import EQUAL_TIME
-from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES, WORKER_BASELINE_BYTES, Rates
 from dkrr.planning.tiles import tile_grid
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds
@@ -363,7 +362,7 @@ class Best:
 
 def task_peak_bytes(grid: TileGrid) -> int:
     """Memory of a worker with one thread, by the planner's formula."""
-    form = gram_workspace_bytes(RBF(1 / D), grid.tile, 8 * D, D)
+    form = gram_workspace_bytes(RBF(gamma=1 / D), grid.tile, 8 * D, D)
     return WORKER_BASELINE_BYTES + PROCESS_MARGIN_BYTES + cholesky_task_bytes(grid, 1, form)
 
 
@@ -450,7 +449,7 @@ def load_costs(path: Path | None) -> TaskCosts:
     """Costs that `reproduce` saved, or those of the planner's default rates."""
     if path is not None:
         return TaskCosts(**json.loads(path.read_text())["costs"])
-    return TaskCosts.of_rates(Rates(), RBF(1 / D).nominal_seconds(D))
+    return TaskCosts.of_rates(Rates(), RBF(gamma=1 / D).nominal_seconds(D))
 
 
 @main.command()

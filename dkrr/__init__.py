@@ -10,9 +10,10 @@ True
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dkrr import config as config
+from dkrr import config
 
 if TYPE_CHECKING:
+    from dkrr import errors, features, kernels, planning, solvers
     from dkrr.cli.report import report
     from dkrr.data import Table, open_table
     from dkrr.estimators import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from dkrr.estimators.saving import load, save
     from dkrr.fitting.plans import plan
     from dkrr.planning.calibration import calibrate
-    from dkrr.store.inspection import status, verify
+    from dkrr.selection.optimum import Optimum
+    from dkrr.store.inspection import RunStatus, Verification, status, verify
 
 __version__ = "0.1.0"
 
@@ -31,7 +33,8 @@ _MODULES = {
     "dkrr.data": ("Table", "open_table"),
     "dkrr.estimators": ("KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"),
     "dkrr.estimators.gram_matrix": ("gram",),
-    "dkrr.store.inspection": ("status", "verify"),
+    "dkrr.selection.optimum": ("Optimum",),
+    "dkrr.store.inspection": ("RunStatus", "Verification", "status", "verify"),
     "dkrr.planning.calibration": ("calibrate",),
     "dkrr.estimators.saving": ("load", "save"),
     "dkrr.fitting.plans": ("plan",),
@@ -44,17 +47,27 @@ __all__ = [
     "KernelLogisticRegressionCV",
     "KernelRidge",
     "KernelRidgeCV",
+    "Optimum",
+    "RunStatus",
     "Table",
+    "Verification",
     "__version__",
     "calibrate",
+    "config",
+    "errors",
+    "features",
     "gram",
+    "kernels",
     "load",
     "open_table",
     "plan",
+    "planning",
     "predict_to",
     "report",
     "save",
+    "solvers",
     "status",
+    "typing",
     "verify",
 ]
 
@@ -62,10 +75,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in ("cli", "errors", "features", "kernels", "planning", "solvers"):
+    if name in __all__:
         return import_module(f"dkrr.{name}")
     raise AttributeError(f"module 'dkrr' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return __all__

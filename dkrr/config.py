@@ -10,7 +10,7 @@ import yaml
 from dkrr.checks import flag, location, not_negative, positive, positive_or_none, shown, whole
 from dkrr.errors import InputError, StoreError
 
-__all__ = ["check_settings", "setting", "temporary_directory"]
+__all__ = ["check_settings", "setting"]
 
 with (Path(__file__).parent / "dkrr.yaml").open() as _file:
     _defaults: dict[str, Any] = yaml.safe_load(_file)
@@ -128,3 +128,7 @@ def temporary_directory() -> str:
             f"there is no temporary folder: {error.strerror}; expected one that this user may write to: set "
             f"dkrr.temporary-directory in Dask's configuration, or give a store"
         ) from error
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -289,4 +289,4 @@ if not TYPE_CHECKING:  # for which any name would be one of the module
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return __all__

@@ -12,3 +12,7 @@ __all__ = [
     "SolveResult",
     "Status",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

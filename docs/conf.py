@@ -3,7 +3,6 @@
 import inspect
 import os
 import re
-from importlib import import_module
 from importlib.metadata import version as version_of
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from sphinx.errors import ExtensionError
 from sphinx.ext.autosummary import ImportExceptionGroup, get_import_prefixes_from_env, import_by_name
 from sphinx.util.docutils import SphinxRole
 
+import dkrr
 from dkrr.cli.main import dkrr as dkrr_command
 
 project = "dkrr"
@@ -88,11 +88,11 @@ PAGE_OF = {(ROOT / file).resolve(): f"{page}.md" for page, file in PAGES.items()
 PAGE_OF[ROOT / "examples" / "README.rst"] = "gallery/index.rst"
 LINK = re.compile(r"\]\(([^()#\s]+)")
 SIGN = re.compile(r"(`[^`]*`)|(\||(?<=\w)_(?!\w))")
-MODULES = ("dkrr", "dkrr.kernels", "dkrr.features", "dkrr.solvers", "dkrr.planning", "dkrr.errors")
+MODULES = [dkrr, *(one for one in (getattr(dkrr, name) for name in dkrr.__all__) if inspect.ismodule(one))]
 PUBLIC = {
     id(getattr(module, public)): f"{module.__name__}.{public}"
-    for module in map(import_module, MODULES)
-    for public in getattr(module, "__all__", vars(module))
+    for module in MODULES
+    for public in module.__all__
     if callable(getattr(module, public))
 }
 """Full public name of a class or function; the last of several modules that have it."""

@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 from scipy.special import logsumexp, softmax
 
-from dkrr.kernels import as_kernel
+from dkrr.kernels.names import as_kernel
 from tests.contracts.kernels import naive_entry
 
 

@@ -403,7 +403,7 @@ class KernelRidgeCV(RidgeRegressor):
     def _as_saved(self) -> KernelRidge:
         """KernelRidge with the best parameters, fitted."""
         model = self._ridge_with(self.best_params_)
-        model.__dict__.update({name: value for name, value in vars(self).items() if name in FITTED})
+        model.__dict__.update({name: value for name, value in vars(self).items() if name in (*FITTED, "_folds")})
         return model
 
     def _fit_to(self, X: Any, y: Any, sample_weight: Any) -> None:

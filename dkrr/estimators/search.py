@@ -388,7 +388,7 @@ def parameter_columns(parameters: list[dict[str, Any]]) -> dict[str, Any]:
     found = {}
     for name in dict.fromkeys(name for p in parameters for name in p):
         known = [p[name] for p in parameters if name in p]
-        dtype = np.result_type(*known) if all(isinstance(value, Real) for value in known) else np.dtype(object)
+        dtype = np.array(known).dtype if all(isinstance(value, Real) for value in known) else np.dtype(object)
         column = np.ma.MaskedArray(np.empty(len(parameters), dtype), mask=True)
         for k, p in enumerate(parameters):
             if name in p:

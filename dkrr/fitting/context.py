@@ -45,8 +45,9 @@ from dkrr.fitting.storage import (
 from dkrr.linalg import TASK_MODULES
 from dkrr.linalg.products import ResidentRows
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning import Generated, Plan
+from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
+from dkrr.planning.strategy import Generated
 from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place

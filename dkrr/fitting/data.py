@@ -17,7 +17,7 @@ from dkrr.kernels.centring import Centring
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.likelihood import Bernoulli, Likelihood
 from dkrr.linalg.products import SAFE_SIZES, column_sizes
-from dkrr.planning import Problem
+from dkrr.planning.problem import Problem
 
 Array = NDArray[np.float64]
 

@@ -29,7 +29,8 @@ from dkrr.linalg.refinement import Refinement
 from dkrr.linalg.residual import Check, energies, freed, take_constants, worst
 from dkrr.linalg.result import Status, direct_status, is_doubtful
 from dkrr.linalg.triangle import TriangleRows
-from dkrr.planning import Direct, Float32Factor, Iterative, Plan
+from dkrr.planning import Plan
+from dkrr.planning.strategy import Direct, Float32Factor, Iterative
 from dkrr.text import plural
 
 Array = NDArray[np.float64]

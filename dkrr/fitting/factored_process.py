@@ -47,9 +47,10 @@ from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
-from dkrr.planning import Direct, Plan
+from dkrr.planning import Plan
 from dkrr.planning.detection import detect, resident_bytes, usable_threads
 from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
+from dkrr.planning.strategy import Direct
 from dkrr.store import TileGrid
 from dkrr.text import plural
 

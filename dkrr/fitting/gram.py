@@ -40,7 +40,7 @@ from dkrr.linalg.sources import (
     symmetry_tasks,
 )
 from dkrr.linalg.substitution import LocalFactor, ScaledFactor, SharedFactor
-from dkrr.planning import Direct, Float32Factor, Iterative, Tiling
+from dkrr.planning.strategy import Direct, Float32Factor, Iterative, Tiling
 from dkrr.store import TileGrid
 
 Array = NDArray[np.float64]

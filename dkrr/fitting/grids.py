@@ -17,8 +17,10 @@ from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
 from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
-from dkrr.planning import Plan, Problem, make_plan
+from dkrr.planning import Plan
 from dkrr.planning.detection import usable_threads
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.transforms import GOAL, refusal

@@ -42,9 +42,9 @@ from dkrr.linalg.quadrature import LanczosTrace
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.result import Status
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
-from dkrr.planning import Iterative
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
+from dkrr.planning.strategy import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 
 GOAL = 0.5

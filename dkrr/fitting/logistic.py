@@ -42,9 +42,9 @@ from dkrr.linalg.passes import Passes, Segment
 from dkrr.linalg.primal_objective import PrimalObjective
 from dkrr.linalg.products import Operator
 from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
-from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
+from dkrr.planning import Plan
 from dkrr.planning.problem import Form
-from dkrr.planning.strategy import How
+from dkrr.planning.strategy import Direct, Float32Factor, Generated, How, Iterative
 
 Array = NDArray[np.float64]
 

@@ -41,7 +41,7 @@ from dkrr.linalg.passes import Design, Segment, strip_rows
 from dkrr.linalg.products import column_norms, column_sizes
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
-from dkrr.planning import Direct, Iterative
+from dkrr.planning.strategy import Direct, Iterative
 from dkrr.store import ChunkedArray, TileGrid
 
 Array = NDArray[np.float64]

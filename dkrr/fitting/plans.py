@@ -54,11 +54,12 @@ from dkrr.kernels.implied import feature_map, is_drawn, refuse_more_components_t
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning import Plan, Problem
+from dkrr.planning import Plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.predictions import PredictionPlan
+from dkrr.planning.problem import Problem
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import FoldSizes
 from dkrr.typing import KernelLike, NumbersLike, RowsLike, SupportsPredict, TargetsLike, TransformerLike, WeightsLike

@@ -32,7 +32,8 @@ from dkrr.linalg.result import (
     inexact_duals,
 )
 from dkrr.linalg.sources import Vectors
-from dkrr.planning import Direct, Iterative, Plan
+from dkrr.planning import Plan
+from dkrr.planning.strategy import Direct, Iterative
 from dkrr.text import plural
 
 Array = NDArray[np.float64]

@@ -431,7 +431,7 @@ class Processes:
                 f"kernel is {kernel!r}, which learns from the training rows, so that loo_residuals() would take a fit "
                 f"for each of {len(self._outputs.values):,} rows; expected a kernel that does not: use y - "
                 f"cross_val_predict(model, X, y, cv=10) of scikit-learn, or a kernel that is fixed before the fit "
-                f"(dkrr.features.whitened(kernel, centres), BagOfWords with vocabulary and idf)"
+                f"(BagOfWords with vocabulary and idf)"
             )
         found = np.empty(self._outputs.values.shape)
         for columns, one in self.factored():

@@ -42,12 +42,13 @@ from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMP
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import Status
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
-from dkrr.planning import Layout, Plan, Problem, make_plan
+from dkrr.planning import Plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
 from dkrr.planning.explain import is_soon_done
 from dkrr.planning.measures import with_measured_kernel
-from dkrr.planning.problem import NOTHING_SET, Because, Form, Spectrum
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import NOTHING_SET, Because, Form, Layout, Problem, Spectrum
 from dkrr.planning.resources import Resources
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder

@@ -33,10 +33,10 @@ from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.residual import worst
 from dkrr.linalg.result import SolveResult
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.planning import Direct, Float32Factor, Generated, Iterative, Plan
+from dkrr.planning import Plan
 from dkrr.planning.problem import Because, Form, Loss
 from dkrr.planning.reasons import Reason
-from dkrr.planning.strategy import How
+from dkrr.planning.strategy import Direct, Float32Factor, Generated, How, Iterative
 from dkrr.text import plural
 
 

@@ -20,8 +20,10 @@ from dkrr.fitting.grids import (
 from dkrr.fitting.requests import Settings, with_spectrum
 from dkrr.kernels.fourier_grid import ROUNDING, grid_columns
 from dkrr.kernels.nonuniform import is_available
-from dkrr.planning import Plan, Problem, make_plan
+from dkrr.planning import Plan
 from dkrr.planning.measures import with_measured_kernel
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import NOTHING_LEFT, Optimising, SelectionPlan, whole_plan

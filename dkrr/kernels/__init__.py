@@ -6,11 +6,8 @@ from dkrr.kernels.base import Kernel as Kernel
 from dkrr.kernels.composite import weighted_sums as weighted_sums
 from dkrr.kernels.composite import weights_of as weights_of
 from dkrr.kernels.custom import CallableKernel as CallableKernel
-from dkrr.kernels.descriptions import kernel_from_dict as kernel_from_dict
-from dkrr.kernels.diagnosis import SampledSpectrum as SampledSpectrum
 from dkrr.kernels.diagnosis import smallest_eigenvalue as smallest_eigenvalue
 from dkrr.kernels.graphs import Graph as Graph
-from dkrr.kernels.names import as_kernel as as_kernel
 from dkrr.kernels.registry import *  # noqa: F403  (every class of kernels has its line there)
 
 if not TYPE_CHECKING:  # type checkers know the names from the imports
@@ -20,11 +17,11 @@ if not TYPE_CHECKING:  # type checkers know the names from the imports
         "CallableKernel",
         "Graph",
         "Kernel",
-        "SampledSpectrum",
-        "as_kernel",
-        "kernel_from_dict",
         "smallest_eigenvalue",
         "weighted_sums",
         "weights_of",
         *registry.__all__,
     ]
+
+    def __dir__():
+        return __all__

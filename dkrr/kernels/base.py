@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from inspect import signature
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dkrr.checks import MAX_WHOLE, positive, shown, whole
-from dkrr.errors import InputError
+from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.blocks import (
     PIECE_ENTRIES,
     PIECE_ROWS,
@@ -46,6 +47,19 @@ SEPARATOR = "__"
 
 class Parameters(ABC):
     """Base of frozen dataclasses whose fields are parameters; kernels and feature maps derive from it."""
+
+    def __new__(cls, *args: Any, **_: Any) -> Self:
+        # Kernels of numbers take their parameters by name alone: RBF(0.5) and Matern(0.5, 1.5) would mean other kernels
+        # than in scikit-learn, where the first parameter is a length.
+        if args:
+            parameters = signature(cls).parameters.values()
+            if parameters and all(one.kind is one.KEYWORD_ONLY for one in parameters):
+                value = shown(args[0]) if len(parameters) == 1 else "..."
+                raise InputTypeError(
+                    f"{cls.__name__}({', '.join(map(shown, args))}) gives parameters without their names; expected "
+                    f"{cls.__name__}({', '.join(f'{one.name}={value}' for one in parameters)})"
+                )
+        return super().__new__(cls)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name, as scikit-learn's estimators have them.

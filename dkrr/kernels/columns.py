@@ -151,7 +151,7 @@ class Columns(Compound):
     --------
     >>> import numpy as np
     >>> from dkrr.kernels import RBF, Columns, Linear
-    >>> kernel = Columns(RBF(1.0), [0, 1]) + Columns(Linear(), 2)
+    >>> kernel = Columns(RBF(gamma=1.0), [0, 1]) + Columns(Linear(), 2)
     >>> kernel(np.array([[0.0, 0.0, 2.0]]), np.array([[0.0, 0.0, 3.0]]))
     array([[7.]])
     """

@@ -155,10 +155,10 @@ class CallableKernel(Kernel):
         anything that JSON can say; rows of a DataFrame with text come as dicts) X and Y are lists of them.
     name : str, optional
         Name in messages and descriptions; None means the function's qualified name.
-    takes_objects : bool
-        Whether the rows stand for objects; `fitted` sets it.
     cost : FunctionCost, optional
         What it was measured to need, before a fit is planned; not a part of what the kernel is.
+    takes_objects : bool
+        Whether the rows stand for objects; `fitted` sets it.
 
     See Also
     --------

@@ -187,7 +187,7 @@ def kernel_from_dict(
         The functions of callable kernels, by the names in the description, and the user's own feature maps: values of
         CallableMap, and classes.
     arrays : mapping from checksum to ndarray or CSR, optional
-        What `dkrr.features.arrays_of` gave for the kernel.
+        What `dkrr.kernels.implied.arrays_of` gave for the kernel.
 
     Returns
     -------

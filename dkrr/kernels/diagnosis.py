@@ -87,7 +87,9 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, *, n_sample: int = 1000, random_
     Returns
     -------
     SampledSpectrum
-        Its `verdict` and its text interpret the numbers.
+        Eigenvalues `smallest` and `largest` of a sample of `n_sampled` of the `n_rows` rows. Those below `rounding` in
+        absolute value cannot be told from zero; the `verdict` is "indefinite", "semidefinite" to rounding (that is,
+        singular) or "definite". ``print`` interprets the numbers.
 
     Raises
     ------
@@ -108,7 +110,7 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, *, n_sample: int = 1000, random_
     ('definite', 'indefinite')
     """
     if not isinstance(kernel, Kernel):
-        raise InputTypeError(f"kernel is {shown(kernel)}; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
+        raise InputTypeError(f"kernel is {shown(kernel)}; expected a dkrr.kernels.Kernel, such as RBF()")
     n_sample, random_state = whole(n_sample, "n_sample", 1), whole(random_state, "random_state", 0)
     kernel = kernel.fitted(X)
     rows = as_rows(kernel.encode(X))

@@ -100,14 +100,10 @@ class BagOfWords(Kernel):
     term_weighting : {"tfidf", "counts", "binary"}
         w: counts times ln((1 + n) / (1 + nₜ)) + 1, where nₜ of n documents have the term; counts; or 1 for every term
         in the document.
-    normalized : bool
-        Divide by the lengths of both rows of weights, so that long documents count no more than short ones.
     ngram_range : (int, int)
         A term is this many words in a row, from the first number to the second.
     min_df : int or float
         The vocabulary takes terms of at least this many documents (an int), or this fraction of them (a float up to 1).
-    lowercase : bool
-        Whether to treat capital and small letters alike.
     token_pattern : str
         Regular expression of a word; if it has a group, the word is what the group matches.
     n_features : int, optional
@@ -117,6 +113,10 @@ class BagOfWords(Kernel):
         The terms, one for each column. None: `fitted` learns them.
     idf : sequence of float, optional
         Factors of the counts of each column for "tfidf". None: `fitted` learns them.
+    normalized : bool
+        Divide by the lengths of both rows of weights, so that long documents count no more than short ones.
+    lowercase : bool
+        Whether to treat capital and small letters alike.
 
     See Also
     --------

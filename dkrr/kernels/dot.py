@@ -88,7 +88,7 @@ class _FunctionOfDotProduct(Kernel):
         """Turn a matrix of xᵀz into the kernel, in place."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Polynomial(_FunctionOfDotProduct):
     """k(x, z) = (γ xᵀz + c)ᵖ.
 
@@ -149,7 +149,7 @@ class Polynomial(_FunctionOfDotProduct):
         np.power(dots, self.degree, out=dots)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sigmoid(_FunctionOfDotProduct):
     """k(x, z) = tanh(γ xᵀz + c), as in scikit-learn; it may be indefinite.
 
@@ -271,7 +271,7 @@ MAX_DOT = 700.0
 """Where 2γ|xᵀz| is larger, the kernel is below 1e-14 for every degree, as γ‖x‖² + γ‖z‖² is then larger too."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaylorRBF(Kernel):
     """k(x, z) = exp(−γ‖x‖² − γ‖z‖²) Σ_{k≤r} (2γ xᵀz)ᵏ/k!: the RBF kernel with a series of finite degree.
 

@@ -45,7 +45,7 @@ MIN_LENGTH = 1e-150
 GATHER_ENTRIES = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RBF(WithLengths):
     """k(x, z) = exp(−γ ‖x − z‖²), or exp(−Σₖ γₖ (xₖ − zₖ)²) with a γ for each column.
 
@@ -130,7 +130,7 @@ class RBF(WithLengths):
         return np.ones(X.shape[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Matern(WithLengths):
     """Matérn kernel for ν = 1/2, 3/2 or 5/2, as `sklearn.gaussian_process.kernels.Matern`.
 
@@ -196,7 +196,7 @@ class Matern(WithLengths):
             return super().length_slopes(n_features)
         nu, factor = self.nu - 1.0, {1.5: 3.0, 2.5: 5.0 / 3.0}[self.nu]
         lengths = np.asarray(self.length_scale) * sqrt(nu / self.nu)
-        return Matern(nu, lengths.tolist()), factor / self.lengths(n_features) ** 2
+        return Matern(nu=nu, length_scale=lengths.tolist()), factor / self.lengths(n_features) ** 2
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._fillers(Y, dtype)(X)

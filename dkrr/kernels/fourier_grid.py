@@ -639,7 +639,7 @@ def _matern_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[flo
     others = images[np.any(images != 0, axis=1)]
 
     def values(differences: Array) -> Array:
-        unit = Matern(nu, 1.0)
+        unit = Matern(nu=nu, length_scale=1.0)
         return np.asarray(unit(differences, np.zeros((1, d)))[:, 0])
 
     gap = 1.0

@@ -58,7 +58,7 @@ def feature_map(kernel: Kernel, n_features: int) -> FeatureMap | None:
     True
     """
     if not isinstance(kernel, Kernel):
-        raise InputTypeError(f"kernel is {shown(kernel)}; expected a dkrr.kernels.Kernel: see dkrr.kernels.as_kernel")
+        raise InputTypeError(f"kernel is {shown(kernel)}; expected a dkrr.kernels.Kernel, such as RBF()")
     n_features = whole(n_features, "n_features", 1)
     map_of = next((_MAPS[kind] for kind in type(kernel).__mro__ if kind in _MAPS), None)
     return None if map_of is None else map_of(kernel, n_features)
@@ -80,7 +80,7 @@ def required_feature_map(kernel: Kernel, n_features: int) -> FeatureMap:
 
     Examples
     --------
-    >>> from dkrr.features import required_feature_map
+    >>> from dkrr.kernels.implied import required_feature_map
     >>> from dkrr.kernels import Linear, Polynomial
     >>> required_feature_map(Linear() + Polynomial(degree=2), 3).dimension(3)
     13

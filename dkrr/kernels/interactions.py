@@ -30,7 +30,7 @@ class InteractionMap(FeatureMap):
     Examples
     --------
     >>> import numpy as np
-    >>> from dkrr.features import InteractionMap
+    >>> from dkrr.kernels.interactions import InteractionMap
     >>> InteractionMap().transform(np.array([[3.0, 2.0]])).round(3)
     array([[3.   , 2.   , 9.   , 8.485, 4.   ]])
     """

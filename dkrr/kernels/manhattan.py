@@ -17,7 +17,7 @@ from dkrr.kernels.lengths import Array, Scales, WithLengths, reference, scales_o
 CITYBLOCK_COLUMNS = 512
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Laplacian(WithLengths):
     """k(x, z) = exp(−γ ‖x − z‖₁), or exp(−Σₖ γₖ |xₖ − zₖ|) with a γ for each column.
 
@@ -171,7 +171,7 @@ class AdditiveChi2(Kernel):
         return np.zeros(X.shape[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chi2(Kernel):
     """k(x, z) = exp(−γ Σ (x − z)² / (x + z)) for non-negative features, histograms above all.
 

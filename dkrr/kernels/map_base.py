@@ -305,7 +305,8 @@ class MapKernel(Kernel):
     Examples
     --------
     >>> import numpy as np
-    >>> from dkrr.features import MapKernel, RandomFourier
+    >>> from dkrr.features import RandomFourier
+    >>> from dkrr.kernels.map_base import MapKernel
     >>> from dkrr.kernels import RBF
     >>> kernel = MapKernel(RandomFourier(RBF(gamma=0.5), n_components=10))
     >>> kernel(np.array([[0.0, 1.0]])).round(12)

@@ -68,7 +68,7 @@ def as_kernel(
 
     Examples
     --------
-    >>> from dkrr.kernels import as_kernel
+    >>> from dkrr.kernels.names import as_kernel
     >>> as_kernel("rbf", gamma=0.5)
     RBF(gamma=0.5)
     """

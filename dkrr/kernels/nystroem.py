@@ -86,8 +86,8 @@ class Nystroem(FeatureMap):
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:  # noqa: ARG002
         raise InputError(
-            f"{self!r} has no centres yet, and no features; expected a fitted map: KernelRidge(kernel=...).fit "
-            "draws the centres from the training rows, dkrr.features.whitened(kernel, centres) takes given ones"
+            f"{self!r} has no centres yet, and no features; expected a fit: KernelRidge(kernel=...).fit draws the "
+            "centres from the training rows"
         )
 
 
@@ -233,7 +233,7 @@ def whitened(kernel: Kernel, centres: Block) -> NystroemMap:
     Examples
     --------
     >>> import numpy as np
-    >>> from dkrr.features import whitened
+    >>> from dkrr.kernels.nystroem import whitened
     >>> from dkrr.kernels import RBF
     >>> X = np.array([[0.0], [1.0], [1.0]])
     >>> phi = whitened(RBF(gamma=0.5), X)

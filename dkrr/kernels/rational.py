@@ -26,7 +26,7 @@ REFINE_SIZE = {np.dtype(np.float64): 1e3, np.dtype(np.float32): 1e2}
 MAX_ALPHA = 1e6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RationalQuadratic(WithLengths):
     """k(x, z) = (1 + ‖x − z‖² / (2 a ℓ²))⁻ᵃ, as `sklearn.gaussian_process.kernels.RationalQuadratic`.
 
@@ -92,7 +92,9 @@ class RationalQuadratic(WithLengths):
     def length_slopes(self, n_features: int) -> tuple[Kernel, Array]:
         # dk / d log ℓₖ = (1 + u)^−(a + 1) (xₖ − zₖ)² / ℓₖ², with the same u = Σ (xₖ − zₖ)² / (2 a ℓₖ²).
         lengths = np.asarray(self.length_scale) * sqrt(self.alpha / (self.alpha + 1.0))
-        return RationalQuadratic(lengths.tolist(), self.alpha + 1.0), 1.0 / self.lengths(n_features) ** 2
+        return RationalQuadratic(length_scale=lengths.tolist(), alpha=self.alpha + 1.0), 1.0 / self.lengths(
+            n_features
+        ) ** 2
 
     def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._fillers(Y, dtype)(X)

@@ -72,7 +72,7 @@ class TaylorMap(FeatureMap):
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        checked = TaylorRBF(self.degree, self.gamma)
+        checked = TaylorRBF(degree=self.degree, gamma=self.gamma)
         object.__setattr__(self, "degree", checked.degree)
         object.__setattr__(self, "gamma", checked.gamma)
 
@@ -163,7 +163,7 @@ class TaylorMap(FeatureMap):
         return multisets.count(n_features + 1, self.degree)
 
     def kernel(self) -> Kernel:
-        return TaylorRBF(self.degree, self.gamma)
+        return TaylorRBF(degree=self.degree, gamma=self.gamma)
 
     def _fill(self, X: Block, start: int, stop: int, out: Array) -> None:
         d = X.shape[1]

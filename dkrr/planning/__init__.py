@@ -1,26 +1,27 @@
 """The planner: which form, which executor, which tiles, and why; what this machine has, and how fast it is."""
 
+from dkrr.cost import Stage
 from dkrr.planning.plan import Plan
-from dkrr.planning.planner import make_plan
-from dkrr.planning.problem import Layout, Problem
+from dkrr.planning.predictions import PredictionPlan
+from dkrr.planning.profile import Profile
 from dkrr.planning.reasons import Reason
-from dkrr.planning.resources import Rates, Resources
-from dkrr.planning.strategy import Direct, Float32Factor, Generated, Iterative, Strategy, Tiling
-from dkrr.planning.ways import WAYS
+from dkrr.planning.searches import SelectionPlan
+from dkrr.planning.selection import ScoringPlan
+from dkrr.planning.strategy import Strategy
+from dkrr.planning.uncertainty import UncertaintyPlan
 
 __all__ = [
-    "WAYS",
-    "Direct",
-    "Float32Factor",
-    "Generated",
-    "Iterative",
-    "Layout",
     "Plan",
-    "Problem",
-    "Rates",
+    "PredictionPlan",
+    "Profile",
     "Reason",
-    "Resources",
+    "ScoringPlan",
+    "SelectionPlan",
+    "Stage",
     "Strategy",
-    "Tiling",
-    "make_plan",
+    "UncertaintyPlan",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -68,7 +68,7 @@ def measured_plan(problem: Problem, resources: Resources, plan: Plan | None = No
     Raises
     ------
     PlanError
-        As `dkrr.planning.make_plan`.
+        As `dkrr.planning.planner.make_plan`.
     """
     plan = make_plan(problem, resources) if plan is None else plan
     while (measured := _newly_measured(plan)) is not None:

@@ -31,7 +31,8 @@ from dkrr.linalg.length_sums import LengthTiles, length_sums_tasks
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import TrainingSetOperator, TrainingSets, column_sizes, root_mean_squares
-from dkrr.planning import Iterative, Plan
+from dkrr.planning import Plan
+from dkrr.planning.strategy import Iterative
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import freed_predictions
 from dkrr.selection.sweep import LEAST_TOL, MAX_TIGHTENINGS, SLACK, target_batches

@@ -32,12 +32,12 @@ from dkrr.kernels.columns import learns
 from dkrr.kernels.implied import is_drawn
 from dkrr.linalg.held_out import LeftOut
 from dkrr.linalg.refinement import in_terms_of_alpha
-from dkrr.planning import Direct, Generated, Iterative
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
 from dkrr.planning.selection import FoldSizes, ScoringPlan
+from dkrr.planning.strategy import Direct, Generated, Iterative
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.fold_sums import PrimalFolds
 from dkrr.selection.folds import Folds, SelectionData

@@ -24,8 +24,9 @@ from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import TrainingSetOperator, column_norms, root_mean_squares
 from dkrr.linalg.result import Status
-from dkrr.planning import Iterative, Plan
+from dkrr.planning import Plan
 from dkrr.planning.selection import RISES
+from dkrr.planning.strategy import Iterative
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import FoldSystems, Report, ScoreSheet
 from dkrr.text import plural

@@ -14,9 +14,11 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.data import MemoryRows
 from dkrr.errors import InputError, MemoryLimitError
-from dkrr.features import MapKernel, Nystroem, RandomFourier, feature_map, feature_map_from_dict
+from dkrr.features import Nystroem, RandomFourier, feature_map
 from dkrr.fitting.sampled import by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier
+from dkrr.kernels.descriptions import feature_map_from_dict
+from dkrr.kernels.map_base import MapKernel
 from dkrr.store import RunStore
 from tests.oracles import assert_close
 from tests.systems import random, traced_peak
@@ -136,7 +138,15 @@ def small_blocks(monkeypatch):
 
 
 every_kernel = pytest.mark.parametrize(
-    "kernel", [RBF(0.3), Laplacian(0.4), Matern(0.5), Matern(1.5, 2.0), Matern(2.5, 0.7)], ids=str
+    "kernel",
+    [
+        RBF(gamma=0.3),
+        Laplacian(gamma=0.4),
+        Matern(nu=0.5),
+        Matern(nu=1.5, length_scale=2.0),
+        Matern(nu=2.5, length_scale=0.7),
+    ],
+    ids=str,
 )
 
 

@@ -49,8 +49,8 @@ def ended(way, alpha, kernel=LINEAR, scale=1.0, offset=0.0, is_separable=False, 
         *((way, 1e-12, {"is_separable": True}) for way in ("dual cg", "primal cg")),
         *((way, 1.0, {"weights": 1}) for way in ("dual", "primal", "dual cg", "primal cg")),
         *((way, 1e15, {}) for way in ("dual cg", "primal cg")),
-        *((way, 1e-12, {"is_separable": True, "kernel": RBF(0.5)}) for way in ("dual in tiles", "dual cg")),
-        *((way, 1e-6, {"weights": 1, "kernel": RBF(0.5)}) for way in ("dual in tiles", "dual cg")),
+        *((way, 1e-12, {"is_separable": True, "kernel": RBF(gamma=0.5)}) for way in ("dual in tiles", "dual cg")),
+        *((way, 1e-6, {"weights": 1, "kernel": RBF(gamma=0.5)}) for way in ("dual in tiles", "dual cg")),
         *((way, s**2, {"scale": s}) for way in ("dual", "dual cg") for s in (1e-20, 1e10)),
         *(("primal", s**2, {"scale": s}) for s in (1e-80, 1e80)),
     ],
@@ -86,7 +86,7 @@ def test_nearly_separable_classes_and_a_small_penalty(problem, alpha, gamma, til
     X, codes, solver = X[:25], codes[:25], "cholesky" if tile else "auto"
     model = converged(problem, X, codes, alpha, kernel="rbf", gamma=gamma, solver=solver, form="dual", tile=tile)
     assert gamma < 1 or model.score(X, codes) == 1  # a kernel this narrow separates any labels
-    arguments = (naive_gram(RBF(gamma), X), codes, alpha, model.dual_coef_, model.intercept_)
+    arguments = (naive_gram(RBF(gamma=gamma), X), codes, alpha, model.dual_coef_, model.intercept_)
     assert naive_gradient(*arguments, one_vs_rest=PROBLEMS[problem][1]) <= 1e-7
 
 
@@ -137,7 +137,7 @@ def test_labels_of_any_type_and_container_are_predicted_as_they_were_given(label
 @every_pair(form=["primal", "dual"], one_vs_rest=[False, True])
 def test_a_class_of_weight_zero_is_never_likely(one_vs_rest, form):
     X, codes, _, X_new = samples(3)
-    model = KernelLogisticRegression(0.05, kernel=Polynomial(2), one_vs_rest=one_vs_rest, form=form)
+    model = KernelLogisticRegression(0.05, kernel=Polynomial(degree=2), one_vs_rest=one_vs_rest, form=form)
     model.set_params(class_weight={1: 0.0}, fit_intercept=False).fit(X, codes)
     assert model.solve_result_.status.name == "CONVERGED"
     assert not (model.predict(X_new) == 1).any() and np.isfinite(model.predict_log_proba(X_new)).all()
@@ -194,7 +194,7 @@ def test_a_path_leaves_its_estimator_alone_and_gives_models_of_its_own():
 
 
 @every_pair(
-    kernel=[Polynomial(2, gamma=0.4), Nystroem(RBF(0.3), 20), lambda A, B: (0.4 * A @ B.T + 1) ** 2],
+    kernel=[Polynomial(degree=2, gamma=0.4), Nystroem(RBF(gamma=0.3), 20), lambda A, B: (0.4 * A @ B.T + 1) ** 2],
     form=["primal", "dual"],
     problem=list(PROBLEMS),
 )

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from dkrr import features
 from dkrr.errors import InputError
-from dkrr.kernels import RBF, BagOfWords, Linear, Normalized, Precomputed, Sigmoid, kernel_from_dict
-from dkrr.kernels.descriptions import DESCRIBED
+from dkrr.kernels import RBF, BagOfWords, Linear, Normalized, Precomputed, Sigmoid
+from dkrr.kernels.descriptions import DESCRIBED, feature_map_from_dict, kernel_from_dict
 from tests.systems import random
 
 
@@ -27,7 +26,10 @@ def test_a_compound_learns_from_data_that_are_not_numbers():
     ("make", "message"),
     [
         (lambda: Normalized("rbf"), "base is 'rbf'; expected a dkrr.kernels.Kernel"),
-        (lambda: Normalized(Sigmoid(0.01, -1.0))(random(4, 2)), r"k\(x, x\) = -0\.\d+ .*expected at least 0"),
+        (
+            lambda: Normalized(Sigmoid(gamma=0.01, coef0=-1.0))(random(4, 2)),
+            r"k\(x, x\) = -0\.\d+ .*expected at least 0",
+        ),
         (lambda: Normalized(Precomputed()), "combine the matrices instead"),
         (lambda: kernel_from_dict({"kernel": "normalized", "base": {"kernel": "rbf"}, "scale": 2}), "no parameter"),
     ],
@@ -67,7 +69,7 @@ def described(inner):
     return st.builds(lambda settings, kind, name: settings | {kind: name}, settings, kinds, NAMES | inner)
 
 
-@pytest.mark.parametrize("read", [kernel_from_dict, features.feature_map_from_dict])
+@pytest.mark.parametrize("read", [kernel_from_dict, feature_map_from_dict])
 @given(description=st.recursive(VALUES | st.lists(VALUES, max_size=3), described, max_leaves=8))
 def test_any_description_makes_a_value_or_is_refused(read, description):
     with warnings.catch_warnings(), contextlib.suppress(InputError):

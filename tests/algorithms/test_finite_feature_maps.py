@@ -17,8 +17,11 @@ from sklearn.preprocessing import PolynomialFeatures
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, features, kernels
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError, StoreError
-from dkrr.features import CallableMap, FeatureMap, TaylorMap, required_feature_map
+from dkrr.features import CallableMap, FeatureMap, TaylorMap
 from dkrr.kernels import RBF, Kernel, Linear, Normalized, Polynomial, TaylorRBF
+from dkrr.kernels.descriptions import feature_map_from_dict
+from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.interactions import InteractionMap
 from tests.oracles import assert_close, naive_kernel_ridge
 from tests.systems import random, traced_peak
 
@@ -26,7 +29,7 @@ from tests.systems import random, traced_peak
 
 
 def test_interactions_of_sparse_rows_form_no_dense_ones():
-    d, n, phi = 3000, 40, features.InteractionMap()
+    d, n, phi = 3000, 40, InteractionMap()
     X = sp.random_array((n, d), density=0.004, format="csr", rng=np.random.default_rng(0))
     w, v, found = random(phi.dimension(d), 1, seed=1), random(n, 1), []
     peak = traced_peak(lambda: found.extend([phi.multiply(X, w), phi.adjoint(X, v)]))
@@ -56,7 +59,7 @@ def test_far_rows_and_high_degrees_neither_overflow_nor_underflow(r):
     # γ‖x‖² up to 2000, where exp(−γ‖x‖²) is 0 in float64; it is 0 in float32 from 104 on, where k may be 1.
     points = [0, 3, 9, 14, 17, 25, 63, -9, -63]
     X = np.array(points, dtype=float)[:, None]
-    kernel, phi = TaylorRBF(r, gamma=0.5), TaylorMap(r, gamma=0.5).transform(X)
+    kernel, phi = TaylorRBF(degree=r, gamma=0.5), TaylorMap(r, gamma=0.5).transform(X)
     expected = np.array([[exact_taylor(x, z, r) for z in points] for x in points])
     for found in (kernel(X, X.copy()), phi @ phi.T):
         assert_allclose(found, expected, rtol=0, atol=1e-13)
@@ -106,10 +109,10 @@ def test_an_error_that_takes_too_many_features_is_refused_with_their_number(erro
     assert TaylorMap.for_error(1e-5, 1.0, 40, 0.5, most_features=10**9).dimension(40) > 10**6
 
 
-@pytest.mark.parametrize("kernel", [Polynomial(50), TaylorRBF(400)], ids=str)
+@pytest.mark.parametrize("kernel", [Polynomial(degree=50), TaylorRBF(degree=400)], ids=str)
 def test_a_huge_dimension_takes_no_memory_and_features_beyond_64_bits_are_refused(kernel):
     found, X = [], random(2, 10**4)
-    phi, seven = required_feature_map(kernel, 10**4), required_feature_map(Polynomial(7), 10**4)
+    phi, seven = required_feature_map(kernel, 10**4), required_feature_map(Polynomial(degree=7), 10**4)
     assert traced_peak(lambda: found.append(phi.dimension(10**5))) < 10**5
     assert found == [comb(10**5 + phi.degree, phi.degree)]
     assert_allclose(seven.transform(X, slice(1, 3))[:, 1], np.sqrt(7 / 10**4) * X[:, 1], rtol=1e-12)
@@ -123,7 +126,7 @@ def test_a_huge_dimension_takes_no_memory_and_features_beyond_64_bits_are_refuse
 @given(d=st.integers(1, 4), p=st.integers(0, 5), c=st.sampled_from([0.0, 0.3, 2.0]), seed=st.integers(0, 99))
 def test_polynomial_features_of_any_degree_have_the_order_of_scikit_learn(d, p, c, seed):
     X = random(6, d, seed=seed)
-    phi = required_feature_map(Polynomial(p, gamma=0.6, coef0=c), d)
+    phi = required_feature_map(Polynomial(degree=p, gamma=0.6, coef0=c), d)
     found, expected = phi.transform(X), PolynomialFeatures(p).fit_transform(X)
     ratio = found / expected[:, expected.shape[1] - found.shape[1] :]
     assert_allclose(ratio, np.broadcast_to(ratio[0], ratio.shape), rtol=1e-12)
@@ -136,16 +139,16 @@ def test_polynomial_features_of_any_degree_have_the_order_of_scikit_learn(d, p, 
 def test_a_kernel_without_a_finite_map_says_which_maps_there_are(kernel):
     assert features.feature_map(kernel, 5) is None
     with pytest.raises(InputError, match=r"no finite feature map.*expected.*RandomFourier, Nystroem or .* TaylorMap"):
-        features.required_feature_map(kernel, 5)
+        required_feature_map(kernel, 5)
 
 
 @pytest.mark.parametrize(
     ("kernel", "same"),
     [
         (Normalized(Linear()), kernels.Cosine()),
-        (Polynomial(degree=2.0), Polynomial(2, gamma=0.25)),
-        (Linear() + Polynomial(degree=2, gamma=1.0, coef0=0.0), features.InteractionMap().kernel()),
-        (TaylorRBF(25, gamma=0.7), TaylorMap(25, gamma=0.7).kernel()),
+        (Polynomial(degree=2.0), Polynomial(degree=2, gamma=0.25)),
+        (Linear() + Polynomial(degree=2, gamma=1.0, coef0=0.0), InteractionMap().kernel()),
+        (TaylorRBF(degree=25, gamma=0.7), TaylorMap(25, gamma=0.7).kernel()),
     ],
 )
 def test_equal_kernels_have_one_map(kernel, same):
@@ -239,7 +242,7 @@ def test_a_model_is_saved_by_name_and_what_it_names_is_given_again(phi, given, t
 def test_descriptions_hold_settings_and_names_alone(monkeypatch):
     for phi in (POWERS, NESTED):
         given = {f"{__name__}.{kind.__name__}": kind for kind in (Powers, Within)}
-        assert features.feature_map_from_dict(json.loads(json.dumps(phi.to_dict())), given) == phi, (
+        assert feature_map_from_dict(json.loads(json.dumps(phi.to_dict())), given) == phi, (
             "the settings are in the file"
         )
     before = NESTED.to_dict()["digest"]
@@ -254,7 +257,7 @@ def test_another_source_is_noticed(tmp_path):
     assert len({made(2).digest(), made(2).digest(), made(3).digest(), CallableMap(made(2).function, 4).digest()}) == 3
     described = {**POWERS.to_dict(), "digest": "of another class"}
     with pytest.warns(UserWarning, match="has another source text than the one that was saved"):
-        features.feature_map_from_dict(described, {described["name"]: Powers})
+        feature_map_from_dict(described, {described["name"]: Powers})
     settings = {"alpha": 0.3, "tile": 32, "store": str(tmp_path / "run.zarr")}
     KernelRidge(kernel=made(2), **settings).fit(X, Y)
     with pytest.raises(StoreError, match="kernel"):
@@ -273,7 +276,7 @@ def test_another_source_is_noticed(tmp_path):
 )
 def test_what_does_not_fit_a_description_is_refused(described, given, message):
     with pytest.raises(InputError, match=message):
-        features.feature_map_from_dict(described, {described.get("name"): given})
+        feature_map_from_dict(described, {described.get("name"): given})
 
 
 @pytest.mark.parametrize(

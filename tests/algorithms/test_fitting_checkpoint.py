@@ -156,7 +156,7 @@ def test_pivots_come_back_as_they_were_when_the_state_was_saved(store, found):
 
 def factor(*, slots=3):
     """A partial factor, not grown yet."""
-    columns = GramColumns(RBF(0.3), MemoryRows(random(211, 3, seed=2)))
+    columns = GramColumns(RBF(gamma=0.3), MemoryRows(random(211, 3, seed=2)))
     run = f"kept-{np.random.default_rng().integers(2**60)}"
     return PivotedCholesky(columns, SerialExecutor(), run, slots, capacity=120, dtype=np.float32)
 

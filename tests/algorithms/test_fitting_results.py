@@ -21,8 +21,8 @@ from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
 from dkrr.linalg.likelihood import Bernoulli
 from dkrr.linalg.memory import ONE_TILE
-from dkrr.planning import Float32Factor
 from dkrr.planning.reasons import codes_of
+from dkrr.planning.strategy import Float32Factor
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status
 from dkrr.store import MemoryMatrix
 from tests import precise
@@ -46,7 +46,7 @@ every_place = pytest.mark.parametrize("place", PLACES)
 )
 def test_norms_are_right_for_any_alpha(place, fit_intercept, weighted, alpha, n_targets):
     weights = WEIGHTS if weighted else None
-    exact = precise.ridge(RBF(0.5), X, Y, alpha, sample_weight=weights, fit_intercept=fit_intercept)
+    exact = precise.ridge(RBF(gamma=0.5), X, Y, alpha, sample_weight=weights, fit_intercept=fit_intercept)
     columns = Y if n_targets == 1 else np.column_stack([Y] * n_targets)  # the check of tiles has a way for many
     model = KernelRidge(alpha, kernel="rbf", gamma=0.5, fit_intercept=fit_intercept, **PLACES[place])
     model.fit(X, columns, sample_weight=weights)
@@ -74,13 +74,16 @@ def test_norms_near_rounding_are_as_far_off_as_a_message_says(place):
     said = float(message.split("as much as ")[1].split(" of")[0])
     with precise.precision():
         coef = precise.matrix(model.dual_coef_)
-        (exact,) = precise.floats(coef.transpose() * precise.gram(RBF(0.5), rows) * coef).ravel()
+        (exact,) = precise.floats(coef.transpose() * precise.gram(RBF(gamma=0.5), rows) * coef).ravel()
     assert abs(model.rkhs_norm_ / np.sqrt(exact) - 1.0) < said < 1.0
 
 
-@pytest.mark.parametrize("kernel", [RBF(0.5), Polynomial(degree=2), Precomputed()], ids=str)
+@pytest.mark.parametrize("kernel", [RBF(gamma=0.5), Polynomial(degree=2), Precomputed()], ids=str)
 def test_norms_that_rounding_hides_are_zero_and_a_message_says_so(kernel):
-    K, coef = RBF(0.5)(X) if kernel == Precomputed() else kernel(X), np.random.default_rng(1).standard_normal((30, 5))
+    K, coef = (
+        RBF(gamma=0.5)(X) if kernel == Precomputed() else kernel(X),
+        np.random.default_rng(1).standard_normal((30, 5)),
+    )
     common = {"weights": None, "kernel": kernel, "feature_map": None, "fit_intercept": False}
     rows = as_rows(K if kernel == Precomputed() else X)
     data = TrainingData(rows=rows, alphas=np.ones(5), targets=coef, **common)

@@ -5,15 +5,16 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
-from dkrr.features import RandomFourier, whitened
+from dkrr.features import RandomFourier
 from dkrr.kernels import RBF, BagOfWords, Columns, Polynomial
 from dkrr.kernels.centring import CentredLinear
+from dkrr.kernels.nystroem import whitened
 from tests.contracts import kernels, maps
 from tests.systems import random
 
 MAPS = [
     *{type(phi): phi for phi in (maps.map_of(kernel, 6) for kernel in maps.KERNELS)}.values(),
-    maps.map_of(Columns(Polynomial(2), [3, 0, 1]), 6),
+    maps.map_of(Columns(Polynomial(degree=2), [3, 0, 1]), 6),
     maps.map_of(CentredLinear(range(6)), 6),
     whitened(RBF(), random(7, 6)),
 ]

@@ -161,8 +161,8 @@ def test_the_spectrum_of_rows_in_a_store_is_near_and_sparse_ones_stay_sparse(tmp
     sparse = sp.random_array((3 * SAMPLE, 400_000), density=2e-5, format="csr", rng=np.random.default_rng(0))
     for X, name in ((random(2 * SAMPLE + 17, 3), "dense"), (sparse, "sparse")):
         rows, found = write_rows(as_rows(X), place(tmp_path / name)), []
-        assert systems.traced_peak(lambda: found.append(estimated_spectrum(RBF(0.5), rows))) < 200 * 2**20  # noqa: B023
-        assert found[0] == pytest.approx(estimated_spectrum(RBF(0.5), MemoryRows(X)), rel=0.5)
+        assert systems.traced_peak(lambda: found.append(estimated_spectrum(RBF(gamma=0.5), rows))) < 200 * 2**20  # noqa: B023
+        assert found[0] == pytest.approx(estimated_spectrum(RBF(gamma=0.5), MemoryRows(X)), rel=0.5)
 
 
 BY_CG, SEARCH = {"kernel": "rbf", "solver": "cg"}, {"kernel": "polynomial", "cv": 5}
@@ -188,7 +188,7 @@ def test_nan_is_left_to_the_check_of_all_rows():
 
 
 def test_all_rows_are_taken_where_there_are_few():
-    X, kernel = random(80, 3), Matern(0.5)
+    X, kernel = random(80, 3), Matern(nu=0.5)
     values, found = np.linalg.eigvalsh(kernel(X))[[0, -1]], smallest_eigenvalue(kernel, X)
     assert (found.n_sampled, found.n_rows, found.verdict) == (80, 80, "definite")
     assert "all 80 rows" in str(found) and "positive definite, condition" in str(found)
@@ -232,12 +232,12 @@ MIB = 2**20
 def fitted(n, d, t, rows=None):
     rng = np.random.default_rng(0)
     rows = MemoryRows(rng.normal(size=(n, d))) if rows is None else rows
-    return FittedFunction(RBF(0.1 / d), d, None, None, rng.normal(size=(n, t)), rows, np.zeros(t))
+    return FittedFunction(RBF(gamma=0.1 / d), d, None, None, rng.normal(size=(n, t)), rows, np.zeros(t))
 
 
 @pytest.mark.parametrize(("d", "t"), [(3, 1), (20_000, 1), (3, 20_000), (10**7, 1)])
 def test_blocks_are_lower_where_something_is_wide(d, t):
-    model = FittedFunction(RBF(1.0), d, None, None, None, None, np.zeros(t))
+    model = FittedFunction(RBF(gamma=1.0), d, None, None, None, None, np.zeros(t))
     height = block_rows(model, MemoryRows(np.broadcast_to(0.0, (5000, d))))
     assert 1 <= height <= BLOCK_ROWS and (height == 1 or height * 8 * max(d, t) <= BLOCK_BYTES)
 
@@ -285,7 +285,7 @@ def test_features_may_be_predictions_of_another_model():
     model, X = fitted(20, 2, 1), MemoryRows(random(5, 2, seed=1))
     for _ in range(usable_cores() + 1):
         phi = CallableMap(lambda Z, base=model: predict(base, MemoryRows(Z)), 1)
-        model = FittedFunction(RBF(1.0), 2, np.ones((1, 1)), phi, None, None, np.zeros(1))
+        model = FittedFunction(RBF(gamma=1.0), 2, np.ones((1, 1)), phi, None, None, np.zeros(1))
     found = []
     thread = threading.Thread(target=lambda: found.append(predict(model, X)), daemon=True)
     thread.start()
@@ -298,7 +298,9 @@ def test_features_may_be_predictions_of_another_model():
 def test_messages_number_rows_from_the_first_of_all(tmp_path, where):
     X = np.zeros((3000, 2))
     X[2500] = 1e10, np.nan
-    huge = FittedFunction(RBF(1.0), 2, np.full((1, 1), 1e308), CallableMap(lambda Z: Z[:, :1], 1), None, None, [0.0])
+    huge = FittedFunction(
+        RBF(gamma=1.0), 2, np.full((1, 1), 1e308), CallableMap(lambda Z: Z[:, :1], 1), None, None, [0.0]
+    )
     for model, numbers, error in ((fitted(10, 2, 1), X, InputError), (huge, np.nan_to_num(X), NotFiniteError)):
         rows = as_rows(da.from_array(numbers, chunks=(1000, 2))) if where == "Dask" else MemoryRows(numbers)
         rows = write_rows(rows, place(tmp_path / error.__name__)) if where == "Zarr" else rows

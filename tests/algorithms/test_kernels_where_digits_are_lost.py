@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from dkrr import KernelLogisticRegression, KernelRidge, features
+from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, NotFiniteError
 from dkrr.kernels import (
     RBF,
@@ -23,13 +23,14 @@ from dkrr.kernels import (
     RationalQuadratic,
     TaylorRBF,
 )
+from dkrr.kernels.implied import required_feature_map
 from tests import precise
 from tests.oracles import naive_gram
 from tests.pairs import every_pair
 from tests.systems import random
 
-MATERNS = [Matern(nu) for nu in (0.5, 1.5, 2.5)]
-RATIONAL = [RationalQuadratic(2.0, 0.7), RationalQuadratic(2.0, 1e6)]
+MATERNS = [Matern(nu=nu) for nu in (0.5, 1.5, 2.5)]
+RATIONAL = [RationalQuadratic(length_scale=2.0, alpha=0.7), RationalQuadratic(length_scale=2.0, alpha=1e6)]
 
 
 def rows_with_duplicates(scale):
@@ -58,7 +59,7 @@ PLACES = {
 
 @every_pair(
     place=list(PLACES),
-    kernel=[RBF(1.0), Laplacian(), *MATERNS, *RATIONAL],
+    kernel=[RBF(gamma=1.0), Laplacian(), *MATERNS, *RATIONAL],
     convert=[np.asarray, sp.csr_array],
     dtype=[np.float64, np.float32],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -71,12 +72,20 @@ def test_distances_keep_their_digits_where_a_product_of_matrices_loses_them(plac
     assert_allclose(single, expected, rtol=1e-5, atol=1e-5)
     if place == "equal":
         assert max(found.max(), single.max()) <= 1.0
-        assert kernel in (RBF(1.0), *RATIONAL) or (np.fliplr(found).diagonal() == 1.0).all()
+        assert kernel in (RBF(gamma=1.0), *RATIONAL) or (np.fliplr(found).diagonal() == 1.0).all()
 
 
 @every_pair(
     scale=[1e7, 1e9, 1e12, 1e100, 1e154, 1e200, 1e307],
-    kernel=[RBF(0.5), RBF(50.0), RBF(3e-300), RBF(1e300), Laplacian(0.5), *MATERNS, *RATIONAL],
+    kernel=[
+        RBF(gamma=0.5),
+        RBF(gamma=50.0),
+        RBF(gamma=3e-300),
+        RBF(gamma=1e300),
+        Laplacian(gamma=0.5),
+        *MATERNS,
+        *RATIONAL,
+    ],
     convert=[np.asarray, sp.csr_array],
     dtype=[np.float64, np.float32],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -95,7 +104,7 @@ def test_equal_rows_far_from_the_origin_have_k_1(kernel, scale, convert, dtype):
 def test_rbf_of_a_wide_range_is_exact_and_of_tiny_rows_does_not_underflow():
     X = rows_with_duplicates(1e9)
     Y = np.vstack([X[::2] * (1 + 1e-15), X])
-    assert_allclose(RBF(0.5)(X, Y), precise.floats(precise.gram(RBF(0.5), X, Y)), rtol=1e-11, atol=1e-15)
+    assert_allclose(RBF(gamma=0.5)(X, Y), precise.floats(precise.gram(RBF(gamma=0.5), X, Y)), rtol=1e-11, atol=1e-15)
     X = 1e-160 * np.array([[0.0], [1.0], [2.0]])  # ‖x‖² underflows, γ‖x‖² does not
     for rows in (X, sp.csr_array(X)):
         assert_allclose(RBF(gamma=1e300)(rows, 3 * X), 1.0)
@@ -123,7 +132,9 @@ def test_chi2_and_taylor_of_large_rows_do_not_overflow():
     x, z = X[20] / 1e200, X[21] / 1e200
     assert_allclose(Chi2(gamma=1e-200)(X)[20, 21], np.exp(-((x - z) ** 2 / (x + z)).sum()), rtol=1e-12)
     assert_array_equal(Chi2()(X, X.copy()).diagonal(), 1.0)
-    assert not TaylorRBF(4, gamma=0.5)(1e200 * np.array([[1.0, -1.0], [1.0, 1.0]])).any()  # not a function of x − z
+    assert not TaylorRBF(degree=4, gamma=0.5)(
+        1e200 * np.array([[1.0, -1.0], [1.0, 1.0]])
+    ).any()  # not a function of x − z
 
 
 SMALL = np.array([[1.0, 0.0, 2.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.5, -1.0, 1.0]])
@@ -137,8 +148,8 @@ dense_or_csr = pytest.mark.parametrize("convert", [np.asarray, sp.csr_array], id
     [
         Cosine(),
         Normalized(Linear()),
-        Normalized(0.5 * Polynomial(3, coef0=0.0) + Polynomial(3, gamma=2.0, coef0=0.0)),
-        Normalized(Polynomial(2, coef0=0.0) * Linear()),
+        Normalized(0.5 * Polynomial(degree=3, coef0=0.0) + Polynomial(degree=3, gamma=2.0, coef0=0.0)),
+        Normalized(Polynomial(degree=2, coef0=0.0) * Linear()),
         BagOfWords(vocabulary=tuple("abc"), term_weighting="counts"),
     ],
     ids=str,
@@ -156,12 +167,12 @@ def test_cosines_are_the_same_at_any_scale(kernel, scale, convert):
 @every_scale
 @pytest.mark.parametrize(
     "kernel",
-    [Cosine(), Normalized(1.0 * Linear()), Normalized(3.0 * Linear()), Normalized(Polynomial(2, coef0=0.0))],
+    [Cosine(), Normalized(1.0 * Linear()), Normalized(3.0 * Linear()), Normalized(Polynomial(degree=2, coef0=0.0))],
     ids=str,
 )
 @dense_or_csr
 def test_features_of_unit_length_are_the_same_at_any_scale(kernel, scale, convert):
-    phi = features.required_feature_map(kernel, SMALL.shape[1])
+    phi = required_feature_map(kernel, SMALL.shape[1])
     rows, expected = convert(SMALL * scale), phi.transform(SMALL)
     tolerance = 1e-13 if scale > 1e-300 else 1e-2
     assert not expected[2].any()
@@ -183,7 +194,7 @@ HUGE, TARGETS = random(60, 3) * np.where(np.arange(60) == 17, 1e200, 1.0)[:, Non
         (lambda: ridge().fit(HUGE, TARGETS), "row 17"),
         (lambda: ridge(tile=16).fit(HUGE, TARGETS), "row 17"),
         (lambda: ridge(solver="cg").fit(HUGE, TARGETS), "row 17"),
-        (lambda: ridge(kernel=Normalized(Polynomial(2))).fit(HUGE, TARGETS), "row 17"),
+        (lambda: ridge(kernel=Normalized(Polynomial(degree=2))).fit(HUGE, TARGETS), "row 17"),
         (lambda: KernelLogisticRegression(kernel="linear", form="dual").fit(HUGE, TARGETS > 0), "row 17"),
         (lambda: Linear()(HUGE), "row 17"),
         *(

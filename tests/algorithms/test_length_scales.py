@@ -11,14 +11,15 @@ from sklearn.gaussian_process import kernels as sklearn_kernels
 from dkrr import KernelRidge
 from dkrr.errors import InputError
 from dkrr.features import RandomFourier
-from dkrr.kernels import RBF, Laplacian, Linear, Matern, kernel_from_dict
+from dkrr.kernels import RBF, Laplacian, Linear, Matern
+from dkrr.kernels.descriptions import kernel_from_dict
 from tests.systems import traced_peak
 
 LENGTHS = np.array([0.3, 1.0, 4.0, 0.8, 2.5])
 KERNELS = [
-    (RBF(0.5 / LENGTHS**2), sklearn_kernels.RBF(LENGTHS)),
-    *((Matern(nu, LENGTHS), sklearn_kernels.Matern(LENGTHS, nu=nu)) for nu in (0.5, 1.5, 2.5)),
-    (Laplacian(1 / LENGTHS), lambda X, Y: np.exp(-np.abs((X[:, None] - Y) / LENGTHS).sum(axis=2))),
+    (RBF(gamma=0.5 / LENGTHS**2), sklearn_kernels.RBF(LENGTHS)),
+    *((Matern(nu=nu, length_scale=LENGTHS), sklearn_kernels.Matern(LENGTHS, nu=nu)) for nu in (0.5, 1.5, 2.5)),
+    (Laplacian(gamma=1 / LENGTHS), lambda X, Y: np.exp(-np.abs((X[:, None] - Y) / LENGTHS).sum(axis=2))),
 ]
 every_kernel = pytest.mark.parametrize(("kernel", "reference"), KERNELS, ids=[str(k) for k, _ in KERNELS])
 
@@ -55,12 +56,12 @@ def test_equal_lengths_are_one_length_and_any_are_described_and_hashed(kernel, r
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda X: RBF([1.0, 2.0])(X), "gamma has 2 numbers, and the rows have 5 columns"),
+        (lambda X: RBF(gamma=[1.0, 2.0])(X), "gamma has 2 numbers, and the rows have 5 columns"),
         (lambda X: KernelRidge(kernel="rbf", gamma=[1.0] * 4).fit(X, X[:, 0]), "gamma has 4 numbers, and the rows"),
-        (lambda _: Laplacian([1.0, -2.0]), r"gamma\[1\] is -2.0; expected a finite number above 0"),
-        (lambda _: RBF([]), "gamma is empty"),
-        (lambda _: Laplacian([1.0, 2.0]).length_slopes(2), "not bounded, or not of squared differences"),
-        (lambda _: Matern(0.5).length_slopes(2), "as RBF and Matern with nu = 1.5 or 2.5 are"),
+        (lambda _: Laplacian(gamma=[1.0, -2.0]), r"gamma\[1\] is -2.0; expected a finite number above 0"),
+        (lambda _: RBF(gamma=[]), "gamma is empty"),
+        (lambda _: Laplacian(gamma=[1.0, 2.0]).length_slopes(2), "not bounded, or not of squared differences"),
+        (lambda _: Matern(nu=0.5).length_slopes(2), "as RBF and Matern with nu = 1.5 or 2.5 are"),
     ],
 )
 def test_a_wrong_number_of_lengths_is_named(make, message):
@@ -73,13 +74,13 @@ def test_memory_of_a_length_for_each_column_stays_within_its_bound(is_sparse):
     X, out = np.random.default_rng(0).standard_normal((3000, 300)), np.empty((1000, 2000))
     X = sp.csr_array(np.where(X > 1, X, 0.0)) if is_sparse else X
     row_bytes = int(np.ceil(12 * X.nnz / 3000)) if is_sparse else None
-    kernel, Y, X = RBF(np.full(300, 0.01)) + Linear(), X[1000:], X[:1000]
+    kernel, Y, X = RBF(gamma=np.full(300, 0.01)) + Linear(), X[1000:], X[:1000]
     kernel(X, Y, out=out)
     assert traced_peak(lambda: kernel(X, Y, out=out)) <= kernel.workspace_bytes(1000, 2000, 300, row_bytes)
 
 
 def test_random_frequencies_have_a_length_for_each_column():
     X = rows(30, 0)
-    for kernel in (RBF(0.5 / LENGTHS**2), Matern(1.5, LENGTHS), Laplacian(0.3 / LENGTHS)):
+    for kernel in (RBF(gamma=0.5 / LENGTHS**2), Matern(nu=1.5, length_scale=LENGTHS), Laplacian(gamma=0.3 / LENGTHS)):
         phi = RandomFourier(kernel, 20_000).transform(X)
         assert np.abs(phi @ phi.T - kernel(X)).max() < 0.05

@@ -8,10 +8,13 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dkrr import features
 from dkrr.errors import InputError
-from dkrr.features import MapKernel, Nystroem, arrays_of, feature_map_from_dict, whitened
+from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, nystroem
+from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict
+from dkrr.kernels.implied import arrays_of
+from dkrr.kernels.map_base import MapKernel
+from dkrr.kernels.nystroem import NystroemMap, whitened
 from tests.systems import random
 
 KERNELS = [RBF(gamma=0.4), Laplacian(gamma=0.3), Matern(nu=2.5), 2 * RBF(gamma=1.0) + Linear(), Polynomial(degree=5)]
@@ -65,7 +68,7 @@ def test_a_nystroem_map_comes_back_from_its_description_and_arrays(sparse):
     assert again == phi == pickle.loads(pickle.dumps(phi)) and hash(again) == hash(phi)
     assert_array_equal(again.transform(C), phi.transform(C))
     kernel = 2.0 * (Linear() + phi)
-    assert features.kernel_from_dict(json.loads(json.dumps(kernel.to_dict())), arrays=arrays_of(kernel)) == kernel
+    assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict())), arrays=arrays_of(kernel)) == kernel
     assert phi != whitened(RBF(), C + 1) and "9 centres" in repr(phi)
 
 
@@ -76,7 +79,7 @@ def test_a_nystroem_map_comes_back_from_its_description_and_arrays(sparse):
         (lambda: Nystroem(RBF(), 10).transform(random(3, 2)), "no centres yet"),
         (lambda: whitened(Sigmoid(coef0=-1.0), random(30, 3)), "not positive semidefinite"),
         (lambda: whitened(Linear(), np.zeros((3, 2))), "or zero there"),
-        (lambda: features.NystroemMap(RBF(), random(3, 2), np.eye(4)), "for every centre"),
+        (lambda: NystroemMap(RBF(), random(3, 2), np.eye(4)), "for every centre"),
         (lambda: whitened(RBF(), random(9, 2)).transform(random(3, 4)), "features"),
         (lambda: feature_map_from_dict(whitened(RBF(), random(9, 2)).to_dict()), "is missing; expected"),
     ],

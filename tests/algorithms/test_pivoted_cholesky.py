@@ -237,7 +237,7 @@ def test_pivots_that_rounding_made_dependent_leave_no_factor_and_it_can_grow():
 
 def test_rows_chosen_as_pivots_are_those_of_the_factor_and_nothing_stays_in_memory(monkeypatch):
     X, before = random(50, 3), dict(resident._runs)
-    expected = of_kernel(RBF(1 / 3), X, 8, seed=6)
+    expected = of_kernel(RBF(gamma=1 / 3), X, 8, seed=6)
     assert_array_equal(choose_pivots(RBF(), MemoryRows(X), 8, "rpcholesky", 6), expected.index)
     expected.close()
     assert len(choose_pivots(Linear(), MemoryRows(X), 9, "rpcholesky", 0)) == 3

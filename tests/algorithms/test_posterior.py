@@ -14,8 +14,9 @@ from sklearn.model_selection import KFold, ShuffleSplit
 
 from dkrr import KernelRidge, KernelRidgeCV, load, predict_to, save
 from dkrr.errors import ConvergenceWarning, InputError, NotFiniteError
-from dkrr.features import Nystroem, whitened
+from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords, Linear, Polynomial
+from dkrr.kernels.nystroem import whitened
 from dkrr.linalg.variance_bounds import ResidualBounds, variance_bounds
 from dkrr.solvers import ConjugateGradient, RPCholesky
 from tests.naive_folds import leave_one_out, naive_predictions
@@ -272,7 +273,7 @@ def test_answers_that_float64_strains_are_right_in_160_digits_or_come_with_a_war
 def test_one_weight_of_1e14_leaves_the_errors_of_features_their_digits(tmp_path, loaded):
     rng = np.random.default_rng(5)
     X, others, weights = rng.standard_normal((20, 3)), np.arange(20) != 4, np.where(np.arange(20) == 4, 1e14, 1.0)
-    y, kernel = X[:, 0] + 0.3 * rng.standard_normal(20), Polynomial(2).resolved(3)
+    y, kernel = X[:, 0] + 0.3 * rng.standard_normal(20), Polynomial(degree=2).resolved(3)
     model, reference = (
         KernelRidge(1e-3, form=form, kernel=kernel, fit_intercept=True).fit(X, y, sample_weight=weights)
         for form in ("primal", "dual")
@@ -360,7 +361,7 @@ DOCUMENTS = [" ".join(np.random.default_rng(i).choice(list("abcdefghijklmnopqrst
 
 
 LEARNING = {
-    "centres": Nystroem(RBF(2.0), 15),
+    "centres": Nystroem(RBF(gamma=2.0), 15),
     "words": BagOfWords(token_pattern="[a-z]"),
     "sum": BagOfWords(token_pattern="[a-z]", n_features=64) + BagOfWords("counts", token_pattern="[a-z]"),
 }
@@ -388,7 +389,7 @@ def test_folds_of_kernels_that_learn_have_kernels_that_have_not_seen_them(name, 
 def test_kernels_that_have_learned_elsewhere_have_residuals():
     X, y = np.random.default_rng(0).normal(size=(30, 2)), np.arange(30.0)
     words = BagOfWords(token_pattern="[a-z]").fitted(DOCUMENTS[:30])
-    for kernel, rows in ((whitened(RBF(2.0), X[:12]), X), (words, np.array(DOCUMENTS[:30], object))):
+    for kernel, rows in ((whitened(RBF(gamma=2.0), X[:12]), X), (words, np.array(DOCUMENTS[:30], object))):
         expected = y - np.concatenate(naive_predictions(rows, y, leave_one_out(30), 1.0, kernel=kernel))
         assert_allclose(KernelRidge(kernel=kernel).fit(rows, y).loo_residuals(), expected, rtol=1e-7)
 
@@ -415,7 +416,7 @@ def problem(error, weighted=False):
     Z[:3] = X[:3]
     scale = np.sqrt(rng.uniform(0.1, 4.0, N)) if weighted else None
     c = np.ones(N) if scale is None else scale
-    K, k = RBF(0.2)(X), c[:, None] * RBF(0.2)(X, Z)
+    K, k = RBF(gamma=0.2)(X), c[:, None] * RBF(gamma=0.2)(X, Z)
     A = c[:, None] * K * c + SHIFT * np.eye(N)
     exact = np.linalg.solve(A, k)
     return K, scale, A, k, exact, exact + error * np.abs(exact).max() * rng.normal(size=k.shape)

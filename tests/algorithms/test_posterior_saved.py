@@ -38,20 +38,20 @@ def same_bits(model, again, X):
 
 CG = ConjugateGradient(RPCholesky(rank=20, random_state=5), max_iter=500)
 WAYS = {
-    "dual": {"kernel": RBF(0.1)},
-    "several tiles": {"kernel": RBF(0.1), "tile": 48},
-    "one tile in a store": {"kernel": RBF(0.1), "tile": 512},
-    "conjugate gradient": {"kernel": RBF(0.1), "solver": CG, "alpha": 0.5},
-    "conjugate gradient, free constant": {"kernel": RBF(0.1), "solver": CG, "alpha": 0.5, "fit_intercept": True},
-    "free constant": {"kernel": RBF(0.1), "fit_intercept": True},
+    "dual": {"kernel": RBF(gamma=0.1)},
+    "several tiles": {"kernel": RBF(gamma=0.1), "tile": 48},
+    "one tile in a store": {"kernel": RBF(gamma=0.1), "tile": 512},
+    "conjugate gradient": {"kernel": RBF(gamma=0.1), "solver": CG, "alpha": 0.5},
+    "conjugate gradient, free constant": {"kernel": RBF(gamma=0.1), "solver": CG, "alpha": 0.5, "fit_intercept": True},
+    "free constant": {"kernel": RBF(gamma=0.1), "fit_intercept": True},
     "λ of each target": {"kernel": "laplacian", "alpha": [0.3, 0.1, 0.3]},
     "primal": {"kernel": "linear", "fit_intercept": True},
     "solved in dual form": {"kernel": "linear", "form": "dual"},
-    "Fourier": {"kernel": RandomFourier(RBF(0.1), 30)},
-    "Nyström": {"kernel": Nystroem(RBF(0.1), 30), "fit_intercept": True},
-    "λ = 0": {"kernel": RBF(2.0), "alpha": 0.0},
-    "transformer": {"kernel": RBF(0.1), "transformer": "standardize"},
-    "columns": {"kernel": Columns(RBF(0.1), [0, 1]) + Columns(Linear(), [2, 3, 4]), "fit_intercept": True},
+    "Fourier": {"kernel": RandomFourier(RBF(gamma=0.1), 30)},
+    "Nyström": {"kernel": Nystroem(RBF(gamma=0.1), 30), "fit_intercept": True},
+    "λ = 0": {"kernel": RBF(gamma=2.0), "alpha": 0.0},
+    "transformer": {"kernel": RBF(gamma=0.1), "transformer": "standardize"},
+    "columns": {"kernel": Columns(RBF(gamma=0.1), [0, 1]) + Columns(Linear(), [2, 3, 4]), "fit_intercept": True},
 }
 
 
@@ -103,7 +103,7 @@ def test_a_fit_leaves_the_factor_that_uncertainties_take(data, tmp_path, monkeyp
 
 
 def test_workers_leave_the_factor_in_the_store(data, tmp_path, ambient_workers):
-    settings = {"kernel": RBF(0.1), "solver": "cholesky", "tile": 48}
+    settings = {"kernel": RBF(gamma=0.1), "solver": "cholesky", "tile": 48}
     model = KernelRidge(**settings, uncertainty="intervals", store=tmp_path / "run.zarr").fit(data.X, data.y)
     assert model.plan_.execution == "dask" and model.solve_result_.stages[-1].name == "held-out models"
     same_bits(saved(model, tmp_path), model, data.X_new)
@@ -123,7 +123,11 @@ def test_a_search_keeps_the_factor_of_its_last_fit(data, monkeypatch):
 
 
 def test_a_search_plans_the_fits_of_folds_where_its_map_is_drawn_from_the_rows(data):
-    settings = {"kernel": Nystroem(RBF(0.1), 20), "solver": "cg", "uncertainty": "intervals"}  # no factor is needed
+    settings = {
+        "kernel": Nystroem(RBF(gamma=0.1), 20),
+        "solver": "cg",
+        "uncertainty": "intervals",
+    }  # no factor is needed
     search = KernelRidgeCV([0.1, 1.0], cv=4, **settings).fit(data.X, data.y)
     last = search.selection_plan_.last
     assert last.problem.folds_are_fitted and last.chosen.stages[-1].name == "held-out models"
@@ -139,7 +143,7 @@ def test_intervals_are_refused_before_the_work_where_no_factor_gives_them(data, 
 
 
 def test_a_factor_that_the_fit_has_not_left_says_its_plan(data, caplog):
-    model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
+    model = KernelRidge(kernel=RBF(gamma=0.1)).fit(data.X, data.y)
     model.progress = True
     with caplog.at_level("INFO", logger="dkrr.progress"):
         model.loo_residuals()  # computed when it is asked for
@@ -148,7 +152,7 @@ def test_a_factor_that_the_fit_has_not_left_says_its_plan(data, caplog):
 
 
 def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, monkeypatch):
-    model = KernelRidge(kernel=RBF(0.1), fit_intercept=True).fit(data.X, data.y)
+    model = KernelRidge(kernel=RBF(gamma=0.1), fit_intercept=True).fit(data.X, data.y)
     std, residuals = model.predict(data.X_new, return_std=True)[1], model.loo_residuals()
     monkeypatch.setattr("dkrr.fitting.factored_process.is_kept_in_memory", lambda grid, room: False)
     monkeypatch.setattr("dkrr.linalg.triangle.MAX_SQUARE", 48)
@@ -160,7 +164,7 @@ def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, mon
 
 def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, monkeypatch):
     monkeypatch.setattr("dkrr.fitting.factored_process.is_kept_in_memory", lambda grid, room: False)
-    model = saved(KernelRidge(kernel=RBF(0.1), tile=48).fit(data.X, data.y), tmp_path)
+    model = saved(KernelRidge(kernel=RBF(gamma=0.1), tile=48).fit(data.X, data.y), tmp_path)
     read, panels = StoredTriangle.read_panel, []
     monkeypatch.setattr(StoredTriangle, "read_panel", lambda *given: panels.append(given[1:3]) or read(*given))
     rows = np.tile(data.X_new, (2100 // len(data.X_new) + 1, 1))[:2100]
@@ -176,7 +180,7 @@ def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, mo
 
 
 def test_nothing_is_factored_again_after_loading(data, tmp_path, monkeypatch):
-    model = KernelRidge(kernel=RBF(0.1), alpha=[0.1, 0.2, 0.1]).fit(data.X, data.y)
+    model = KernelRidge(kernel=RBF(gamma=0.1), alpha=[0.1, 0.2, 0.1]).fit(data.X, data.y)
     again = saved(model, tmp_path)
     monkeypatch.setattr("dkrr.fitting.factored_process.FactoredGram", None)
     same_bits(model, again, data.X_new)
@@ -184,7 +188,7 @@ def test_nothing_is_factored_again_after_loading(data, tmp_path, monkeypatch):
     same_bits(model, dkrr.load(tmp_path / "m.zarr"), data.X_new)
 
 
-@every_pair(uncertainty=[False, True], kernels=[("rbf", [0.1, 0.3]), ([RBF(0.1), RBF(0.2)], None)])
+@every_pair(uncertainty=[False, True], kernels=[("rbf", [0.1, 0.3]), ([RBF(gamma=0.1), RBF(gamma=0.2)], None)])
 def test_a_search_comes_back_with_its_results(data, tmp_path, kernels, uncertainty):
     cv, y = KFold(4, shuffle=True, random_state=0), data.y[:, 0]
     search = KernelRidgeCV([0.1, 1.0], kernel=kernels[0], gamma=kernels[1], cv=cv).fit(data.X, y)
@@ -224,7 +228,7 @@ def test_a_model_without_it_says_how_to_save_it(data, tmp_path):
     ids=str,
 )
 def test_damaged_descriptions_are_refused(data, tmp_path, changes):
-    model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
+    model = KernelRidge(kernel=RBF(gamma=0.1)).fit(data.X, data.y)
     dkrr.save(model, tmp_path / "m.zarr", uncertainty=True)
     factor = {"alpha": 1.0, **model._known_processes.kept()[1.0].numbers} | changes
     edit(tmp_path / "m.zarr", **{"uncertainty": {"solver": "auto", "factors": [factor]}} | changes)
@@ -233,14 +237,14 @@ def test_damaged_descriptions_are_refused(data, tmp_path, changes):
 
 
 SIZED = {name: WAYS[name] for name in ("dual", "λ of each target", "primal", "solved in dual form", "Nyström")}
-SIZED |= {"tiles": {"kernel": RBF(0.1), "tile": 64}, "precomputed": {"kernel": "precomputed"}}
+SIZED |= {"tiles": {"kernel": RBF(gamma=0.1), "tile": 64}, "precomputed": {"kernel": "precomputed"}}
 
 
 @every_pair(way=list(SIZED), weighted=[False, True], dtype=[np.float64, np.float32])
 def test_the_size_of_a_saved_model_is_in_the_plan(tmp_path, way, weighted, dtype):
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(700, 6)).astype(dtype), rng.normal(size=(700, 3))
-    X = RBF(0.1)(X).astype(dtype) if way == "precomputed" else X
+    X = RBF(gamma=0.1)(X).astype(dtype) if way == "precomputed" else X
     model = KernelRidge(**SIZED[way]).fit(X, y, sample_weight=np.ones(700) if weighted else None)
     sizes = {False: model.plan_.saved_bytes, True: model.plan_.saved_bytes_with_uncertainty}
     for uncertainty in (False, True)[: 1 + (way != "precomputed")]:
@@ -268,7 +272,7 @@ def test_intervals_of_rows_that_someone_has_changed_are_not_nan(data, tmp_path):
 FOLDED = {
     name: WAYS[name] for name in ("free constant", "λ of each target", "primal", "columns", "λ = 0", "several tiles")
 }
-FOLDED |= {"grid": {"kernel": Columns(RBF(0.1), [0]), "form": "primal"}, "search": {}}
+FOLDED |= {"grid": {"kernel": Columns(RBF(gamma=0.1), [0]), "form": "primal"}, "search": {}}
 
 
 @every_pair(way=list(FOLDED), weighted=[False, True])
@@ -293,7 +297,7 @@ def test_intervals_of_a_loaded_model_take_no_factor_once_they_were_asked_for(
 
 @pytest.mark.parametrize("damage", ["nan", "order", "other λ", "other folds"])
 def test_damaged_models_without_a_fold_are_refused(data, tmp_path, monkeypatch, damage):
-    model = KernelRidge(kernel=RBF(0.1)).fit(data.X, data.y)
+    model = KernelRidge(kernel=RBF(gamma=0.1)).fit(data.X, data.y)
     model.predict_interval(data.X_new)
     (models,) = model._known_processes._fold_models.values()
     errors = models[0][1].errors

@@ -12,9 +12,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
-from dkrr.features import arrays_of, feature_map, kernel_from_dict
+from dkrr.features import feature_map
 from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial
 from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
+from dkrr.kernels.descriptions import kernel_from_dict
+from dkrr.kernels.implied import arrays_of
 from dkrr.solvers import ConjugateGradient, RPCholesky, Status
 from tests import precise
 from tests.oracles import assert_close
@@ -224,7 +226,7 @@ def test_what_takes_no_origin():
     assert isinstance(about_the_rows(Linear(), X, 20), CentredLinear)
     assert about_the_rows(Linear(), rows(20, 3, 1.0), 20) == Linear(), "near 0 as they are"
     assert about_the_rows(Linear(), X[:1], 1) == Linear(), "it would be 0"
-    for kernel in (RBF(), Polynomial(1), Linear() * RBF(), Linear() + Polynomial(2)):
+    for kernel in (RBF(), Polynomial(degree=1), Linear() * RBF(), Linear() + Polynomial(degree=2)):
         assert about_the_rows(kernel, X, 20) is kernel
     assert KernelRidge(1e6, form="dual").fit(X - 1e6 + 100.0, y)._model.kernel == Linear(), "no free intercept"
 
@@ -247,7 +249,7 @@ def test_the_kernel_about_an_origin_and_its_map():
         (phi.adjoint(X[:0], values[:0]), np.zeros((600, 2)), 0.0),
     ):
         assert_allclose(found, exact, rtol=1e-7, atol=atol)
-    for each in (kernel, 2.0 * kernel + RBF(0.5)):
+    for each in (kernel, 2.0 * kernel + RBF(gamma=0.5)):
         assert kernel_from_dict(each.to_dict(), arrays=arrays_of(each)) == each
     assert len(repr(kernel)) + len(str(kernel.to_dict())) < 300
     with pytest.raises(InputError, match="columns"):
@@ -258,7 +260,7 @@ def far_only(A, B):
     """Gaussian kernel of the rows of this module far from 0; no other row is its domain."""
     if min(A.min(), B.min()) < 1e4:
         raise ValueError("a row that was not given")
-    return RBF(0.3)(A, B)
+    return RBF(gamma=0.3)(A, B)
 
 
 MIXED = Columns(0.1 * Linear(), [1, 3]) + Columns(Laplacian(), [0])
@@ -268,7 +270,7 @@ PARTS = 2.0 * Columns(3.0 * Linear(), [2, 0]) + Columns(0.1 * Linear(), [1, 3])
 @pytest.mark.parametrize(
     ("kernel", "known", "form"),
     [
-        (0.5 * Linear() + CallableKernel(far_only), 0.5 * Linear() + RBF(0.3), "dual"),
+        (0.5 * Linear() + CallableKernel(far_only), 0.5 * Linear() + RBF(gamma=0.3), "dual"),
         (MIXED, MIXED, "dual"),
         (PARTS, PARTS, "dual"),
         (PARTS, PARTS, "primal"),  # b + w . phi(0) of the maps about 0

@@ -103,7 +103,7 @@ def test_any_splitter_finds_what_grid_search_finds(data, y, cv):
     assert search.alpha_ == peer.best_params_["alpha"]
     assert_allclose(search.cv_results_["mean_test_score"], peer.cv_results_["mean_test_score"], rtol=1e-6)
     if isinstance(cv, TimeSeriesSplit):  # the first rows are never held out
-        expected = naive_predictions(X, y, list(cv.split(X)), search.alpha_, kernel=RBF(0.2))
+        expected = naive_predictions(X, y, list(cv.split(X)), search.alpha_, kernel=RBF(gamma=0.2))
         assert_allclose(search.cv_predictions_[20:], np.concatenate(expected), rtol=1e-6, atol=1e-9)
         assert np.isnan(search.cv_predictions_[:20]).all()
 
@@ -129,10 +129,10 @@ def test_small_folds_that_do_not_train_on_the_rest_have_factors_of_their_own(
     """Conjugate gradient took 0.2 s for 0.03 s, and gave up λ that factors score, too."""
     X, Y, weights = data.X[:31], data.y[:31, :n_targets], data.weights[:31] if weighted else None
     alphas, settings = np.geomspace(1e-10, 1e2, 13), {"fit_intercept": fit_intercept, "solver": solver}
-    K = RBF(0.1)(X) if kernel == "precomputed" else X
+    K = RBF(gamma=0.1)(X) if kernel == "precomputed" else X
     search = KernelRidgeCV(alphas, kernel=kernel, gamma=None if kernel == "precomputed" else 0.1, **settings)
     search.set_params(cv=SPLITS[folds]).fit(K, Y, sample_weight=weights)
-    expected = naive_scores(X, Y, SPLITS[folds], alphas, weights, kernel=RBF(0.1), fit_intercept=fit_intercept)
+    expected = naive_scores(X, Y, SPLITS[folds], alphas, weights, kernel=RBF(gamma=0.1), fit_intercept=fit_intercept)
     plan = search.selection_plan_
     assert plan.method == "refits" and "not-all-other-rows" in codes_of(plan.reasons)
     assert_allclose(scores_of(search), expected, rtol=1e-5)  # rounding over the smallest λ, 31 · 2e-16 / 1e-10
@@ -194,7 +194,7 @@ REQUESTED = {"form": "form-requested", "solver": "cg-requested"}
 
 @pytest.mark.parametrize("asked", [{}, {"form": "dual"}, {"solver": "cg"}], ids=str)
 def test_a_plan_after_a_search_says_what_the_search_chose_and_what_it_rejected(asked, tmp_path):
-    X = np.random.default_rng(0).normal(size=(1000, 3))
+    X = np.random.default_rng(0).normal(size=(600, 3))
     search = KernelRidgeCV([0.01, 0.1, 1.0], cv=3, store=str(tmp_path / "runs"), **asked)
     for is_resumed in (False, True):
         search.fit(X, np.sin(X[:, 0]))
@@ -222,7 +222,7 @@ def test_no_plan_of_a_search_says_that_its_form_was_requested():
 
 def test_a_map_that_is_drawn_from_more_rows_than_a_sample_has_is_searched():
     X = np.random.default_rng(0).normal(size=(600, 3))
-    search = KernelRidgeCV([0.1], kernel=Nystroem(RBF(0.1), 20), cv=2).fit(X, np.sin(X[:, 0]))
+    search = KernelRidgeCV([0.1], kernel=Nystroem(RBF(gamma=0.1), 20), cv=2).fit(X, np.sin(X[:, 0]))
     assert search.plan_.form == "primal"
 
 
@@ -304,11 +304,16 @@ def test_what_a_kernel_learns_is_learned_in_every_fold_and_never_from_the_rows_h
     "settings",
     [
         {"kernel": "poly", "degree": [1, 2], "coef0": 2.0, "gamma": 0.1, "fit_intercept": True},
-        {"kernel": ["linear", "poly", RBF(0.3) + RBF(3.0)], "gamma": [0.1, 0.3], "degree": 2, "alpha_per_target": True},
+        {
+            "kernel": ["linear", "poly", RBF(gamma=0.3) + RBF(gamma=3.0)],
+            "gamma": [0.1, 0.3],
+            "degree": 2,
+            "alpha_per_target": True,
+        },
         {"kernel": "matern", "kernel_params": {"nu": 2.5, "length_scale": 2.0}, "transformer": "standardize"},
         {"kernel": lambda X, Y, factor: factor * (1.0 + X @ Y.T) ** 2, "kernel_params": {"factor": 3.0}},
         {"optimize": "isotropic"},
-        {"kernel": [Nystroem(RBF(0.2), 20), "linear"]},
+        {"kernel": [Nystroem(RBF(gamma=0.2), 20), "linear"]},
     ],
     ids=["poly", "several", "matern", "function", "optimize", "nystroem"],
 )
@@ -527,8 +532,8 @@ def test_scores_of_classes_are_those_of_separate_fits(data, labels, weighted):
 def test_scorers_groups_and_precomputed_matrices_of_classes(data, labels):
     settings = {"alphas": ALPHAS, "cv": GroupKFold(3), "scoring": "accuracy"}
     X, groups = data.X[:90], np.arange(90) % 9
-    search = KernelLogisticRegressionCV(kernel="precomputed", **settings).fit(RBF(0.3)(X), labels, groups=groups)
-    plain = KernelLogisticRegressionCV(kernel=RBF(0.3), **settings).fit(X, labels, groups=groups)
+    search = KernelLogisticRegressionCV(kernel="precomputed", **settings).fit(RBF(gamma=0.3)(X), labels, groups=groups)
+    plain = KernelLogisticRegressionCV(kernel=RBF(gamma=0.3), **settings).fit(X, labels, groups=groups)
     assert_allclose(search.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"])
     assert 0.5 < search.best_score_ <= 1
 

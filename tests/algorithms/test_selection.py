@@ -56,17 +56,17 @@ def dense_error(X, Y, weights, kernel, alpha, pairs, *, fit_intercept):
 @pytest.mark.parametrize(
     "case",
     [
-        {"weighted": True, "fit_intercept": True, "kernel": Matern(1.5, LENGTHS)},
+        {"weighted": True, "fit_intercept": True, "kernel": Matern(nu=1.5, length_scale=LENGTHS)},
         {"weighted": True, "fit_intercept": True, "t": 3, "columns": 8},  # targets one after the other
         {"weighted": True, "fit_intercept": True, "tile": 40},
-        {"kernel": Matern(2.5, LENGTHS)},
-        {"kernel": RationalQuadratic(LENGTHS, 0.7)},
+        {"kernel": Matern(nu=2.5, length_scale=LENGTHS)},
+        {"kernel": RationalQuadratic(length_scale=LENGTHS, alpha=0.7)},
         {"weighted": True, "fit_intercept": True, "folds": TimeSeriesSplit(3)},  # that leave out more
     ],
     ids=str,
 )
 def test_gradients_agree_with_dense_systems_and_differences(case, monkeypatch):
-    case = {"kernel": RBF(0.5 / LENGTHS**2), "t": 2, "folds": KFold(4, shuffle=True, random_state=0)} | case
+    case = {"kernel": RBF(gamma=0.5 / LENGTHS**2), "t": 2, "folds": KFold(4, shuffle=True, random_state=0)} | case
     if "columns" in case:
         monkeypatch.setattr("dkrr.planning.selection.MAX_COLUMNS", case["columns"])
     X, Y = problem(t=case["t"])
@@ -93,7 +93,7 @@ def test_gradients_agree_with_dense_systems_and_differences(case, monkeypatch):
 
 def test_errors_of_residuals_are_of_second_order():
     X, Y = problem()
-    settings = {"kernel": RBF(0.2), "cv": 4, "optimize": "alpha", "max_evaluations": 1, "refit": False}
+    settings = {"kernel": RBF(gamma=0.2), "cv": 4, "optimize": "alpha", "max_evaluations": 1, "refit": False}
     exact, loose = (_warned("stopped after 1", X, Y, alphas=[0.1], cv_tol=tol, **settings) for tol in (1e-11, 1e-2))
     assert 0 < abs(loose.score / exact.score - 1) < 2e-5
     assert_allclose(loose.gradients, exact.gradients, rtol=2e-2)
@@ -118,7 +118,7 @@ def test_lengths_of_columns_that_do_not_matter_grow():
 def test_alpha_alone_is_that_of_a_fine_grid(convert):
     X, Y = problem(t=1)
     Y = Y + np.random.default_rng(2).standard_normal(Y.shape)
-    kernel, pairs = Laplacian(0.2), list(KFold(5).split(X))
+    kernel, pairs = Laplacian(gamma=0.2), list(KFold(5).split(X))
     search = KernelRidgeCV([0.01, 10.0], kernel=kernel, optimize="alpha", store_cv_predictions=True).fit(convert(X), Y)
     errors = [dense_error(X, Y, None, kernel, a, pairs, fit_intercept=False) for a in np.geomspace(0.01, 10, 31)]
     assert -search.best_score_ < min(errors) * (1 + 1e-3)
@@ -135,7 +135,9 @@ def test_one_length_is_for_all_columns_or_times_those_of_each():
     error = dense_error(X, Y, None, search.optimum_.kernel, search.alpha_, pairs, fit_intercept=False)
     assert_allclose(-search.best_score_, error, rtol=1e-4)
     found = (
-        KernelRidgeCV([0.1], kernel=Matern(1.5, LENGTHS), optimize="isotropic").fit(X, Y).optimum_.kernel.length_scale
+        KernelRidgeCV([0.1], kernel=Matern(nu=1.5, length_scale=LENGTHS), optimize="isotropic")
+        .fit(X, Y)
+        .optimum_.kernel.length_scale
     )
     assert_allclose(np.array(found) / LENGTHS, found[0] / LENGTHS[0])
 
@@ -168,6 +170,7 @@ def test_an_evaluation_whose_systems_are_not_solved_is_not_taken():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"optimize": "lengths"}, "expected None, 'isotropic' .* 'ard' .* or 'alpha'"),
         ({"cv": "loo"}, "cv is leave-one-out"),
         ({"alphas": [0.0, 1.0]}, "alphas has 0"),
         ({"scoring": "r2"}, "scoring is given"),
@@ -176,7 +179,7 @@ def test_an_evaluation_whose_systems_are_not_solved_is_not_taken():
         ({"kernel": "laplacian"}, "not of squared differences"),
         ({"kernel": "linear"}, "asks for derivatives by lengths"),
         ({"kernel": "linear", "optimize": "alpha"}, "the plan is the primal form"),
-        ({"kernel": Nystroem(RBF(1.0), 10), "optimize": "alpha"}, "fitted to the training rows"),
+        ({"kernel": Nystroem(RBF(gamma=1.0), 10), "optimize": "alpha"}, "fitted to the training rows"),
         ({}, "X is sparse"),
     ],
     ids=str,
@@ -211,7 +214,7 @@ WAYS = {
     "gradients": {"optimize": "isotropic", "max_evaluations": 3},
     "kernels": {"gamma": [0.1, 1.0], "train_sizes": [0.5]},
     "other scores": {"scoring": "neg_mean_absolute_error"},
-    "refits": {"kernel": Nystroem(RBF(1.0), 10), "gamma": None},
+    "refits": {"kernel": Nystroem(RBF(gamma=1.0), 10), "gamma": None},
 }
 
 

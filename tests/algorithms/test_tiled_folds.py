@@ -21,7 +21,7 @@ HEAVY = np.where(np.arange(211) == 5, 1e15, 1.0)
 
 
 def in_tiles(data, weights=None, **settings):
-    return KernelRidge(0.3, kernel=RBF(0.2), tile=48, **settings).fit(data.X, data.y, sample_weight=weights)
+    return KernelRidge(0.3, kernel=RBF(gamma=0.2), tile=48, **settings).fit(data.X, data.y, sample_weight=weights)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_intervals_from_tiles_are_those_from_memory(data, monkeypatch, cv, fit_i
     monkeypatch.setattr("dkrr.linalg.held_out.STRIP_COLUMNS", 16)
     w = {"some are 0": data.weights, "one is heavy": HEAVY}[weights]
     model = in_tiles(data, w, fit_intercept=fit_intercept)
-    plain = KernelRidge(0.3, kernel=RBF(0.2), fit_intercept=fit_intercept).fit(data.X, data.y, sample_weight=w)
+    plain = KernelRidge(0.3, kernel=RBF(gamma=0.2), fit_intercept=fit_intercept).fit(data.X, data.y, sample_weight=w)
     found, expected = (np.array(one.predict_interval(data.X_new, cv=cv)) for one in (model, plain))
     assert_close(found, expected, 1e-11)
     monkeypatch.setattr("dkrr.fitting.factored_process.room_for", lambda *_: 0)  # and of a factor in memory
-    again = KernelRidge(0.3, kernel=RBF(0.2), fit_intercept=fit_intercept).fit(data.X, data.y, sample_weight=w)
+    again = KernelRidge(0.3, kernel=RBF(gamma=0.2), fit_intercept=fit_intercept).fit(data.X, data.y, sample_weight=w)
     assert_close(np.array(again.predict_interval(data.X_new, cv=cv)), expected, 1e-11)
 
 

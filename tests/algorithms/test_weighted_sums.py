@@ -8,7 +8,7 @@ from dkrr.errors import InputError
 from dkrr.kernels import RBF, Columns, Laplacian, Linear, weighted_sums, weights_of
 from tests.oracles import assert_close
 
-BANDS = [Columns(RBF(0.5), [0, 1]), Columns(Laplacian(), [2, 3]), 2.0 * Linear() + RBF()]
+BANDS = [Columns(RBF(gamma=0.5), [0, 1]), Columns(Laplacian(), [2, 3]), 2.0 * Linear() + RBF()]
 
 
 def test_candidates_are_sums_with_the_weights_that_are_read():

@@ -79,7 +79,7 @@ def test_fits_keep_the_promise(solver):
 
 
 def test_functions_in_sums_and_of_columns_are_measured_too():
-    kernel = RBF(0.1) + 2.0 * Columns(CallableKernel(differences), [0, 1, 2])
+    kernel = RBF(gamma=0.1) + 2.0 * Columns(CallableKernel(differences), [0, 1, 2])
     (found,) = plan(X, y, kernel=kernel).problem.kernel.functions
     assert 0.98 * 3 * 16 <= found.cost.entry_bytes <= 1.6 * 3 * 16
     assert found == CallableKernel(differences) and found.to_dict() == CallableKernel(differences).to_dict()
@@ -143,7 +143,7 @@ class Unpriced(RBF):
 def test_a_kernel_that_states_no_time_is_measured_for_a_small_fit():
     case = problem(2000, D)
     assert with_measured_kernel(case, as_rows(X)) is case
-    unpriced = replace(case, kernel=Unpriced(0.1))
+    unpriced = replace(case, kernel=Unpriced(gamma=0.1))
     assert with_measured_kernel(unpriced, as_rows(X)).entry_seconds is not None
 
 

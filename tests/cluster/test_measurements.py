@@ -15,14 +15,14 @@ import dkrr
 from dkrr.cli import dkrr as command
 from dkrr.cluster.worker_settings import WorkerReport
 from dkrr.errors import InputError
-from dkrr.planning import Rates, calibration
+from dkrr.planning import calibration
 from dkrr.planning import profile as profiles
 from dkrr.planning.calibration import calibrate, measured_plan
 from dkrr.planning.detection import describe, detect, known_rates
 from dkrr.planning.measures import best_seconds, measure_store
 from dkrr.planning.plan import RATES
 from dkrr.planning.profile import Profile, load_profile, machine_fingerprint, record_baseline, save_profile
-from dkrr.planning.resources import WORKER_BASELINE_BYTES
+from dkrr.planning.resources import WORKER_BASELINE_BYTES, Rates
 from dkrr.store.zarr_arrays import create_array
 from tests.cluster.clients import all_released
 from tests.planning.problems import GIB, MIB, cluster, direct, machine

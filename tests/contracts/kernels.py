@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import kernels as k
-from dkrr.features import MapKernel
 from dkrr.kernels.lengths import WithLengths
+from dkrr.kernels.map_base import MapKernel
 from tests.contracts import wrong_values as values
 
 Numbers: TypeAlias = list[Any]
@@ -170,12 +170,20 @@ ROWS: dict[type[k.Kernel], Row] = {
     ),
     k.Matern: Row(
         _matern,
-        [Case(k.Matern(nu, length), repeats=length == 1.0) for nu in (0.5, 1.5, 2.5) for length in (1.0, 3.7)],
+        [
+            Case(k.Matern(nu=nu, length_scale=length), repeats=length == 1.0)
+            for nu in (0.5, 1.5, 2.5)
+            for length in (1.0, 3.7)
+        ],
         {"nu": values.HALF | {"1.5"}, "length_scale": MODERATE},
     ),
     k.RationalQuadratic: Row(
         _rational,
-        [Case(k.RationalQuadratic()), Case(k.RationalQuadratic(2.7, 0.3)), Case(k.RationalQuadratic(0.8, 1e6))],
+        [
+            Case(k.RationalQuadratic()),
+            Case(k.RationalQuadratic(length_scale=2.7, alpha=0.3)),
+            Case(k.RationalQuadratic(length_scale=0.8, alpha=1e6)),
+        ],
         {"length_scale": MODERATE, "alpha": POSITIVE - values.TINY - values.HUGE_POWER},
     ),
     k.AdditiveChi2: Row(lambda k, x, z, m: -_chi2(x, z, m), [Case(k.AdditiveChi2(), non_negative=True)]),
@@ -192,9 +200,9 @@ ROWS: dict[type[k.Kernel], Row] = {
     k.TaylorRBF: Row(
         _taylor,
         [
-            Case(k.TaylorRBF(0), repeats=True),
-            Case(k.TaylorRBF(4)),
-            Case(k.TaylorRBF(30, 0.3), repeats=True),
+            Case(k.TaylorRBF(degree=0), repeats=True),
+            Case(k.TaylorRBF(degree=4)),
+            Case(k.TaylorRBF(degree=30, gamma=0.3), repeats=True),
         ],
         {"degree": values.WHOLE_POWER - values.HUGE_POWER, "gamma": OR_NONE},
     ),
@@ -207,7 +215,7 @@ ROWS: dict[type[k.Kernel], Row] = {
     k.Sum: Row(
         lambda k, x, z, m: naive_entry(k.left, x, z, m) + naive_entry(k.right, x, z, m),
         [
-            Case(k.Categories(0.1) * k.RBF(0.2) + k.Linear(), whole=True),
+            Case(k.Categories(0.1) * k.RBF(gamma=0.2) + k.Linear(), whole=True),
             Case(k.RBF(gamma=0.2) + 0.5 * k.Linear()),
             Case(k.RBF() + k.Chi2(), non_negative=True),
         ],
@@ -220,7 +228,7 @@ ROWS: dict[type[k.Kernel], Row] = {
     ),
     k.Scaled: Row(
         lambda k, x, z, m: m.number(k.scale) * naive_entry(k.base, x, z, m),
-        [Case(2.5 * (k.RBF() + k.Cosine() * k.Matern(1.5)))],
+        [Case(2.5 * (k.RBF() + k.Cosine() * k.Matern(nu=1.5)))],
         {"base": values.KERNEL, "scale": POSITIVE},
     ),
     # Without cases: their formula is for kernels made of them

@@ -1,9 +1,11 @@
 """Kernels with a feature map, one of each kind and compositions: a row here puts a map through every shared test."""
 
-from dkrr.features import InteractionMap, RandomFourier, TaylorMap, required_feature_map
+from dkrr.features import RandomFourier, TaylorMap
 from dkrr.kernels import RBF, Columns, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
+from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.interactions import InteractionMap
 
-LENGTHS = Normalized(Polynomial(2, coef0=0.0))
+LENGTHS = Normalized(Polynomial(degree=2, coef0=0.0))
 KERNELS = [
     Linear(),
     Cosine(),
@@ -14,14 +16,14 @@ KERNELS = [
     Polynomial(degree=4, gamma=2.0, coef0=0.5),
     InteractionMap().kernel(),
     0.3 * InteractionMap(),
-    TaylorRBF(0),
+    TaylorRBF(degree=0),
     TaylorMap(6, 0.3).kernel(),
-    Normalized(Polynomial(3)),
-    Normalized(0.7 * Normalized(TaylorRBF(3)) + Linear()),
+    Normalized(Polynomial(degree=3)),
+    Normalized(0.7 * Normalized(TaylorRBF(degree=3)) + Linear()),
     Normalized(RandomFourier(RBF(), 30).kernel()),
-    Columns(Polynomial(2), [0]),
+    Columns(Polynomial(degree=2), [0]),
     Columns(Linear(), [0]) + 0.5 * Columns(Cosine(), [0]),
-    0.3 * (Polynomial(2) + Cosine()) + Linear(),
+    0.3 * (Polynomial(degree=2) + Cosine()) + Linear(),
     RandomFourier(RBF(), 30).kernel(),
     RandomFourier(Laplacian(gamma=0.3), 24, random_state=3).kernel(),
     RandomFourier(Matern(nu=2.5), 14) + Linear(),

@@ -17,13 +17,13 @@ from dkrr.errors import ConvergenceWarning, DkrrError, NotFittedError
 from dkrr.kernels import RBF, Polynomial
 
 ESTIMATORS = {
-    "ridge": KernelRidge(0.1, kernel=RBF(0.3), fit_intercept=True),
-    "primal ridge": KernelRidge(0.1, kernel=Polynomial(2), form="primal", fit_intercept=True),
+    "ridge": KernelRidge(0.1, kernel=RBF(gamma=0.3), fit_intercept=True),
+    "primal ridge": KernelRidge(0.1, kernel=Polynomial(degree=2), form="primal", fit_intercept=True),
     "ridge by conjugate gradient": KernelRidge(0.1, kernel="laplacian", solver="cg", tol=1e-11),
-    "search": KernelRidgeCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
-    "logistic": KernelLogisticRegression(0.1, kernel=RBF(0.3), form="dual"),
+    "search": KernelRidgeCV([0.1, 1.0], kernel=RBF(gamma=0.3), cv=2),
+    "logistic": KernelLogisticRegression(0.1, kernel=RBF(gamma=0.3), form="dual"),
     "primal logistic": KernelLogisticRegression(0.1, form="primal", one_vs_rest=True),
-    "search of classes": KernelLogisticRegressionCV([0.1, 1.0], kernel=RBF(0.3), cv=2),
+    "search of classes": KernelLogisticRegressionCV([0.1, 1.0], kernel=RBF(gamma=0.3), cv=2),
 }
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
 

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, get_args
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 import dkrr.kernels
-from dkrr.kernels import Kernel
+from dkrr.errors import InputTypeError
+from dkrr.kernels import RBF, Kernel, Matern
 from dkrr.kernels.names import DEFAULTS
 from dkrr.kernels.registry import KERNELS, NAMED
 from dkrr.typing import KernelName
@@ -108,3 +110,15 @@ def test_what_is_missing_is_said_by_name_and_place(monkeypatch):
     for formula in (naive_gram, precise.gram):
         with pytest.raises(LookupError, match="Wave has no naive formula"):
             formula(Wave(), np.ones((1, 1)))
+
+
+def test_kernels_of_numbers_take_their_parameters_by_name_and_say_so():
+    """By position they would mean other kernels than scikit-learn's RBF(0.5), Matern(0.5, 1.5)."""
+    section = REFERENCE.read_text().split(".. rubric:: Rows of numbers")[1].split(".. rubric::")[0]
+    for kind in (getattr(dkrr.kernels, name) for name in re.findall(r"^   (\w+)$", section, re.M)):
+        assert all(one.kind is one.KEYWORD_ONLY for one in inspect.signature(kind).parameters.values()), kind
+    with pytest.raises(InputTypeError, match=r"^RBF\(0.5\) gives parameters .* expected RBF\(gamma=0.5\)$"):
+        RBF(0.5)
+    with pytest.raises(InputTypeError, match=r"expected Matern\(nu=\.\.\., length_scale=\.\.\.\)$"):
+        Matern(0.5, 1.5)
+    assert Matern(nu=1.5, length_scale=2.0).set_params(nu=0.5) == Matern(length_scale=2.0, nu=0.5)

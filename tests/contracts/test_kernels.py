@@ -17,6 +17,8 @@ from dkrr import kernels as k
 from dkrr.data import MemoryRows
 from dkrr.errors import InputError
 from dkrr.kernels import RBF, base, blocks, map_base
+from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict
+from dkrr.kernels.nystroem import whitened
 from tests.contracts.kernels import CASES, DISTINCT, OF_ENTRIES, OF_LENGTHS
 from tests.contracts.maps import KERNELS as KERNELS_OF_MAPS
 from tests.contracts.maps import MAPS, map_of
@@ -115,7 +117,7 @@ def test_csr_rows_give_the_entries_of_dense_ones(case):
     "kernel", [*(case.kernel for case in CASES), k.BagOfWords(), k.RandomWalk(0.1), k.Columns(k.RBF(), "a")], ids=str
 )
 def test_a_kernel_is_a_value_that_its_description_and_its_parameters_give_back(kernel):
-    assert k.kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
+    assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
     assert pickle.loads(pickle.dumps(kernel)) == kernel
     assert clone(kernel) is kernel
     own = kernel.get_params(deep=False)
@@ -139,7 +141,9 @@ def test_a_kernel_to_fixed_rows_gives_the_same_bits_again_and_again(case):
         to(X[:, :3])
 
 
-@pytest.mark.parametrize("kernel", [k.RBF(), 2.0 * (k.RBF(0.1) + k.Linear()), k.Columns(k.Matern(0.5), [0, 2])])
+@pytest.mark.parametrize(
+    "kernel", [k.RBF(), 2.0 * (k.RBF(gamma=0.1) + k.Linear()), k.Columns(k.Matern(nu=0.5), [0, 2])]
+)
 def test_fixed_rows_may_be_sparse(kernel):
     X, Y = (thinned(np.random.default_rng(k).standard_normal((n, 4))) for k, n in enumerate((9, 30)))
     for left in (X, sp.csr_array(X)):
@@ -292,8 +296,8 @@ def test_pieces_cover_a_block_once_and_are_its_entries(case, dtype, tolerance, m
 
 
 SAMPLED = [
-    f.whitened(RBF(), random(19, 5, seed=9)).kernel(),
-    f.whitened(RBF(), random(7, 5, seed=8)) + f.RandomFourier(RBF(), 4),
+    whitened(RBF(), random(19, 5, seed=9)).kernel(),
+    whitened(RBF(), random(7, 5, seed=8)) + f.RandomFourier(RBF(), 4),
 ]
 every_map = pytest.mark.parametrize("kernel", KERNELS_OF_MAPS, ids=str)
 OF_SPARSE = [k.Linear(), k.Cosine(), 2.0 * k.Linear(), k.Linear() + k.Cosine()]
@@ -367,14 +371,14 @@ def test_the_map_of_a_kernel_is_a_value_and_the_kernel_is_given_in_its_place(ker
 
 @pytest.mark.parametrize("phi", [*MAPS, f.Nystroem(RBF(), 3), f.RandomFourier("rbf", 4)], ids=str)
 def test_a_map_is_a_value_that_its_description_and_its_parameters_give_back(phi):
-    assert f.feature_map_from_dict(json.loads(json.dumps(phi.to_dict()))) == phi
+    assert feature_map_from_dict(json.loads(json.dumps(phi.to_dict()))) == phi
     assert pickle.loads(pickle.dumps(phi)) == phi
     assert clone(phi) is phi
     for name, old in phi.get_params().items():
         assert phi.set_params(**{name: old}) == phi
     if not isinstance(phi, f.Nystroem):  # whose kernel is known after its centres
         kernel = phi.kernel()
-        assert f.kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
+        assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
         assert kernel + kernel == phi + phi == kernel + phi and 2.0 * kernel == 2.0 * phi == phi * 2.0
         assert kernel * kernel == phi * phi == kernel * phi
 

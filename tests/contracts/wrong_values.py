@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from dkrr.features import InteractionMap
 from dkrr.kernels import RBF
+from dkrr.kernels.interactions import InteractionMap
 from dkrr.solvers import Cholesky, ConjugateGradient
 
 N, D = 12, 2

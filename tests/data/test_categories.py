@@ -9,7 +9,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
 from dkrr.errors import InputError
-from dkrr.kernels import RBF, Categories, Columns, kernel_from_dict
+from dkrr.kernels import RBF, Categories, Columns
+from dkrr.kernels.descriptions import kernel_from_dict
 
 N = 24
 RNG = np.random.default_rng(0)
@@ -44,9 +45,9 @@ def test_categories_of_a_table_are_equal_or_not(convert, weight):
 
 def test_categories_of_named_columns_stand_beside_numbers():
     kernel = 2.0 * Columns(Categories(0.1), ["colour", "size"]) * Columns(Categories(), "kind")
-    kernel = (kernel + Columns(RBF(1.0), ["price"])).fitted(TABLE)
+    kernel = (kernel + Columns(RBF(gamma=1.0), ["price"])).fitted(TABLE)
     pair, kind, price = (TABLE[names].to_numpy(object) for names in (["colour", "size"], ["kind"], ["price"]))
-    values = 2.0 * expected(pair, pair, 0.1) * expected(kind, kind, 0.0) + RBF(1.0)(price.astype(float))
+    values = 2.0 * expected(pair, pair, 0.1) * expected(kind, kind, 0.0) + RBF(gamma=1.0)(price.astype(float))
     assert_allclose(kernel(TABLE), values, rtol=0, atol=1e-14)
     assert kernel_from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
 
@@ -75,7 +76,7 @@ def test_unknown_categories_equal_no_other():
 
 @pytest.mark.parametrize("estimator", [dkrr.KernelRidge, dkrr.KernelLogisticRegression])
 def test_models_with_categories_are_saved_and_predict_unknown_ones(estimator, tmp_path):
-    kernel = Columns(Categories(0.1), ["colour", "size", "kind"]) + Columns(RBF(1.0), ["price"])
+    kernel = Columns(Categories(0.1), ["colour", "size", "kind"]) + Columns(RBF(gamma=1.0), ["price"])
     targets = (TABLE["price"] + (TABLE["colour"] == "red")).to_numpy()
     targets = targets if estimator is dkrr.KernelRidge else targets > 0
     model = estimator(kernel=kernel).fit(TABLE, targets)

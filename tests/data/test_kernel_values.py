@@ -10,9 +10,10 @@ from sklearn.metrics.pairwise import pairwise_kernels
 
 from dkrr.errors import InputError, InputTypeError, InputWarning, KernelFunctionError
 from dkrr.features import CallableMap
-from dkrr.kernels import RBF, CallableKernel, Chi2, Linear, Polynomial, Precomputed, as_kernel, kernel_from_dict
+from dkrr.kernels import RBF, CallableKernel, Chi2, Linear, Polynomial, Precomputed
+from dkrr.kernels.descriptions import kernel_from_dict
 from dkrr.kernels.dot import unit_rows
-from dkrr.kernels.names import taken_by
+from dkrr.kernels.names import as_kernel, taken_by
 from tests.oracles import naive_gram
 
 RNG = np.random.default_rng(0)
@@ -24,8 +25,8 @@ def quadratic(X, Y, power=2):
 
 
 def test_sums_products_and_multiples_are_values_and_compute_what_they_say():
-    a, b = RBF(0.5), Linear()
-    assert a + b == RBF(0.5) + Linear() != a * b and hash(a + b) == hash(RBF(0.5) + Linear())
+    a, b = RBF(gamma=0.5), Linear()
+    assert a + b == RBF(gamma=0.5) + Linear() != a * b and hash(a + b) == hash(RBF(gamma=0.5) + Linear())
     assert 2 * a == a * 2.0 == np.float64(2) * a == np.int64(2) * a != 3 * a
     assert_allclose((2 * a + b * b)(X, Y), 2 * a(X, Y) + b(X, Y) ** 2, rtol=1e-14)
 

@@ -19,9 +19,11 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, InputTypeError, KernelFunctionError
-from dkrr.features import InteractionMap, feature_map, required_feature_map
+from dkrr.features import feature_map
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, Polynomial, Precomputed, RandomWalk
 from dkrr.kernels.custom import WIDTH, decode_objects, encode_objects, is_objects
+from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.interactions import InteractionMap
 from tests.oracles import assert_close, naive_kernel_ridge
 from tests.pairs import every_pair
 
@@ -92,10 +94,10 @@ def table():
     frame = pd.DataFrame({"word": WORDS, "text": documents()[0], "graph": graphs})
     frame["a"], frame["b"] = rng.normal(size=(2, 60))
     kernel = Columns(CallableKernel(letters), "word") + Columns(BagOfWords(), "text")
-    kernel = kernel + Columns(RandomWalk(decay=0.1), "graph") + Columns(RBF(0.5), ["a", "b"])
+    kernel = kernel + Columns(RandomWalk(decay=0.1), "graph") + Columns(RBF(gamma=0.5), ["a", "b"])
     texts = BagOfWords().fitted(frame["text"].tolist())
     K = letters(WORDS, WORDS) + texts(frame["text"].tolist()) + RandomWalk(decay=0.1)(graphs)
-    return frame, kernel, K + RBF(0.5)(frame[["a", "b"]].to_numpy()), counts + frame["a"].to_numpy()
+    return frame, kernel, K + RBF(gamma=0.5)(frame[["a", "b"]].to_numpy()), counts + frame["a"].to_numpy()
 
 
 KERNELS = {
@@ -180,7 +182,7 @@ def products(a, b):
 
 @pytest.mark.parametrize(
     "kernel",
-    [CallableKernel(products) + RBF(0.5), 0.5 * CallableKernel(products), Columns(RBF(0.3)),
+    [CallableKernel(products) + RBF(gamma=0.5), 0.5 * CallableKernel(products), Columns(RBF(gamma=0.3)),
      Columns(InteractionMap().kernel(), [1, 2])],
     ids=["sum", "multiple", "columns", "map"],
 )  # fmt: skip
@@ -252,7 +254,7 @@ TABLE = pd.DataFrame({"drink": WORDS[:40], "size": X[:, 0], "price": X[:, 1]})
 
 
 @pytest.mark.parametrize("columns", [3, [0], [1, 2, 3], [4, 0], (2, 4), np.array([0, 3])], ids=str)
-@pytest.mark.parametrize("base", [RBF(), Polynomial(2, 0.5)], ids=repr)
+@pytest.mark.parametrize("base", [RBF(), Polynomial(degree=2, gamma=0.5)], ids=repr)
 def test_the_base_sees_its_columns_only(base, columns):
     kernel, picked = Columns(base, columns), np.atleast_1d(columns)
     assert_allclose(kernel(X, Z), base(X[:, picked], Z[:, picked]), rtol=1e-13, atol=1e-14)
@@ -262,7 +264,7 @@ def test_the_base_sees_its_columns_only(base, columns):
 
 
 def test_finite_maps_of_columns():
-    kernel = 0.7 * Columns(Polynomial(3, 0.2), 3) + Columns(Linear(), [4, 0, 2])
+    kernel = 0.7 * Columns(Polynomial(degree=3, gamma=0.2), 3) + Columns(Linear(), [4, 0, 2])
     phi = required_feature_map(kernel, 5)
     assert_allclose(phi.transform(X) @ phi.transform(Z).T, kernel(X, Z), atol=1e-12)
     with pytest.raises(InputError, match="finite feature map"):
@@ -277,11 +279,15 @@ def test_finite_maps_of_columns():
         (lambda: Columns(RBF(), [-1]), InputError, "counted from 0"),
         (lambda: Columns("rbf", [0]), InputTypeError, "base is 'rbf'; expected a dkrr.kernels.Kernel"),
         (lambda: Columns(Precomputed(), [0]), InputError, "base is a precomputed kernel"),
-        (lambda: Columns(RBF(0.1), [5])(X), InputError, r"columns is \(5,\), but X has 5 columns"),
-        (lambda: Columns(RBF(0.1), "a")(X), InputError, "columns is 'a' and X is an array; expected a DataFrame"),
-        (lambda: Columns(RBF(0.1), "prize").fitted(TABLE), InputError, "no column 'prize'; expected 'price'"),
-        (lambda: Columns(RBF(0.1), ["drink"]).fitted(TABLE), InputTypeError, "do not hold numbers"),
-        (lambda: Columns(RBF(0.1), ["price"])(TABLE), InputError, "is not fitted; expected a kernel that was fitted"),
+        (lambda: Columns(RBF(gamma=0.1), [5])(X), InputError, r"columns is \(5,\), but X has 5 columns"),
+        (lambda: Columns(RBF(gamma=0.1), "a")(X), InputError, "columns is 'a' and X is an array; expected a DataFrame"),
+        (lambda: Columns(RBF(gamma=0.1), "prize").fitted(TABLE), InputError, "no column 'prize'; expected 'price'"),
+        (lambda: Columns(RBF(gamma=0.1), ["drink"]).fitted(TABLE), InputTypeError, "do not hold numbers"),
+        (
+            lambda: Columns(RBF(gamma=0.1), ["price"])(TABLE),
+            InputError,
+            "is not fitted; expected a kernel that was fitted",
+        ),
         (lambda: Columns(RBF(), ["a"]).fitted(WORDS), InputTypeError, "a list; expected a DataFrame with the columns"),
     ],
 )

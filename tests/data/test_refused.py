@@ -269,7 +269,7 @@ ENTRANCES = {
     "predict": lambda X, model: model.predict(X),
     "plan": lambda X, model: dkrr.plan(X, Y),
     "gram": lambda X, model: dkrr.gram(X).compute(),
-    "kernel": lambda X, model: dkrr.kernels.RBF(1.0)(X),
+    "kernel": lambda X, model: dkrr.kernels.RBF(gamma=1.0)(X),
     "rows": lambda X, model: as_rows(X),
 }
 

@@ -522,7 +522,7 @@ def test_a_column_of_text_is_classes_but_not_targets(path):
 
 
 def test_kernels_of_text_plans_and_gram_matrices_take_a_file(path):
-    kernel = Columns(BagOfWords(), "class") + Columns(RBF(1.0), ["a", "b"])
+    kernel = Columns(BagOfWords(), "class") + Columns(RBF(gamma=1.0), ["a", "b"])
     frame, model = dkrr.open_table(path).to_pandas(), KernelRidge(0.1, kernel=kernel).fit(path, "y")
     assert_close(model.predict(path), KernelRidge(0.1, kernel=kernel).fit(frame, Y).predict(frame), 1e-10)
     assert dkrr.gram(path, kernel=kernel).shape == (N, N)

@@ -2,7 +2,8 @@
 
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, Laplacian, Linear, Polynomial
-from dkrr.planning import Problem, Rates, Resources
+from dkrr.planning.problem import Problem
+from dkrr.planning.resources import Rates, Resources
 from dkrr.solvers import Cholesky
 
 MIB, GIB = 2**20, 2**30

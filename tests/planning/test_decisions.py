@@ -8,12 +8,13 @@ from dataclasses import replace
 from dkrr.errors import DkrrError
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, AdditiveChi2, Laplacian, Polynomial, Precomputed, Sigmoid
-from dkrr.planning import Float32Factor, Layout, Rates, make_plan
-from dkrr.planning.problem import Spectrum
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Layout, Spectrum
 from dkrr.planning.reasons import codes_of
-from dkrr.planning.resources import WorkerShare
+from dkrr.planning.resources import Rates, WorkerShare
 from dkrr.planning.searches import whole_plan
 from dkrr.planning.selection import FoldSizes, plan_scores, with_parts
+from dkrr.planning.strategy import Float32Factor
 from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky, ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.text import plural
@@ -247,7 +248,7 @@ def test_texts_of_plans_are_those_of_the_golden_file(golden):
     elsewhere = make_plan(problem(300_007, 79), cluster(workers=64, assumed="64 Dask workers of one thread"))
     folds, alphas = FoldSizes(5, refit=True), tuple(0.1 * 2.0**k for k in range(10))
     search = problem(20_011, 13, n_targets=2, alphas=alphas)
-    every = [replace(search, kernel=kernel) for kernel in (RBF(0.1), RBF(0.2), Laplacian(0.2))]
+    every = [replace(search, kernel=kernel) for kernel in (RBF(gamma=0.1), RBF(gamma=0.2), Laplacian(gamma=0.2))]
     scores = [with_parts(plan_scores(one, folds, laptop), (0.25, 0.5)) for one in every]
     one, selection = whole_plan(scores[:1], None), whole_plan(scores, 1e-8)
     variances = plan_uncertainty(problem(100_003, 13), machine(disk_free_bytes=1000 * GIB), 10)

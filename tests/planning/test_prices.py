@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation import SimulatedCluster, TaskCosts, simulate_factorisation
 from dkrr.linalg.cholesky import tile_steps
-from dkrr.planning import Rates
-from dkrr.planning.resources import cold_fraction
+from dkrr.planning.resources import Rates, cold_fraction
 from dkrr.planning.tiles import PANEL_COLUMNS, factorisation_seconds, fixed_grid, tile_grid
 from dkrr.store import TileGrid
 from tests.planning.problems import GIB, cluster, machine

@@ -108,7 +108,7 @@ def test_folds_that_do_not_train_on_the_rest_have_no_factor_in_common():
         ({"train_sizes": [16_000]}, "train_sizes has 16000, and 5 folds of 20,000 rows train on 16,000"),
         ({"loss": "logistic", "cv": "loo"}, "cv is leave-one-out, which needs a fit for every row"),
         ({"kernel": ["rbf", "laplacian"], "alphas": None, "cv": None}, "kernel is .* several candidates; expected one"),
-        ({"kernel": ["linear", RBF(0.3)], "gamma": [0.1]}, "gamma is .* which none of the kernels"),
+        ({"kernel": ["linear", RBF(gamma=0.3)], "gamma": [0.1]}, "gamma is .* which none of the kernels"),
         ({"worker_memory": "4GiB"}, "worker_memory is '4GiB' without workers; .*give workers="),
         ({"worker_memory": "4GiB", "workers": 8, "memory_limit": "8GiB"}, "expected one of them"),
         ({"cores": 4, "workers": 8}, "cores is 4 without worker_memory; expected workers, worker_memory and cores"),

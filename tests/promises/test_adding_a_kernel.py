@@ -19,7 +19,9 @@ from click.testing import CliRunner
 from sklearn.model_selection import GridSearchCV
 import dkrr
 from dkrr.cli import dkrr as command
-from dkrr.kernels import RBF, Cauchy, as_kernel, kernel_from_dict
+from dkrr.kernels import RBF, Cauchy
+from dkrr.kernels.descriptions import kernel_from_dict
+from dkrr.kernels.names import as_kernel
 
 X = np.random.default_rng(0).standard_normal((60, 3))
 y = np.sin(X).sum(axis=1)

@@ -2,18 +2,16 @@
 
 import inspect
 import pydoc
+import re
 from collections.abc import Iterator
-from dataclasses import is_dataclass
 from enum import Enum
-from functools import cache
 from typing import Any
 
 import pytest
 from numpydoc.docscrape import get_doc_object
 from numpydoc.validate import ERROR_MSGS, Validator, validate
 
-import dkrr.errors
-from tests.promises.test_documents import names_of_the_reference
+from tests.promises.test_public_names import OBJECTS
 
 NOT_CHECKED = {
     "ES01": "one sentence suffices where it says all",
@@ -28,31 +26,7 @@ OF_OBJECTS = {"SA01", "EX01"}
 PLAIN = {"RT01", "PR01"}
 """Not asked of a method that overrides one with a docstring, and says only what differs."""
 ESTIMATORS = {"KernelLogisticRegression", "KernelLogisticRegressionCV", "KernelRidge", "KernelRidgeCV"}
-TO_BE_PRIVATE = {
-    "ArrayContents",
-    "Direct",
-    "Float32Factor",
-    "Generated",
-    "InteractionMap",
-    "Iterative",
-    "Layout",
-    "MapKernel",
-    "NystroemMap",
-    "Problem",
-    "Rates",
-    "Resources",
-    "SampledSpectrum",
-    "Tiling",
-    "Work",
-    "arrays_of",
-    "as_kernel",
-    "feature_map_from_dict",
-    "kernel_from_dict",
-    "make_plan",
-    "required_feature_map",
-    "whitened",
-}
-UNCHECKED = ESTIMATORS | TO_BE_PRIVATE
+UNCHECKED = ESTIMATORS
 """Objects whose docstrings are still to be put in order."""
 
 
@@ -80,7 +54,8 @@ class OfDkrr(Validator):
             return super().signature_parameters
         if issubclass(self.obj, Enum):
             return tuple(self.obj.__members__)
-        if issubclass(self.obj, str | BaseException) or not (is_dataclass(self.obj) or self.doc["Parameters"]):
+        # What errors take is not what they have; nobody constructs a base class.
+        if issubclass(self.obj, str | BaseException) or inspect.isabstract(self.obj):
             return tuple(self.doc_all_parameters)
         return super().signature_parameters
 
@@ -95,11 +70,9 @@ class OfDkrr(Validator):
         return (bool(self.signature_parameters) or not is_method) and super().method_returns_something
 
 
-@cache
 def public_objects() -> dict[str, Any]:
-    """Classes and functions of the reference, and the errors, by full name."""
-    found = {name: pydoc.locate(name) for name in sorted(names_of_the_reference())}
-    found |= {f"dkrr.errors.{name}": value for name, value in vars(dkrr.errors).items() if inspect.isclass(value)}
+    """Classes and functions of dkrr that are public, by full name."""
+    found = {name: pydoc.locate(name) for name in OBJECTS}
     is_ours = {name: inspect.isroutine(value) or inspect.isclass(value) for name, value in found.items()}
     return {name: value for name, value in found.items() if is_ours[name] and value.__module__.startswith("dkrr")}
 
@@ -123,21 +96,18 @@ def test_docstrings_are_valid(kind):
     assert set(ERROR_MSGS) >= set(NOT_CHECKED)
     wrong, seen = {}, set[Any]()
     for name, value in public_objects().items():
-        is_class = inspect.isclass(value)
-        is_error = is_class and issubclass(value, BaseException)
-        if (
-            kind != ("error" if is_error else "class" if is_class else "function")
-            or name.rpartition(".")[2] in UNCHECKED
-        ):
+        is_error = inspect.isclass(value) and issubclass(value, BaseException)
+        of_kind = "error" if is_error else "class" if inspect.isclass(value) else "function"
+        if of_kind != kind or name.rpartition(".")[2] in UNCHECKED:
             continue
         wrong[name] = faults(value, {*NOT_CHECKED, *(OF_OBJECTS if is_error else ())})
-        for cls in value.__mro__ if is_class and value.__module__.startswith("dkrr") else ():
-            if cls in seen or not cls.__module__.startswith("dkrr"):
-                continue
-            seen.add(cls)
-            for method, function, overrides in methods(cls):
-                left_out = {*NOT_CHECKED, *OF_OBJECTS, *(PLAIN if overrides else ())}
-                wrong[f"{name}.{method}"] = faults(function, left_out)
+        classes = [
+            cls for cls in getattr(value, "__mro__", ()) if cls.__module__.startswith("dkrr") and cls not in seen
+        ]
+        seen.update(classes)
+        for method, function, overrides in (one for cls in classes for one in methods(cls)):
+            left_out = {*NOT_CHECKED, *OF_OBJECTS, *(PLAIN if overrides else ())}
+            wrong[f"{name}.{method}"] = faults(function, left_out)
     wrong = {name: texts for name, texts in wrong.items() if texts}
     assert not wrong, "\n".join(f"{name}: {'; '.join(texts)}" for name, texts in wrong.items())
 
@@ -146,3 +116,16 @@ def test_see_also_names_what_exists():
     for name, value in public_objects().items():
         for other in Validator(documented(value)).see_also:
             assert pydoc.locate(other) is not None, f"{name} refers to {other}"
+
+
+def test_choices_of_docstrings_are_those_that_type_checkers_know():
+    """In ``form : {"auto", "primal", "dual"}`` as in ``form: Literal["auto", "primal", "dual"]``."""
+    compared = set()
+    for public in public_objects().values():
+        taken = public.__doc__.partition("\n    Parameters\n")[2].partition("\n    Attributes\n")[0]
+        for name, choices in re.findall(r"^ {4}(\w+) : \{(.+?)\}", taken, re.M):
+            known = re.search(r"Literal\[(.+?)\]", str(inspect.signature(public).parameters[name].annotation))
+            assert known, (public, name)
+            assert set(re.findall(r"\w+", choices)) == set(re.findall(r"\w+", known[1])), (public, name)
+            compared.add(name)
+    assert compared >= {"form", "solver", "loss"}

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dkrr import KernelRidge
-from dkrr.features import InteractionMap, MapKernel, feature_map
+from dkrr.features import feature_map
 from dkrr.kernels import RBF, CallableKernel, Cosine, Laplacian, Linear, Polynomial
+from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.map_base import MapKernel
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, Status
 from tests.cluster.clients import all_released
 from tests.inputs import table
@@ -153,10 +155,10 @@ def test_data_of_any_shape(place, n, d, t, n_tiles, form, kernel, fit_intercept,
 def test_the_reported_residual_of_every_target_is_the_true_one(form, fit_intercept, weighted):
     X, y, weights, _ = sample(211)
     weights, w = (weights, weights) if weighted else (None, np.ones(211))
-    model = KernelRidge(ALPHAS, kernel=Polynomial(2), form=form, fit_intercept=fit_intercept)
+    model = KernelRidge(ALPHAS, kernel=Polynomial(degree=2), form=form, fit_intercept=fit_intercept)
     model.set_params(solver=ConjugateGradient(RPCholesky(3) if form == "dual" else None), tol=1e-3)
     result = model.fit(X, y, sample_weight=weights).solve_result_
-    kernel, means = Polynomial(2).resolved(5), w @ y / w.sum() if fit_intercept else 0.0
+    kernel, means = Polynomial(degree=2).resolved(5), w @ y / w.sum() if fit_intercept else 0.0
     if form == "dual":
         constants = np.broadcast_to(model.intercept_, 3)
         arguments = (y, ALPHAS, model.dual_coef_, constants, weights, fit_intercept)

@@ -20,7 +20,12 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 N, D = 61, 3  # 61 is prime: no tile divides it
 ALPHA = 0.05
-KERNELS = {"linear": Linear(), "polynomial": Polynomial(2, 0.4, 1.0), "rbf": RBF(0.3), "precomputed": "precomputed"}
+KERNELS = {
+    "linear": Linear(),
+    "polynomial": Polynomial(degree=2, gamma=0.4, coef0=1.0),
+    "rbf": RBF(gamma=0.3),
+    "precomputed": "precomputed",
+}
 """The precomputed one is that of "rbf"."""
 PROBLEMS = {"binary": (2, False), "softmax": (3, False), "one against the rest": (3, True)}
 DUAL = {

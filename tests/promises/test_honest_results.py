@@ -146,7 +146,7 @@ def test_entries_outside_of_the_range_of_float32_are_scaled(size, alpha, tile):
 def test_predictions_are_right_where_coefficients_are_not_and_it_is_said(place):
     X = np.linspace(-1, 1, 40)[:, None]
     y = np.exp(-((X[:, 0] - 0.1) ** 2))
-    exact = precise.ridge(RBF(1.0), X, y, 1e-15)
+    exact = precise.ridge(RBF(gamma=1.0), X, y, 1e-15)
     model = KernelRidge(1e-15, kernel="rbf", gamma=1.0, **PLACES[place]).fit(X, y)
     result = model.solve_result_
     error = np.linalg.norm(model.dual_coef_ - exact.dual_coef[:, 0]) / np.linalg.norm(exact.dual_coef)
@@ -174,7 +174,7 @@ def test_the_condition_number_is_that_of_the_scaled_matrix(place, form, fit_inte
 def test_weights_over_twenty_orders_cost_no_digits_and_no_caution(place):
     (X, y), weights = normal((60, 3), 60), np.logspace(-10, 10, 60)
     weights[7] = 0.0
-    exact = precise.ridge(RBF(2.0), X, y, 1e-6, sample_weight=weights)
+    exact = precise.ridge(RBF(gamma=2.0), X, y, 1e-6, sample_weight=weights)
     model = KernelRidge(1e-6, kernel="rbf", gamma=2.0, **PLACES[place]).fit(X, y, sample_weight=weights)
     assert_allclose(model.dual_coef_, exact.dual_coef[:, 0], rtol=1e-9)
     assert model.solve_result_.messages == ()
@@ -194,8 +194,8 @@ def test_scores_of_an_ill_conditioned_system_are_left_out(data, tile):
 @pytest.mark.filterwarnings("ignore:true relative residual")
 @every_pair(
     case=[
-        (RBF(0.1), ConjugateGradient(max_iter=100), 1e-3),
-        (Nystroem(RBF(2.0), 30), ConjugateGradient(None, max_iter=4), 1e3),
+        (RBF(gamma=0.1), ConjugateGradient(max_iter=100), 1e-3),
+        (Nystroem(RBF(gamma=2.0), 30), ConjugateGradient(None, max_iter=4), 1e3),
     ],
     n_targets=[1, 3],
     ids=str,
@@ -216,7 +216,7 @@ def test_a_free_constant_is_solved_as_well_as_the_scores_need():
     """With a nearly constant kernel b is a hundred times the targets, and so are errors of its system."""
     rng = np.random.default_rng(2)
     X = rng.normal(size=(46, 2))
-    y, settings = 5 + X[:, 0] + 0.3 * rng.normal(size=46), {"kernel": RBF(0.01), "fit_intercept": True, "cv": 4}
+    y, settings = 5 + X[:, 0] + 0.3 * rng.normal(size=46), {"kernel": RBF(gamma=0.01), "fit_intercept": True, "cv": 4}
     found, expected = (
         KernelRidgeCV([1e-3, 3e-7], solver=solver, refit=False, early_stopping=False, **settings).fit(X, y).cv_results_
         for solver in ("cg", "cholesky")
@@ -250,7 +250,7 @@ DUAL_WAYS = {
 
 @pytest.mark.parametrize("way", DUAL_WAYS)
 def test_a_free_constant_keeps_its_digits_beside_one_heavy_row(way):
-    kernel = Polynomial(2).resolved(3)
+    kernel = Polynomial(degree=2).resolved(3)
     X, y, w, X_new, exact = of_heavy_rows([1e14], kernel, fit_intercept=True)
     model = KernelRidge(1e-3, kernel=kernel, form="dual", fit_intercept=True, **DUAL_WAYS[way]).fit(X, y, w)
     result = model.solve_result_
@@ -272,7 +272,7 @@ def test_dual_coefficients_of_one_heavy_row_follow_from_the_others(solver, weigh
 @every_pair(
     solver=["cholesky", "cg", ConjugateGradient(None)],
     weights=[[1e6], [1e9], [1e12], [1e16], [1e16, 1e16, 1e15], [1e-8] * 30],
-    kernel=[Linear(), Polynomial(3)],
+    kernel=[Linear(), Polynomial(degree=3)],
     fit_intercept=[False, True],
     tile=[None, 11],
 )
@@ -320,7 +320,7 @@ def test_conjugate_gradient_in_primal_form_reaches_the_predictions(twins, alpha,
     X, X_new, noise = normal((120, 4), (20, 4), 120)
     if twins:
         X[40:80] = X[:40] + 1e-6 * X[40:80]
-    y, kernel = np.sin(X[:, 0]) + 0.1 * noise, Polynomial(degree).resolved(4)
+    y, kernel = np.sin(X[:, 0]) + 0.1 * noise, Polynomial(degree=degree).resolved(4)
     exact = precise.ridge(kernel, X, y, alpha, fit_intercept=fit_intercept, X_new=X_new)
     model = KernelRidge(alpha, kernel=kernel, form="primal", solver="cg", fit_intercept=fit_intercept).fit(X, y)
     assert model.solve_result_.status.is_good and model.solve_result_.residual <= 1e-8

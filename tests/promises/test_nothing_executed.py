@@ -98,7 +98,7 @@ class TestSizes:
         refused(model, "zarr.json has .* values; expected at most 64 MiB and 5,000: it is not a file that dkrr wrote")
 
     def test_a_model_that_could_not_be_loaded_is_not_saved(self, tmp_path, monkeypatch):
-        deep = reduce(lambda kernel, _: 2.0 * kernel, range(70), dkrr.kernels.RBF(1.0) + dkrr.kernels.Linear())
+        deep = reduce(lambda kernel, _: 2.0 * kernel, range(70), dkrr.kernels.RBF(gamma=1.0) + dkrr.kernels.Linear())
         with pytest.raises(StoreError, match="nested more than 64 deep; expected a kernel of fewer levels"):
             dkrr.save(dkrr.KernelRidge(kernel=deep).fit(X, Y), tmp_path / "m.zarr")
         fitted = dkrr.KernelRidge(kernel=BagOfWords()).fit(["aa bb", "bb cc", "cc"], [1.0, 2.0, 3.0])

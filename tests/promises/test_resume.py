@@ -92,7 +92,7 @@ EXACT = {
     "weights and lazy rows": lambda s: ridge(s, **RBF_KERNEL, solver="cholesky", tile=40, **WEIGHTED),
     "primal": lambda s: ridge(s, **POLYNOMIAL, form="primal", tile=4, fit_intercept=True, lazy=True),
     "factors that stay": lambda s: kept(s, **RBF_KERNEL, tile=40, fit_intercept=True),
-    "centres that are drawn": lambda s: ridge(s, kernel=Nystroem(RBF(0.2), 30), form="primal", tile=8),
+    "centres that are drawn": lambda s: ridge(s, kernel=Nystroem(RBF(gamma=0.2), 30), form="primal", tile=8),
     "Gram matrix": lambda s: [np.asarray(dkrr.gram(sample()[0], **RBF_KERNEL, chunks=40, store=s))],
 }
 WITHIN_TOLERANCE = {
@@ -275,12 +275,12 @@ def test_an_iteration_resumes_with_other_settings(tmp_path, change):
     assert result.rank == 71 or "71" not in str(change), "a larger given rank is reached"
 
 
-NYSTROEM = Nystroem(RBF(0.2), 30)
+NYSTROEM = Nystroem(RBF(gamma=0.2), 30)
 OTHERS = [
     ({"solver": "cg"}, {"solver": "cholesky"}, "began with solver='cg'.*give the same solver, or another store="),
     ({"form": "dual"}, {"form": "primal"}, "holds a run in dual form"),
     ({"form": "primal"}, {"form": "dual"}, "holds a run in primal form"),
-    ({"form": "primal"}, {"kernel": RBF(0.5)}, "holds a run in primal form"),
+    ({"form": "primal"}, {"kernel": RBF(gamma=0.5)}, "holds a run in primal form"),
     ({"kernel": NYSTROEM}, {"kernel": replace(NYSTROEM, random_state=1)}, "another problem.*kernel"),
 ]
 
@@ -289,7 +289,7 @@ OTHERS = [
 def test_the_run_of_another_problem_is_refused_and_stays(tmp_path, began, wanted, message):
     X, y, _, _ = sample()
     store = str(tmp_path / "run.zarr")
-    settings = {"kernel": Polynomial(2, 0.5, 1.0), "store": store} | began
+    settings = {"kernel": Polynomial(degree=2, gamma=0.5, coef0=1.0), "store": store} | began
     whole = KernelRidge(**settings).fit(X, y).predict(X)
     with pytest.raises(StoreError, match=message) as caught:
         KernelRidge(**settings | {"form": "auto"} | wanted).fit(X, y)

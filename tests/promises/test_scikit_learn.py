@@ -27,8 +27,9 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError
 from dkrr.estimators.model_description import search_of
-from dkrr.features import CallableMap, InteractionMap, Nystroem, RandomFourier
+from dkrr.features import CallableMap, Nystroem, RandomFourier
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, RandomWalk
+from dkrr.kernels.interactions import InteractionMap
 from tests.oracles import assert_close
 
 RNG = np.random.default_rng(0)
@@ -90,17 +91,17 @@ def test_kernel_ridge_is_a_drop_in_for_scikit_learns(name):
 
 @every_estimator
 def test_nested_parameters_replace_the_kernel_and_leave_other_models_alone(estimator):
-    kernel = RBF(1.0) + 2.0 * Linear()
+    kernel = RBF(gamma=1.0) + 2.0 * Linear()
     model, other = (clone(estimator).set_params(kernel=kernel) for _ in range(2))
     assert model.get_params()["kernel__left__gamma"] == 1.0
     assert model.set_params(kernel__left__gamma=0.5, tol=1e-6) is model
-    assert (model.kernel, model.tol) == (RBF(0.5) + 2.0 * Linear(), 1e-6)
-    assert kernel == other.kernel == RBF(1.0) + 2.0 * Linear()
+    assert (model.kernel, model.tol) == (RBF(gamma=0.5) + 2.0 * Linear(), 1e-6)
+    assert kernel == other.kernel == RBF(gamma=1.0) + 2.0 * Linear()
     assert clone(model).kernel is model.kernel
-    assert model.set_params(kernel__gamma=3.0, kernel=RBF()).kernel == RBF(3.0)
+    assert model.set_params(kernel__gamma=3.0, kernel=RBF()).kernel == RBF(gamma=3.0)
     maps = clone(estimator).set_params(kernel=RandomFourier(RBF(), 10))
     maps.set_params(kernel__base__gamma=0.3, kernel__n_components=20)
-    assert maps.kernel == RandomFourier(RBF(0.3), 20)
+    assert maps.kernel == RandomFourier(RBF(gamma=0.3), 20)
 
 
 def test_parameters_that_do_not_exist_are_named():
@@ -115,7 +116,7 @@ def test_grids_over_parameters_of_kernels_find_what_separate_fits_find():
     model = make_pipeline(StandardScaler(), KernelRidge(alpha=0.1, kernel=RBF() + 1.0 * Linear()))
     grid = {"kernelridge__kernel__left__gamma": [0.01, 0.3], "kernelridge__kernel__right__scale": [0.1, 2.0]}
     search = GridSearchCV(model, grid, cv=2).fit(X, Y)
-    values = [RBF(gamma) + scale * Linear() for gamma in (0.01, 0.3) for scale in (0.1, 2.0)]
+    values = [RBF(gamma=gamma) + scale * Linear() for gamma in (0.01, 0.3) for scale in (0.1, 2.0)]
     expected = GridSearchCV(model, {"kernelridge__kernel": values}, cv=2).fit(X, Y)
     assert_array_equal(search.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"])
     assert len(set(search.cv_results_["mean_test_score"])) == 4
@@ -203,6 +204,8 @@ def test_a_search_has_what_grid_search_has_of_its_choice(kind, tmp_path):
     for other in (search, pickle.loads(pickle.dumps(search)).best_estimator_):
         assert_array_equal(getattr(best, name)(X), getattr(other, name)(X))
     assert_close(getattr(again, name)(X), getattr(best, name)(X))
+    if kind is KernelRidgeCV:  # by the folds of the search
+        assert_array_equal(best.predict_interval(X), search.predict_interval(X))
     assert type(search.refit_time_) is float
     assert search.refit_time_ > 0
     assert search.scorer_(search, X, y) == get_scorer(search._score_name)(search, X, y)

@@ -9,8 +9,9 @@ from numpy.testing import assert_allclose
 
 from dkrr import KernelRidge
 from dkrr.errors import NotPositiveDefiniteError
-from dkrr.features import InteractionMap, whitened
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
+from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.nystroem import whitened
 from tests.contracts.maps import MAPS
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -19,7 +20,13 @@ LAMBDA = 0.3
 RNG = np.random.default_rng(5)
 X, X_NEW, WEIGHTS = RNG.standard_normal((60, 4)), RNG.standard_normal((15, 4)), RNG.uniform(0.2, 3.0, 60)
 Y = np.column_stack([np.sin(2 * X[:, 0]), X[:, 1] * X[:, 2]]) + 0.1 * RNG.standard_normal((60, 2))
-KERNELS = [RBF(0.4), Laplacian(), Matern(1.5), TaylorRBF(6, 0.4), Normalized(Polynomial() + RBF())]
+KERNELS = [
+    RBF(gamma=0.4),
+    Laplacian(),
+    Matern(nu=1.5),
+    TaylorRBF(degree=6, gamma=0.4),
+    Normalized(Polynomial() + RBF()),
+]
 KERNELS += [0.5 * RBF() + Linear() * Cosine()]
 FEATURES = [*MAPS, whitened(RBF(gamma=0.2), RNG.standard_normal((20, 4)))]
 

@@ -15,8 +15,9 @@ from sklearn.base import clone
 import dkrr
 from dkrr import KernelRidge
 from dkrr.errors import InputError, NotFittedError, StoreError
-from dkrr.features import FeatureMap, InteractionMap
+from dkrr.features import FeatureMap
 from dkrr.kernels import RBF, CallableKernel, Linear, Matern, Polynomial
+from dkrr.kernels.interactions import InteractionMap
 from dkrr.store.description import FORMAT_VERSION
 
 

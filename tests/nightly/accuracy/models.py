@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from dkrr.data import MemoryRows
-from dkrr.features import Nystroem, NystroemMap, required_feature_map
+from dkrr.features import Nystroem
 from dkrr.fitting.sampled import drawn
 from dkrr.kernels import BagOfWords, Cosine
+from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.nystroem import NystroemMap
 from tests.nightly.accuracy.checks import Array, Exact, exact
 from tests.precise import gram, precision, system
 

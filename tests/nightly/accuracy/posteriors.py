@@ -22,9 +22,9 @@ import scipy.linalg
 from flint import arb, arb_mat
 
 from dkrr import KernelRidge
-from dkrr.features import Nystroem, NystroemMap
+from dkrr.features import Nystroem
 from dkrr.kernels import RBF, BagOfWords, Cosine, Kernel, Laplacian, Linear, Polynomial
-from dkrr.kernels.nystroem import Pivots
+from dkrr.kernels.nystroem import NystroemMap, Pivots
 from tests.nightly.accuracy import trials
 from tests.nightly.accuracy.checks import Array, Exact, exact
 from tests.nightly.accuracy.models import Numbers, Problem, bordered, certain, moved
@@ -60,8 +60,8 @@ def posterior(of_class: str, number: int) -> Trial:
 
 def _small(one: Trial, rng: np.random.Generator) -> Trial:
     """λ from 1e-15 to 1e-6, kernels from narrow to wide."""
-    kernel: Kernel = [RBF, Laplacian][int(rng.integers(2))](float(10 ** rng.uniform(-3, 1)))
-    kernel = kernel if rng.random() < 0.8 else Polynomial(2)
+    kernel: Kernel = [RBF, Laplacian][int(rng.integers(2))](gamma=float(10 ** rng.uniform(-3, 1)))
+    kernel = kernel if rng.random() < 0.8 else Polynomial(degree=2)
     return replace(one, kernel=kernel, alpha=float(10 ** rng.uniform(-15, -6)))
 
 
@@ -86,7 +86,7 @@ def _heavy(one: Trial, rng: np.random.Generator) -> Trial:
 
 def _nystroem(one: Trial, rng: np.random.Generator) -> Trial:
     """Nyström maps, λ 1e-6 … 1."""
-    base = [RBF(1.0), Laplacian(0.5), RBF(0.1)][int(rng.integers(3))]
+    base = [RBF(gamma=1.0), Laplacian(gamma=0.5), RBF(gamma=0.1)][int(rng.integers(3))]
     pivots: Pivots = "uniform" if rng.random() < 0.5 else "rpcholesky"
     kernel: Any = Nystroem(base, int(rng.integers(3, len(one.y) // 2)), pivots=pivots)
     return replace(one, kernel=kernel, alpha=float(10 ** rng.uniform(-6, 0)))

@@ -123,7 +123,7 @@ def _lambda(one: Search, rng: np.random.Generator) -> Search:
 def _rows(one: Search, rng: np.random.Generator) -> Search:
     """X times 1e±8 or 1e±150, mostly with the λ or γ that makes it the same problem."""
     scale = 10.0 ** rng.choice([-150, -8, 8, 150])
-    kernel = [Linear(), RBF(0.4 / scale / scale), Laplacian(0.3 / scale)][int(rng.integers(3))]
+    kernel = [Linear(), RBF(gamma=0.4 / scale / scale), Laplacian(gamma=0.3 / scale)][int(rng.integers(3))]
     fits = isinstance(kernel, Linear) and rng.random() < 0.7
     return replace(one, X=one.X * scale, kernel=kernel, alphas=one.alphas * scale * scale if fits else one.alphas)
 
@@ -147,7 +147,7 @@ def _weights(one: Search, rng: np.random.Generator) -> Search:
 
 
 def _of_features(one: Search, rng: np.random.Generator) -> Search:
-    polynomial = Polynomial(2) if rng.random() < 0.3 and one.X.shape[1] < 4 else Linear()
+    polynomial = Polynomial(degree=2) if rng.random() < 0.3 and one.X.shape[1] < 4 else Linear()
     return replace(one, kernel=polynomial, alphas=10 ** rng.uniform(-6, 4, 3))
 
 
@@ -178,7 +178,7 @@ def _learned(one: Search, rng: np.random.Generator) -> Search:
     n = len(one.y)
     one = replace(one, alphas=10 ** rng.uniform(-8, 1, 3))
     if rng.random() < 0.6:
-        base = [RBF(1.0), Laplacian(0.5), Polynomial(2)][int(rng.integers(3))]
+        base = [RBF(gamma=1.0), Laplacian(gamma=0.5), Polynomial(degree=2)][int(rng.integers(3))]
         pivots: Pivots = "uniform" if rng.random() < 0.5 else "rpcholesky"
         return replace(one, kernel=Nystroem(base, int(rng.integers(3, max(4, n // 5))), pivots=pivots))
     return replace(one, X=documents(rng, n), kernel=BagOfWords())
@@ -212,7 +212,9 @@ def _offset(one: Search, rng: np.random.Generator) -> Search:
 
 def _cg(one: Search, rng: np.random.Generator) -> Search:
     """Conjugate gradient for λ from 1e-12 to 10, narrow and wide kernels."""
-    kernel = [RBF(0.1), RBF(0.01), Laplacian(0.3), Linear(), Polynomial(3)][int(rng.integers(5))]
+    kernel = [RBF(gamma=0.1), RBF(gamma=0.01), Laplacian(gamma=0.3), Linear(), Polynomial(degree=3)][
+        int(rng.integers(5))
+    ]
     return replace(one, kernel=kernel, alphas=10 ** rng.uniform(-12, 1, 4), settings=one.settings | {"solver": "cg"})
 
 

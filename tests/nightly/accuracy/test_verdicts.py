@@ -31,7 +31,7 @@ def of_kind(is_logistic):
 @pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("is_logistic", [False, True])
 def test_an_ordinary_fit_is_accurate_and_honest_and_a_residual_that_is_understated_is_not(is_logistic, form):
-    one = replace(of_kind(is_logistic), kernel=Polynomial(2), settings={"form": form, "solver": "cholesky"})
+    one = replace(of_kind(is_logistic), kernel=Polynomial(degree=2), settings={"form": form, "solver": "cholesky"})
     outcome = fits.run(one)
     assert outcome.ended in ("SOLVED", "CONVERGED") and outcome.dishonest == ()
     assert outcome.errors["predictions"] < 1e-6
@@ -65,7 +65,7 @@ def as_floats(values):
     return np.vectorize(lambda v: float(v.mid()))(values)
 
 
-SEARCH = Search("search-ordinary:0", X, Y, np.array([1e-2, 1.0]), RBF(0.4), False, None, KFold(4), None, SETTINGS)
+SEARCH = Search("search-ordinary:0", X, Y, np.array([1e-2, 1.0]), RBF(gamma=0.4), False, None, KFold(4), None, SETTINGS)
 
 
 class TestSearchVerdicts:
@@ -118,14 +118,14 @@ class TestPosteriors:
         one = posterior("posterior-ordinary", 0)
         settings = {"form": "dual", "solver": "auto"}
         more = {"y": one.y[:, :1], "sample_weight": None, "settings": settings, "fit_intercept": fit_intercept}
-        return replace(one, kernel=RBF(0.4), alpha=0.1, **more)
+        return replace(one, kernel=RBF(gamma=0.4), alpha=0.1, **more)
 
     def test_exact_values_are_those_of_a_gaussian_process(self):
         one = self.ordinary(False)
         found = posteriors.Question(one).exact()
         scale = float(found.scales[0].mid())
         process = GaussianProcessRegressor(
-            scale * gaussian_kernels.RBF(np.sqrt(1 / 0.8)), alpha=scale * one.alpha, optimizer=None
+            scale * gaussian_kernels.RBF(gamma=np.sqrt(1 / 0.8)), alpha=scale * one.alpha, optimizer=None
         ).fit(one.X, one.y[:, 0])
         _, std = process.predict(one.all_rows, return_std=True)
         np.testing.assert_allclose(np.sqrt(as_floats(found.variances * found.scales[0])), std, rtol=1e-7)

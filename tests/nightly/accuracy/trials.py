@@ -129,7 +129,9 @@ def ordinary(rng: np.random.Generator, name: str, logistic: float = 0.4) -> Tria
     else:
         y = np.column_stack([signal + 0.1 * rng.standard_normal(n), rng.standard_normal(n)])
         y = y[:, : int(rng.integers(1, 3))]
-    kernel = [Linear(), Polynomial(int(rng.integers(2, 4))), RBF(0.4), Laplacian(0.3), Cosine()][int(rng.integers(5))]
+    kernel = [Linear(), Polynomial(degree=int(rng.integers(2, 4))), RBF(gamma=0.4), Laplacian(gamma=0.3), Cosine()][
+        int(rng.integers(5))
+    ]
     solvers: list[dict[str, Any]] = [{"solver": name, **at} for name in ("cholesky", "cg") for at in ({}, {"tile": 16})]
     alpha, fit_intercept = float(10 ** rng.uniform(-4, 1)), bool(rng.random() < 0.5)
     weights = rng.uniform(0.2, 3.0, n) if rng.random() < 0.3 else None
@@ -155,9 +157,9 @@ def _rows_scaled(one: Trial, rng: np.random.Generator) -> Trial:
         if isinstance(kernel, Linear) and np.isfinite(alpha * square) and alpha * square > 0 and rng.random() < 0.7:
             alpha = float(alpha * square)
         if isinstance(kernel, RBF) and np.isfinite(0.4 / square) and 0.4 / square > 0:
-            kernel = RBF(float(0.4 / square))
+            kernel = RBF(gamma=float(0.4 / square))
         if isinstance(kernel, Laplacian):
-            kernel = Laplacian(float(0.3 / scale))
+            kernel = Laplacian(gamma=float(0.3 / scale))
     return replace(moved, kernel=kernel, alpha=alpha)
 
 
