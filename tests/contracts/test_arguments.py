@@ -59,6 +59,8 @@ def test_what_was_accepted_or_raw_once_is_refused():
 POSITIONAL_FLAGS = {
     "predict(return_std)": "as GaussianProcessRegressor.predict",
     "get_params(deep)": "as BaseEstimator.get_params",
+    "Profile(is_quick)": "a record that dkrr makes",
+    "RunStatus(is_finished)": "a record that dkrr makes",
 }
 """Flags that may be given without their names, and why."""
 
