@@ -399,9 +399,15 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         return X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
 
     def _check_fitted(self) -> None:
-        """Raise NotFittedError before `fit`."""
-        if "_model" not in vars(self):
-            raise NotFittedError(f"{type(self).__name__} is not fitted; expected a fitted model: call fit first")
+        """Raise NotFittedError, an AttributeError too, before `fit`, and after a search without a last fit."""
+        if "_model" in vars(self):
+            return
+        if "cv_results_" in vars(self):
+            raise NotFittedError(
+                f"{type(self).__name__} has no model of all rows, since its refit is False; expected a fitted model: "
+                f"give refit=True and call fit again"
+            )
+        raise NotFittedError(f"{type(self).__name__} is not fitted; expected a fitted model: call fit first")
 
     def _new_rows(self, X: Any) -> Rows:
         """New rows as the model takes them."""

@@ -27,7 +27,6 @@ from dkrr.estimators.search import (
     kernel_settings,
     named_scorer,
     parameter_grid,
-    refuse_without_fit,
     score_name,
     search_results,
 )
@@ -321,7 +320,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
 
         Each access makes a new one, of the same arrays as the search.
         """
-        refuse_without_fit(self, "best_estimator_")
+        self._check_fitted()
         return self._as_saved()
 
     def _as_saved(self) -> KernelLogisticRegression:

@@ -30,7 +30,6 @@ from dkrr.estimators.search import (
     kernel_settings,
     named_scorer,
     parameter_grid,
-    refuse_without_fit,
     score_name,
     search_results,
     without_constant,
@@ -397,7 +396,7 @@ class KernelRidgeCV(RidgeRegressor):
 
         Each access makes a new one, of the same arrays as the search.
         """
-        refuse_without_fit(self, "best_estimator_")
+        self._check_fitted()
         return self._as_saved()
 
     def _as_saved(self) -> KernelRidge:

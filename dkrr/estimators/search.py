@@ -232,13 +232,6 @@ def complete_params(estimator: Any, model: type, alpha: Any, settings: dict[str,
     return {"alpha": alpha} | found | {name: v for name, v in others.items() if v is not defaults[name]}
 
 
-def refuse_without_fit(search: Any, name: str) -> None:
-    """Refuse an attribute of the fit of all rows where there was none; raises AttributeError, so that hasattr works."""
-    if "_model" not in vars(search):
-        why = "its refit is False" if "cv_results_" in vars(search) else "it is not fitted yet: call fit"
-        raise AttributeError(f"{type(search).__name__} has no {name}, since {why}")
-
-
 def score_name(scoring: Any, default: str) -> str:
     """Name of the score of a search."""
     return default if scoring is None else str(getattr(scoring, "__name__", scoring))

@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelLogisticRegressionCV, KernelRidge, KernelRidgeCV
-from dkrr.errors import InputError
+from dkrr.errors import InputError, NotFittedError
 from dkrr.estimators.model_description import search_of
 from dkrr.features import CallableMap, Nystroem, RandomFourier
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, RandomWalk
@@ -223,8 +223,9 @@ def test_a_search_has_what_grid_search_has_of_its_choice(kind, tmp_path):
     assert not hasattr(search, "best_estimator_")
     assert not hasattr(search, "refit_time_")
     assert search.scorer_ is search.scoring
-    with pytest.raises(AttributeError, match="has no best_estimator_, since its refit is False"):
-        search.best_estimator_  # noqa: B018
+    for without in (lambda: search.best_estimator_, lambda: search.predict(X), lambda: dkrr.save(search, "model")):
+        with pytest.raises(NotFittedError, match="has no model of all rows, since its refit is False; .* refit=True"):
+            without()
 
 
 def test_a_search_of_classes_has_no_store_which_it_would_not_use():
