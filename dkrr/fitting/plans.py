@@ -496,8 +496,10 @@ def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:
     """Plan of predictions, from the arguments of `plan`."""
     model, X = given["model"], given["X"]
     if not hasattr(model, "_prediction_plan"):
-        name = next(name for name in OF_NEW_ROWS[1:] if given[name] is not None and given[name] is not False)
-        what = f"{name} is given without model" if model is None else f"model is {shown(model)}"
+        what = f"model is {shown(model)}"
+        if model is None:
+            asked_for = next(name for name in OF_NEW_ROWS[2:] if given[name] is not None and given[name] is not False)
+            what = f"{asked_for} is given without model"
         raise InputError(f"{what}; expected a fitted estimator of dkrr, or one that dkrr.load has loaded, as model")
     for name, parameter in signature(plan).parameters.items():
         if name not in OF_NEW_ROWS and given[name] is not parameter.default:

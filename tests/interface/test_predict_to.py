@@ -222,6 +222,7 @@ def test_fewer_rows_are_read_at_a_time_where_memory_is_short(ridge, monkeypatch)
     ("changes", "message"),
     [
         ({"model": "m.zarr"}, "model is 'm.zarr'; expected a fitted estimator"),
+        ({"model": False}, "model is False; expected a fitted estimator"),
         ({"model": None}, "return_std is given without model"),
         ({"alpha": 0.5}, "alpha is given with model, whose fit is done"),
         ({"X": None}, "model is given without X"),
