@@ -9,9 +9,9 @@ Parameters of immutable values by scikit-learn's names for nested ones: ``left__
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from inspect import signature
+from inspect import Parameter, signature
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -48,17 +48,23 @@ SEPARATOR = "__"
 class Parameters(ABC):
     """Base of frozen dataclasses whose fields are parameters; kernels and feature maps derive from it."""
 
-    def __new__(cls, *args: Any, **_: Any) -> Self:
+    _translations: ClassVar[Mapping[str, str]] = {}
+    """Parameters that scikit-learn's kernel of the same name has instead, in terms of those of this one."""
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
         # Kernels of numbers take their parameters by name alone: RBF(0.5) and Matern(0.5, 1.5) would mean other kernels
         # than in scikit-learn, where the first parameter is a length.
-        if args:
-            parameters = signature(cls).parameters.values()
-            if parameters and all(one.kind is one.KEYWORD_ONLY for one in parameters):
-                value = shown(args[0]) if len(parameters) == 1 else "..."
-                raise InputTypeError(
-                    f"{cls.__name__}({', '.join(map(shown, args))}) gives parameters without their names; expected "
-                    f"{cls.__name__}({', '.join(f'{one.name}={value}' for one in parameters)})"
-                )
+        known = signature(cls).parameters if args or named else {}
+        kinds = {one.kind for one in known.values()}
+        if args and kinds == {Parameter.KEYWORD_ONLY}:
+            value = shown(args[0]) if len(known) == 1 else "..."
+            raise InputTypeError(
+                f"{cls.__name__}({', '.join(map(shown, args))}) gives parameters without their names; expected "
+                f"{cls.__name__}({', '.join(f'{name}={value}' for name in known)})"
+            )
+        for name in named:
+            if name not in known and Parameter.VAR_KEYWORD not in kinds:
+                raise InputTypeError(cls._no_parameter(name, known))
         return super().__new__(cls)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -114,7 +120,7 @@ class Parameters(ABC):
         changed = known | {name: value for name, value in params.items() if name in known}
         for name, nested in _nested(params).items():
             if name not in known:
-                raise self._unknown(name)
+                raise InputError(self._no_parameter(name, self.get_params()))
             if not nested:
                 continue
             part = changed[name]
@@ -143,9 +149,11 @@ class Parameters(ABC):
         """Parameters as JSON has them: lists, and descriptions of kernels and maps."""
         return {name: _as_json(getattr(self, name)) for name in self._parameter_names()}
 
-    def _unknown(self, name: str) -> InputError:
-        known = ", ".join(map(repr, self.get_params())) or "none"
-        return InputError(f"{type(self).__name__} has no parameter {name!r}; expected one of: {known}")
+    @classmethod
+    def _no_parameter(cls, name: str, known: Iterable[str]) -> str:
+        names = ", ".join(map(repr, known)) or "none"
+        translation = f", where {cls._translations[name]}" if name in cls._translations else ""
+        return f"{cls.__name__} has no parameter {name!r}; expected one of: {names}{translation}"
 
 
 def _as_json(value: Any) -> Any:

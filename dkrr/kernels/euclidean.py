@@ -1,7 +1,7 @@
 """Kernels of the Euclidean distance ‖x − z‖: RBF and Matérn."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import frexp, ldexp, sqrt
 from typing import Any, ClassVar, Self
@@ -84,6 +84,7 @@ class RBF(WithLengths):
     _piece_buffers: ClassVar[int | None] = 0
     _kept_copies: ClassVar[int] = 1
     _of_columns: ClassVar[str] = "gamma"
+    _translations: ClassVar[Mapping[str, str]] = {"length_scale": "gamma = 1 / (2 * length_scale**2)"}
 
     gamma: Scales | None = None
 

@@ -121,4 +121,11 @@ def test_kernels_of_numbers_take_their_parameters_by_name_and_say_so():
         RBF(0.5)
     with pytest.raises(InputTypeError, match=r"expected Matern\(nu=\.\.\., length_scale=\.\.\.\)$"):
         Matern(0.5, 1.5)
+    length = (
+        r"^RBF has no parameter 'length_scale'; expected one of: 'gamma', where gamma = 1 / \(2 \* length_scale\*\*2\)$"
+    )
+    with pytest.raises(InputTypeError, match=length):
+        RBF(length_scale=2.0)
+    with pytest.raises(InputTypeError, match="^Matern has no parameter 'mu'; expected one of: 'nu', 'length_scale'$"):
+        Matern(mu=0.5)
     assert Matern(nu=1.5, length_scale=2.0).set_params(nu=0.5) == Matern(length_scale=2.0, nu=0.5)
