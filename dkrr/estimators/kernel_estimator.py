@@ -132,6 +132,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         Returns
         -------
         self
+            The estimator itself, with the new values; a model that was fitted before stays as it is.
 
         Raises
         ------

@@ -102,6 +102,7 @@ def save(
     See Also
     --------
     dkrr.load : Load a saved model.
+    dkrr.KernelRidge : Kernel ridge regression.
     dkrr.verify : Whether a store or a saved model is whole.
     dkrr.report : An HTML page of a fit, a run or a model.
 

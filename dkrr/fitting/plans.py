@@ -119,7 +119,8 @@ def plan(  # type: ignore[misc]
 ) -> Plan | SelectionPlan | PredictionPlan:
     """Plan of a fit, of a search or of predictions, without carrying it out.
 
-    A plan of a fit or a search needs only sizes, not data.
+    A plan of a fit or a search needs only sizes, not data. With `alphas` or `cv` it is that of a search, with `model`
+    that of predictions of the rows X, else that of a fit.
 
     Parameters
     ----------
@@ -180,7 +181,6 @@ def plan(  # type: ignore[misc]
         Number of classes of a classification, if y is not given; None: 2.
     one_vs_rest : bool, default=False
         With more than two classes: a model of each class against the rest, not one softmax of all.
-
     alphas : int or array-like, optional
         Candidates of λ of a KernelRidgeCV or KernelLogisticRegressionCV, or their number.
     cv : int or "loo", optional
@@ -224,6 +224,8 @@ def plan(  # type: ignore[misc]
     See Also
     --------
     dkrr.planning.Plan : The plan of a fit.
+    dkrr.planning.SelectionPlan : The plan of a search.
+    dkrr.planning.PredictionPlan : The plan of predictions.
     dkrr.KernelRidge : Kernel ridge regression.
     dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
     dkrr.calibrate : Measure this machine for plans.
