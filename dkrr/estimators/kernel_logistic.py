@@ -202,13 +202,14 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
-            training rows, of shape (n, n_samples).
+            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel
+            between new and training rows, of shape (n, n_samples).
 
         Returns
         -------
         ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_classes)
-            The score of the second class if there are two, else a column for each class in the order of `classes_`.
+            The score of the second class if there are two, else a column for each class in the
+            order of `classes_`.
         """
         scores = self._scores(X)
         return scores[:, 0] if len(self.classes_) == 2 else scores
@@ -220,7 +221,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
     def predict_proba(self, X: Any) -> Any: ...
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes.
+        """Probabilities of the classes, in the order of `classes_`; one-vs-rest models are normalised.
 
         Parameters
         ----------
@@ -229,8 +230,9 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
 
         Returns
         -------
-        ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n, n_classes)
-            A column for each class in the order of `classes_`; rows add up to 1, also with `one_vs_rest`.
+        ndarray or lazy Dask array of shape (n, n_classes)
+            A column for each class in the order of `classes_`; rows add up to 1; lazy for rows that
+            are read in blocks.
         """
         return self._probabilities_of(self._scores(X))
 
@@ -250,8 +252,9 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
 
         Returns
         -------
-        ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n, n_classes)
-            A column for each class in the order of `classes_`.
+        ndarray or lazy Dask array of shape (n, n_classes)
+            A column for each class in the order of `classes_`; lazy for rows that are read in
+            blocks.
         """
         return _by_rows(self._scores(X), self._likelihood().log_probabilities, len(self.classes_), np.float64)
 
@@ -271,8 +274,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
 
         Returns
         -------
-        ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,)
-            Labels, of the values that `classes_` has.
+        ndarray or lazy Dask array of shape (n,)
+            Labels, of the values that `classes_` has; lazy for rows that are read in blocks.
         """
         return self._predictions_of(self._scores(X))
 
@@ -548,14 +551,14 @@ class KernelLogisticRegression(KernelClassifier):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
-            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
-            or other objects if the kernel takes these.
+            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
+            documents, graphs, a table or other objects if the kernel takes these.
         y : array-like, Dask array, Zarr array, path, or column of X, of shape (n_samples,)
-            Labels: numbers, strings or booleans, of at least two classes; with a table as X also the name of its
-            column, which is then not part of X.
+            Labels: numbers, strings or booleans, of at least two classes; with a table as X also
+            the name of its column, which is then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            Weights ≥ 0, positive for rows of at least two classes, with `fit_intercept` of every class; None: 1 for
-            every row.
+            Weights ≥ 0, positive for rows of at least two classes, with `fit_intercept` of every
+            class; None: 1 for every row.
 
         Returns
         -------
@@ -594,8 +597,8 @@ class KernelLogisticRegression(KernelClassifier):
         Returns
         -------
         list of KernelLogisticRegression
-            Fitted copies of this estimator, one for each λ; the estimator itself is unchanged. Their `solve_result_`
-            has the seconds of each λ, and the bytes of the whole path.
+            Fitted copies of this estimator, one for each λ; the estimator itself is unchanged.
+            Their `solve_result_` has the seconds of each λ, and the bytes of the whole path.
         """
         first = clone(self)
         labels, request, X = first._request(X, y, sample_weight, checked_path(alphas, "alphas"))

@@ -264,11 +264,12 @@ class KernelLogisticRegressionCV(KernelClassifier):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
-            Training rows, of which those of a fold are read into memory; the Gram matrix (n_samples, n_samples) if
-            kernel == "precomputed"; documents, graphs, a table or other objects if the kernel takes these.
+            Training rows, of which those of a fold are read into memory; the Gram matrix
+            (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table or other
+            objects if the kernel takes these.
         y : array-like, Dask array, Zarr array, path, or column of X, of shape (n_samples,)
-            Labels: numbers, strings or booleans, of at least two classes; with a table as X also the name of its
-            column, which is then not part of X.
+            Labels: numbers, strings or booleans, of at least two classes; with a table as X also
+            the name of its column, which is then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
             Weights ≥ 0 of the fits and of the scores; None: 1 for every row.
         groups : array-like of shape (n_samples,), optional

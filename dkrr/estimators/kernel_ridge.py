@@ -75,30 +75,27 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
-            training rows, of shape (n, n_samples).
+            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel
+            between new and training rows, of shape (n, n_samples).
         return_std : bool, default=False
-            Whether to return standard deviations as well: of f(x), for the Gaussian process with covariance s² k and
-            noise of variance s² λ / wᵢ whose mean the model is. Without ``uncertainty=True`` the first call factors the
-            matrix of all rows, and keeps the factor. Where that is not affordable, or with solver="cg", conjugate
-            gradient finds each to 2.5e-4 of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
-            Covariances between rows (``return_cov`` of scikit-learn's GaussianProcessRegressor) and samples
-            (``sample_y``) are not available.
+            Whether to return standard deviations of f(x) as well; see Notes.
         variance_scale : float, optional
-            s² > 0, by which k is multiplied; None: for every target the value at which its likelihood is largest.
+            s² > 0, by which k is multiplied; None: for every target the value at which its
+            likelihood is largest.
 
         Returns
         -------
-        mean : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
-            f(x) of every row and target.
-        std : ndarray, or a lazy Dask array, of the same shape
+        mean : ndarray or lazy Dask array of shape (n,) or (n, n_targets)
+            f(x) of every row and target; lazy for rows that are read in blocks.
+        std : ndarray or lazy Dask array of the same shape
             Standard deviations of f(x); only with `return_std`.
 
         Raises
         ------
         InputError
-            If the number of columns is not that of the training rows, or standard deviations are not known: of models
-            that were saved without uncertainty=True, and with kernel == "precomputed".
+            If the number of columns is not that of the training rows, or standard deviations are
+            not known: of models that were saved without uncertainty=True, and with kernel ==
+            "precomputed".
         MemoryLimitError
             If memory does not suffice for the standard deviation of one row.
         NotFiniteError
@@ -107,8 +104,18 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Warns
         -----
         ConvergenceWarning
-            If conjugate gradient finds a variance less accurately, or λ is so small that the digits of a factor do not
-            suffice to know it to a thousandth.
+            If conjugate gradient finds a variance less accurately, or λ is so small that the digits
+            of a factor do not suffice to know it to a thousandth.
+
+        Notes
+        -----
+        Standard deviations are those of the Gaussian process with covariance s² k and noise of
+        variance s² λ / wᵢ, whose mean is the model. Without ``uncertainty=True`` the first call
+        factors the matrix of all rows, and keeps the factor. Where that is not affordable, or with
+        solver="cg", conjugate gradient computes each with a relative error of at most 2.5e-4 (see
+        `predict_variance_bounds`); `uncertainty_plan_` says why. Covariances between rows
+        (``return_cov`` of scikit-learn's GaussianProcessRegressor) and samples (``sample_y``) are
+        not available.
         """
         flag(return_std, "return_std")
         variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
@@ -151,26 +158,23 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def predict_variance_bounds(self, X: Any, *, variance_scale: float | None = None) -> tuple[Any, Any]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
 
-        They are as near to each other as a thousandth of the variance, or as near as the iterations of conjugate
-        gradient came, or as the digits of a factor allow; a warning then says how near. From a factor their width is a
-        bound of its rounding, about n eps k(x, x) for a row whose k is like that of few training rows: where λ is not
-        larger than some 1e6 n eps k(x, x), that exceeds a thousandth of the variances near training rows, which are
-        about λ / wᵢ. Standard deviations themselves are mostly more accurate. The bounds hold for the Gaussian process
-        with the given or profiled s², for K as it is computed in float64, and presume that the kernel is positive
-        semidefinite.
+        They differ by at most a thousandth of the variance, unless the iterations of conjugate
+        gradient or the digits of a factor do not suffice; a warning then says by how much. Standard
+        deviations themselves are mostly more accurate.
 
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
             New rows, as for `predict`.
         variance_scale : float, optional
-            s² > 0, by which k is multiplied; None: for every target the value at which its likelihood is largest.
+            s² > 0, by which k is multiplied; None: for every target the value at which its
+            likelihood is largest.
 
         Returns
         -------
-        lower : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
-            Lower bounds of the variances.
-        upper : ndarray, or a lazy Dask array, of the same shape
+        lower : ndarray or lazy Dask array of shape (n,) or (n, n_targets)
+            Lower bounds of the variances; lazy for rows that are read in blocks.
+        upper : ndarray or lazy Dask array of the same shape
             Upper bounds.
 
         Raises
@@ -182,6 +186,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         -----
         ConvergenceWarning
             As `predict` with `return_std`.
+
+        Notes
+        -----
+        The bounds hold for the Gaussian process with the given or profiled s², for K as it is
+        computed in float64, and presume that the kernel is positive semidefinite. From a factor
+        their difference is a bound of its rounding, about n eps k(x, x) for a row whose k is like
+        that of few training rows: where λ is not larger than about 1e6 n eps k(x, x), that exceeds
+        a thousandth of the variances near training rows, which are about λ / wᵢ.
         """
         variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
         rows = self._new_rows(X)
@@ -217,14 +229,10 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def predict_interval(self, X: Any, coverage: float = 0.9, *, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
         """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
 
-        Of every fold the model without it says how far off predictions of unseen rows are; the interval is between
-        quantiles of all models' predictions less and plus these errors. The models of all folds follow from one factor;
-        with a kernel that learns from the training rows (Nystroem, a bag of words) each is a fit of its own, whose
-        kernel has not seen the fold. The first call computes them, and shows its progress as `fit` does; they are kept
-        for these folds, whatever the coverage, and saved by ``dkrr.save(model, path, uncertainty=True)`` where the
-        folds are those that None takes. A transformer is that of the fit of all rows. It presumes that new rows and
-        training rows are exchangeable: not so if X drifts, or rows of one group are in several folds. The coverage is
-        one over all rows; where the noise depends on x, it is larger in some places than in others.
+        The model without a fold gives the errors of predictions for its rows, which that model has
+        not seen. The interval is between quantiles of the predictions of all these models, less and
+        plus these errors. The first call computes the models, and shows its progress as `fit` does;
+        they are kept for these folds, whatever the coverage.
 
         Parameters
         ----------
@@ -233,26 +241,39 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         coverage : float, default=0.9
             Probability, between 0 and 1.
         cv : int, splitter or iterable of (train, test), optional
-            Folds that hold out every row once. None: those of the search (KernelRidgeCV), or 10 consecutive ones.
+            Folds that hold out every row once. None: those of the search (KernelRidgeCV), or 10
+            consecutive ones.
         groups : array-like of shape (n_samples,), optional
             Groups of the training rows, for splitters that keep them together.
 
         Returns
         -------
-        lower : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
-            Lower ends of the intervals.
-        upper : ndarray, or a lazy Dask array, of the same shape
+        lower : ndarray or lazy Dask array of shape (n,) or (n, n_targets)
+            Lower ends of the intervals; lazy for rows that are read in blocks.
+        upper : ndarray or lazy Dask array of the same shape
             Upper ends.
 
         Raises
         ------
         InputError
-            If the folds do not hold out every row once, or the model was saved without uncertainty=True.
+            If the folds do not hold out every row once, or the model was saved without
+            uncertainty=True.
+
+        Notes
+        -----
+        The coverage presumes that new rows and training rows are exchangeable: not so if X drifts,
+        or rows of one group are in several folds. It is a mean over all rows; where the noise
+        depends on x, it is larger in some places than in others.
+
+        The models of all folds follow from one factor; with a kernel that learns from the training
+        rows (Nystroem, a bag of words) each is a fit of its own, whose kernel has not seen the
+        fold. A transformer is that of the fit to all rows.
+        ``dkrr.save(model, path, uncertainty=True)`` saves the models of the folds that None takes.
 
         References
         ----------
-        R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann.
-        Statist. 49 (2021).
+        R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the
+        jackknife+", Ann. Statist. 49 (2021).
         """
         intervals, rows = self._intervals(coverage, cv, groups), self._new_rows(X)
         if intervals.encode is not None:
@@ -303,16 +324,18 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def log_marginal_likelihood(self) -> Any:
         """Logarithm of the marginal likelihood of the training targets, for the Gaussian process of the model.
 
-        The mean of the process is the model, its covariance s² k and its noise s² λ / wᵢ, where s² makes the likelihood
-        of each target largest; with `fit_intercept` it is the restricted likelihood. It is exact from a factor, which
-        `predict` with ``return_std=True`` and `loo_residuals` share, and estimated by conjugate gradient where a factor
-        is not affordable, or with solver="cg": `log_marginal_likelihood_std` is its standard error. The first call may
+        The mean of the process is the model, its covariance s² k and its noise s² λ / wᵢ, where s²
+        makes the likelihood of each target largest; with `fit_intercept` it is the restricted
+        likelihood. It is exact from a factor, which `predict` with ``return_std=True`` and
+        `loo_residuals` share, and estimated by conjugate gradient where a factor is not affordable,
+        or with solver="cg": `log_marginal_likelihood_std` is its standard error. The first call may
         take as long as the fit.
 
         Returns
         -------
         float or ndarray of shape (n_targets,)
-            One for each target, to be compared between kernels and λ of the same targets; larger is better.
+            One for each target, to be compared between kernels and λ of the same targets; larger is
+            better.
 
         Raises
         ------
@@ -343,9 +366,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def loo_residuals(self) -> Any:
         """Residual of every training row by the model without it, to find outliers and wrong targets.
 
-        It follows from a Cholesky factor, whatever solver the fit took; the first call computes the factor where the
-        fit has not left it.
-        A transformer is that of the fit of all rows.
+        It follows from a Cholesky factor, whatever solver the fit took; the first call computes the
+        factor where the fit has not left it. A transformer is that of the fit of all rows.
 
         Returns
         -------
@@ -355,8 +377,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Raises
         ------
         InputError
-            If the kernel learns from the training rows (Nystroem, a bag of words without vocabulary or idf), which
-            would take a fit for every row, or the model was saved without ``uncertainty=True``.
+            If the kernel learns from the training rows (Nystroem, a bag of words without vocabulary
+            or idf), which would take a fit for every row, or the model was saved without
+            ``uncertainty=True``.
         """
         found = self._processes().loo_residuals()
         return found[:, 0] if self._is_vector else found
@@ -365,8 +388,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def uncertainty_plan_(self) -> UncertaintyPlan:
         """Plan of the last standard deviations, bounds or likelihood: from a factor or by conjugate gradient, and why.
 
-        Unavailable before the first of these, where the fit or the saved model holds a factor, and in primal form,
-        which always has one.
+        Unavailable before the first of these, where the fit or the saved model holds a factor, and
+        in primal form, which always has one.
         """
         plan = None if self._known_processes is None else self._known_processes.plan
         if plan is None:
@@ -652,13 +675,10 @@ class KernelRidge(RidgeRegressor):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
-            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
-            or other objects if the kernel takes these.
+            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
+            documents, graphs, a table or other objects if the kernel takes these.
         y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
-            Targets; with a table as X also names of its columns, which are then not part of X. A .npy file of float64
-            in C order, given by its path, is not read into memory, and other arrays that are lazy or stored are copied
-            to a temporary file if they exceed 64 MiB. In primal form `dual_coef_` is then in a temporary file too,
-            mapped into memory; in dual form wherever the plan has batches of targets.
+            Targets; with a table as X also names of its columns, which are then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
             wᵢ ≥ 0, not all 0; None: 1 for every row.
 
@@ -679,6 +699,13 @@ class KernelRidge(RidgeRegressor):
             If the solution is outside the range of float64.
         StoreError
             If the store is damaged or belongs to another problem.
+
+        Notes
+        -----
+        Targets in a .npy file of float64 in C order, given by its path, are not read into memory;
+        other arrays that are lazy or stored are copied to a temporary file if they exceed 64 MiB.
+        In primal form `dual_coef_` is then in a temporary file too, mapped into memory; in dual
+        form wherever the plan has batches of targets.
         """
         X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
         values = as_columns(y)

@@ -370,8 +370,8 @@ class KernelRidgeCV(RidgeRegressor):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
-            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
-            or other objects if the kernel takes these.
+            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
+            documents, graphs, a table or other objects if the kernel takes these.
         y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
             Targets; with a table as X also names of its columns, which are then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
