@@ -30,7 +30,7 @@ extensions = [
 exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py"]
 nitpicky = True
 nitpick_ignore = [("py:class", "numpy.linalg.LinAlgError")]
-nitpick_ignore_regex = [("py:obj", r"sklearn\..*")]
+nitpick_ignore_regex = [("py:(class|obj)", r"sklearn\..*")]
 default_role = "name"
 
 # Pages, and notebooks that are run for the site.

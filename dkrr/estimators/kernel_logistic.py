@@ -207,9 +207,9 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
 
         Returns
         -------
-        ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_classes)
+        ndarray or lazy Dask array of shape (n,) or (n, n_classes)
             The score of the second class if there are two, else a column for each class in the
-            order of `classes_`.
+            order of `classes_`; lazy for rows that are read in blocks.
         """
         scores = self._scores(X)
         return scores[:, 0] if len(self.classes_) == 2 else scores
@@ -231,7 +231,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         Returns
         -------
         ndarray or lazy Dask array of shape (n, n_classes)
-            A column for each class in the order of `classes_`; rows add up to 1; lazy for rows that
+            A column for each class in the order of `classes_`, which add up to 1; lazy for rows that
             are read in blocks.
         """
         return self._probabilities_of(self._scores(X))

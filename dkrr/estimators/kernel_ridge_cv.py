@@ -97,8 +97,8 @@ class KernelRidgeCV(RidgeRegressor):
 
     Every λ of `alphas` is scored with every combination of kernels and parameters that are given as
     lists, by the rows that each fold leaves out; KernelRidge is then fitted to all rows with the
-    best. All folds, λ and targets share their work, so that this takes much less time than
-    GridSearchCV. `selection_plan_` says how scores are computed, and why.
+    best. All folds, λ and targets share their work, unlike those of GridSearchCV.
+    `selection_plan_` says how scores are computed, and why.
 
     Parameters
     ----------
@@ -165,9 +165,10 @@ class KernelRidgeCV(RidgeRegressor):
         Whether to fit all rows with the best candidate; without it there is nothing to predict
         with.
     early_stopping : bool, default=True
-        Whether small λ are skipped (it does not stop iterations): from large to small, conjugate
-        gradient gives up the λ below one at which the scores have become worse for the second time
-        in a row. `cv_results_["stopped"]` has them. A better score at far smaller λ is then missed.
+        Whether small λ are skipped, not iterations by a validation set: from large to small,
+        conjugate gradient gives up the λ below one at which the scores have become worse for the
+        second time in a row. `cv_results_["stopped"]` has them. A better score at far smaller λ is
+        then missed.
     cv_tol : float, default=1e-3
         Largest relative residual of the folds' systems by conjugate gradient; smaller by itself
         where the errors of rows that are left out are less than a tenth of the targets. A λ that
