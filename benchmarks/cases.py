@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import click
@@ -72,7 +72,7 @@ class Case:
     """λ of each target, or one of all; of a search those that it chooses among."""
     n_targets: int = 1
     """Or classes of a softmax."""
-    loss: str = "squared"
+    loss: Literal["squared", "logistic"] = "squared"
     """squared or logistic."""
     folds: int = 0
     """Of a search, without the fit with the chosen λ; 0: a fit."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -196,7 +196,8 @@ def choice(repeat: int, json_path: Path | None) -> None:
             settings: dict[str, Any] = {"kernel": "rbf", "gamma": gamma, "alpha": alpha, "progress": False}
             chosen, times = KernelRidge(**settings).fit(X, y).plan_, dict[str, list[float]]()
             for turn in range(repeat):
-                for form in ("primal", "dual")[:: 1 if turn % 2 else -1]:
+                forms: list[Literal["primal", "dual"]] = ["primal", "dual"]
+                for form in forms[:: 1 if turn % 2 else -1]:
                     start = perf_counter()
                     KernelRidge(form=form, **settings).fit(X, y)
                     times.setdefault(form, []).append(perf_counter() - start)

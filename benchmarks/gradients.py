@@ -15,7 +15,7 @@ import sys
 import warnings
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -103,6 +103,7 @@ def lengths(n: int, n_test: int, n_search: int | None, evaluations: int, memory_
     settings: dict[str, Any] = {"memory_limit": memory_limit, "progress": sys.stderr.isatty()}
     record: dict[str, Any] = {"n": n, "n_test": n_test, "n_search": n_search, "evaluations": evaluations}
     load = LoadMeter()
+    what: Literal["isotropic", "ard"]
     for what in ("isotropic", "ard"):
         begun = perf_counter()
         with warnings.catch_warnings():

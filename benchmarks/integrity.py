@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import click
 import dask
@@ -113,13 +113,14 @@ def fit(n: int, repetitions: int, folder: str | None) -> None:
     X = rng.standard_normal((n, 16))
     y = np.sin(X[:, 0]) + 0.1 * rng.standard_normal(n)
     load, times = LoadMeter(), {}
+    solver: Literal["cholesky", "cg"]
     for name, solver, workers in (
         ("Cholesky, a worker for each core", "cholesky", count_cores()),
         ("Cholesky, one process", "cholesky", 0),
         ("conjugate gradient, one process", "cg", 0),
     ):
 
-        def work(place: Path, solver: str = solver) -> float:
+        def work(place: Path, solver: Literal["cholesky", "cg"] = solver) -> float:
             model = dkrr.KernelRidge(1e-2, kernel="rbf", gamma=1 / 16, solver=solver, tile=min(2048, n // 8))
             model.set_params(store=str(place / "run.zarr"), memory_limit="2GiB", progress=False)
             start = perf_counter()

@@ -575,7 +575,9 @@ def path(
     """RBF kernel on flights: one fit_path over several λ against as many separate fits."""
     with _folder() as folder:
         data = flights.write(folder, "few", n, n_test)
-        X, y, X_test, y_test = (zarr.open_array(p, mode="r")[:] for p in (data.x, data.y, data.x_test, data.y_test))
+        X, y, X_test, y_test = (
+            np.asarray(zarr.open_array(p, mode="r")[:]) for p in (data.x, data.y, data.x_test, data.y_test)
+        )
     settings: dict[str, Any] = {
         "kernel": "rbf",
         "gamma": RBF_SCALE / data.d,

@@ -15,13 +15,14 @@ from sklearn.model_selection import GroupKFold, KFold
 from benchmarks import qm9
 from benchmarks.guide import BLUE, GREY, INK, ORANGE
 from dkrr import KernelRidgeCV
+from dkrr.typing import KernelName
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.intp]
 
 SAMPLE = 20_000
 """Molecules that are drawn; the first ones are trained on."""
-KERNELS = {"rbf": BLUE, "laplacian": ORANGE}
+KERNELS: dict[KernelName, str] = {"rbf": BLUE, "laplacian": ORANGE}
 ALPHAS = np.geomspace(1e-6, 1.0, 10)
 SIZES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 COVERAGE = 0.9

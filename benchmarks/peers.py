@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster.tasks import peak_resident_bytes
+from dkrr.typing import KernelName
 
 # SciPy, scikit-learn and Dask are imported where they are used: the memory of each peer is then its own.
 
@@ -43,7 +44,7 @@ class Problem:
 
     n: int
     d: int
-    kernel: str = "rbf"
+    kernel: KernelName = "rbf"
 
     @property
     def gamma(self) -> float:
@@ -265,7 +266,7 @@ def dask_block(n: int) -> int:
 @click.option("--kernel", type=click.Choice(KERNELS), default="rbf", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="BLAS threads, or workers.")
 @click.option("--block", type=click.IntRange(min=1), help="Side of Dask's blocks; default 1024 or 2048.")
-def main(name: PeerName, n: int, d: int, kernel: str, threads: int, block: int | None) -> None:
+def main(name: PeerName, n: int, d: int, kernel: KernelName, threads: int, block: int | None) -> None:
     """Solve one problem with one peer and print a line of JSON."""
     # A peer that crashes would write gigabytes of memory to the folder that it runs in, and take long.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

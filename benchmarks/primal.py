@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -241,8 +241,8 @@ def main() -> None:
 def fit(
     folder: Path,
     degree: int,
-    solver: str,
-    form: str,
+    solver: Literal["auto", "cholesky", "cg"],
+    form: Literal["auto", "primal", "dual"],
     memory_limit: str | None,
     cold: bool,
     rate_seconds: float,

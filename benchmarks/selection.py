@@ -113,7 +113,7 @@ def grid(n: int, n_alphas: int, folds: int, memory_limit: str, peer: bool, cache
         "ratio": seconds / alone,
     }
     if peer:
-        record["peer_seconds"] = _grid_search_seconds(X, y, search.alpha_, gamma, n_alphas, folds)
+        record["peer_seconds"] = _grid_search_seconds(X, y, float(search.alpha_), gamma, n_alphas, folds)
         record["ratio_to_peer"] = seconds / record["peer_seconds"]
     click.echo(json.dumps(stamped(record | {"load": load.stop().to_dict()})))
     table = Table(title=f"QM9, n = {n:,}, {n_alphas} λ × {folds} folds and the last fit")
@@ -266,7 +266,7 @@ def targets_fit(problem: Path, found: Path) -> None:
             problem.alphas, gamma=problem.gamma, cv=problem.folds, alpha_per_target=True, progress=False
         )
         searches.append(search.fit(X, Y))
-        return search.alpha_, search.best_score_
+        return np.asarray(search.alpha_), np.asarray(search.best_score_)
 
     record = measured(Problem(**json.loads(problem.read_text())), solve, found)
     plan = planned(searches[0])

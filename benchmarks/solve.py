@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import click
@@ -49,8 +49,9 @@ from dkrr.planning import Plan
 from dkrr.solvers import ConjugateGradient, Float32Cholesky
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds
+from dkrr.typing import KernelName
 
-SOLVERS: dict[str, str | ConjugateGradient] = {
+SOLVERS: dict[str, Literal["auto", "cholesky", "cg"] | ConjugateGradient] = {
     "cholesky": "cholesky",
     "auto": "auto",
     "cg": "cg",
@@ -93,7 +94,7 @@ class Settings:
     """dkrr's worker processes, Dask's, and the BLAS threads of SciPy and scikit-learn."""
     memory_limit: str = "2GiB"
     """Limit of the whole fit, over all workers."""
-    kernel: str = "rbf"
+    kernel: KernelName = "rbf"
     client: bool = False
     """The fit finds running workers; otherwise it starts and stops its own, and the time includes that."""
     force_workers: bool = False

@@ -67,6 +67,7 @@ __all__ = [
     "save",
     "solvers",
     "status",
+    "typing",
     "verify",
 ]
 

@@ -215,7 +215,7 @@ def plan(**given: Any) -> None:
     if (given["x"] is None) == (given["n"] is None or given["d"] is None):
         raise InputError("expected either --x (with --y), or --n and --d")
     n_and_d = {"n_samples": "n", "n_features": "d"}
-    sizes = {k: checked_count(given[v], f"--{v}") for k, v in n_and_d.items() if given[v] is not None}
+    sizes: dict[str, Any] = {k: checked_count(given[v], f"--{v}") for k, v in n_and_d.items() if given[v] is not None}
     _check_store(given["store"], is_planned=True)
     _refuse_other_loss(given)
     _refuse_uncertainty(given)

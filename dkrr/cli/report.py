@@ -1,5 +1,7 @@
 """Reports: one self-contained HTML file of a fitted model, a saved one, or a run that may be unfinished."""
 
+from __future__ import annotations
+
 import time
 from functools import cache
 from pathlib import Path
@@ -27,7 +29,7 @@ SECTIONS = (*OF_MODEL, "outcome", "status", "maps", "history")
 """Values of the page; what is not known is left out."""
 
 
-def report(model: Any, path: str | Path | None = None, *, overwrite: bool = False) -> str:
+def report(model: KernelEstimator | str | Path, path: str | Path | None = None, *, overwrite: bool = False) -> str:
     """Report of a fit: plan and reasons, result, convergence, residuals, scores, learning curve, tiles.
 
     It is one HTML file with pictures that loads nothing and runs no script. No data are read but

@@ -1,6 +1,9 @@
 """From a path or a container to a `Table`, and from names of its columns to targets and weights."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from dkrr.data.table import Table, matching, natural_order, split_patterns
 from dkrr.errors import InputError, InputTypeError, StoreError
 from dkrr.store.places import place_at
 from dkrr.text import near_columns
+from dkrr.typing import SupportsColumns
 
 FORMATS = {
     "parquet": (".parquet", ".pq", ".parq"),
@@ -25,7 +29,7 @@ IN_BUCKETS = tuple(f"{protocol}://" for protocol in BUCKETS)
 """Beginnings of URLs whose folders are listed; those of other file systems name one file, or a folder in Parquet."""
 
 
-def open_table(path: Any, columns: Any = None) -> Table:
+def open_table(path: SupportsColumns | str | Path, columns: str | Iterable[str] | None = None) -> Table:
     """Open a table with named columns, which is read in blocks of rows.
 
     Parameters

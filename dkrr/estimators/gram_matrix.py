@@ -1,5 +1,8 @@
 """The Gram matrix as a lazy Dask array."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,7 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dkrr.checks import checked_whole, location, shown
 from dkrr.cluster import Executor, Progress, SerialExecutor, Task
@@ -26,24 +30,25 @@ from dkrr.store.lock import owned
 from dkrr.store.paths import refuse_enclosing, resolved_place
 from dkrr.store.places import delete_partial, refuse_missing_folder
 from dkrr.text import plural
+from dkrr.typing import KernelLike, NumbersLike, RowsLike
 
 DEFAULT_CHUNK_ROWS = 2048
 """Rows and columns of a block of 32 MiB."""
 
 
 def gram(
-    X: Any,
-    Y: Any = None,
+    X: RowsLike,
+    Y: RowsLike | None = None,
     *,
-    kernel: Any = "linear",
+    kernel: KernelLike = "linear",
     chunks: int | tuple[int, int] | None = None,
-    gamma: float | None = None,
+    gamma: NumbersLike | None = None,
     degree: float = 3,
     coef0: float = 1,
-    kernel_params: dict[str, Any] | None = None,
-    dtype: Any = np.float64,
+    kernel_params: Mapping[str, Any] | None = None,
+    dtype: DTypeLike = np.float64,
     store: str | Path | None = None,
-) -> Any:
+) -> da.Array:
     """Gram matrix K, Kᵢⱼ = k(xᵢ, yⱼ), as a lazy Dask array that is computed block by block.
 
     Parameters

@@ -1,12 +1,15 @@
 """Base of the estimators: the kernel's arguments, checked training data, fitted attributes, and scores of new rows."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -52,7 +55,9 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.names import SEARCHED, warn_of_unused
+from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import SolveResult
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.rounding import exact_values
@@ -60,6 +65,7 @@ from dkrr.sparse import check_structure
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.zarr_arrays import is_dask_array
 from dkrr.text import card_of_text, details, near_columns
+from dkrr.typing import KernelLike, NumbersLike, TransformerLike
 
 DTYPES = [np.float64, np.float32]
 SHOWN = ("selection_plan_", "optimum_", "plan_", "solve_result_")
@@ -84,19 +90,19 @@ OF_SEARCH = (
 class KernelParameters:
     """Parameters of both estimators: scikit-learn requires that __init__ only stores them."""
 
-    kernel: Any = "linear"
-    gamma: float | None = None
+    kernel: KernelLike = "linear"
+    gamma: NumbersLike | None = None
     degree: float = 3
     coef0: float = 1
-    kernel_params: dict[str, Any] | None = None
+    kernel_params: Mapping[str, Any] | None = None
     fit_intercept: bool = False
-    form: str = "auto"
-    solver: Any = "auto"
+    form: Literal["auto", "primal", "dual"] = "auto"
+    solver: Literal["auto", "cholesky", "cg"] | Cholesky | ConjugateGradient = "auto"
     tol: float = 1e-8
     memory_limit: int | str | None = None
     tile: int | None = None
     progress: bool | None = None
-    transformer: Any = None
+    transformer: TransformerLike | None = None
 
 
 class KernelEstimator(KernelParameters, BaseEstimator, ABC):
@@ -115,9 +121,14 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     )
     """Parameters that a saved model holds, besides its kernel."""
 
-    store: str | None  # of those whose runs can be kept
+    store: str | Path | None  # of those whose runs can be kept
     _model: FittedFunction
+    plan_: Plan
     solve_result_: SolveResult
+    coef_: NDArray[np.float64]
+    dual_coef_: NDArray[np.float64]
+    transformer_: TransformerLike
+    X_fit_: Any
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; ``kernel__gamma`` that of a kernel value, ``kernel__left__gamma`` that of a part.
@@ -259,7 +270,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         self.n_features_in_ = X.shape[1]
 
-    def _as_saved(self) -> "KernelEstimator":
+    def _as_saved(self) -> KernelEstimator:
         """Fitted estimator that is saved in place of this one: of a search, the model that it chose."""
         return self
 
@@ -278,7 +289,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
     def _finish(self, fitted: Fit, rows: Rows, X: Any) -> None:
         """Set the fitted attributes of every model."""
         self.X_fit_ = rows.array if isinstance(rows, MemoryRows) else X
-        self.plan_: Plan = fitted.plan
+        self.plan_ = fitted.plan
         self._set_width(rows)
 
     def _set_coefficients(

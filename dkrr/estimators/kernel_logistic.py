@@ -3,9 +3,12 @@
 Classifiers share labels and their codes, class weights, and probabilities from scores.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Self, overload
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,7 +22,7 @@ from dkrr.checks import checked_max_iter, checked_path, flag, not_negative, show
 from dkrr.data import NO_LABELS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
-from dkrr.estimators.typed import ClassifierMixin, InMemory
+from dkrr.estimators.typed import ClassifierMixin
 from dkrr.fitting import Fit, Solved, fit
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import FitRequest, Labels, Settings, WarmStart, checked_weights, likelihood_of
@@ -27,10 +30,20 @@ from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
-from dkrr.linalg.result import SolveResult
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.rounding import exact_array
 from dkrr.store.zarr_arrays import is_dask_array
+from dkrr.typing import (
+    DaskArray,
+    InMemory,
+    NumbersLike,
+    Predictions,
+    RowsLike,
+    SupportsChunks,
+    SupportsDaskGraph,
+    TargetsLike,
+    WeightsLike,
+)
 
 Array = NDArray[np.float64]
 
@@ -187,16 +200,23 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
     """Base of classifiers with scores for each class (one score for two classes)."""
 
     classes_: NDArray[Any]
+    intercept_: Array
     n_iter_: int
     _has_softmax: bool
+
+    @overload
+    def decision_function(self, X: SupportsChunks) -> DaskArray: ...
+
+    @overload
+    def decision_function(self, X: SupportsDaskGraph) -> Predictions: ...
 
     @overload
     def decision_function(self, X: InMemory) -> Array: ...
 
     @overload
-    def decision_function(self, X: Any) -> Any: ...
+    def decision_function(self, X: RowsLike) -> Predictions: ...
 
-    def decision_function(self, X: Any) -> Any:
+    def decision_function(self, X: RowsLike) -> Predictions:
         """Scores of rows: the larger, the more probable is the class (the second of two).
 
         Parameters
@@ -215,12 +235,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     @overload
+    def predict_proba(self, X: SupportsChunks) -> DaskArray: ...
+
+    @overload
+    def predict_proba(self, X: SupportsDaskGraph) -> Predictions: ...
+
+    @overload
     def predict_proba(self, X: InMemory) -> Array: ...
 
     @overload
-    def predict_proba(self, X: Any) -> Any: ...
+    def predict_proba(self, X: RowsLike) -> Predictions: ...
 
-    def predict_proba(self, X: Any) -> Any:
+    def predict_proba(self, X: RowsLike) -> Predictions:
         """Probabilities of the classes, in the order of `classes_`; one-vs-rest models are normalised.
 
         Parameters
@@ -237,12 +263,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         return self._probabilities_of(self._scores(X))
 
     @overload
+    def predict_log_proba(self, X: SupportsChunks) -> DaskArray: ...
+
+    @overload
+    def predict_log_proba(self, X: SupportsDaskGraph) -> Predictions: ...
+
+    @overload
     def predict_log_proba(self, X: InMemory) -> Array: ...
 
     @overload
-    def predict_log_proba(self, X: Any) -> Any: ...
+    def predict_log_proba(self, X: RowsLike) -> Predictions: ...
 
-    def predict_log_proba(self, X: Any) -> Any:
+    def predict_log_proba(self, X: RowsLike) -> Predictions:
         """Logarithms of the probabilities; finite even if a probability is too small for float64.
 
         Parameters
@@ -259,12 +291,18 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         return _by_rows(self._scores(X), self._likelihood().log_probabilities, len(self.classes_), np.float64)
 
     @overload
+    def predict(self, X: SupportsChunks) -> DaskArray: ...
+
+    @overload
+    def predict(self, X: SupportsDaskGraph) -> NDArray[Any] | DaskArray: ...
+
+    @overload
     def predict(self, X: InMemory) -> NDArray[Any]: ...
 
     @overload
-    def predict(self, X: Any) -> Any: ...
+    def predict(self, X: RowsLike) -> NDArray[Any] | DaskArray: ...
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: RowsLike) -> NDArray[Any] | DaskArray:
         """Most probable class of each row.
 
         Parameters
@@ -279,7 +317,7 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         """
         return self._predictions_of(self._scores(X))
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> float:
         """Accuracy: the fraction of rows whose most probable class is their label.
 
         Parameters
@@ -438,7 +476,7 @@ class KernelLogisticRegression(KernelClassifier):
         What X passes through before the kernel, as part of the model and of what `dkrr.save`
         writes: StandardScaler on all columns, or any transformer of X alone (ColumnTransformer,
         Pipeline of transformers, OneHotEncoder, ...). A copy of it is fitted to the training rows.
-    store : str, optional
+    store : str or Path, optional
         Path or URL of the run's Zarr store, which is kept: the same call resumes from it, at the
         last finished Newton step. None: a temporary store, or no store if the work fits in memory.
     class_weight : dict or "balanced", optional
@@ -538,14 +576,14 @@ class KernelLogisticRegression(KernelClassifier):
 
     alpha: float = 1.0
     _: KW_ONLY
-    store: str | None = None
+    store: str | Path | None = None
     fit_intercept: bool = True
-    class_weight: Any = None
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
     one_vs_rest: bool = False
     max_iter: int = 100
     warm_start: bool = False
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> Self:
         """Fit the model.
 
         Parameters
@@ -580,7 +618,9 @@ class KernelLogisticRegression(KernelClassifier):
         self._set_labelled(labels, fit(request, self.progress), request.rows, X)
         return self
 
-    def fit_path(self, X: Any, y: Any, alphas: Any, *, sample_weight: Any = None) -> list["KernelLogisticRegression"]:
+    def fit_path(
+        self, X: RowsLike, y: TargetsLike, alphas: NumbersLike, *, sample_weight: WeightsLike | None = None
+    ) -> list[KernelLogisticRegression]:
         """Fit a model for every λ, each starting from the previous solution; all share the Gram matrix and its factor.
 
         Parameters
@@ -658,5 +698,5 @@ class KernelLogisticRegression(KernelClassifier):
         self._set_coefficients(solved.model, solved.dual_coef)
         self.intercept_ = solved.model.plain_intercept
         self.n_iter_ = max(1, solved.result.iterations)
-        self.solve_result_: SolveResult = solved.result
+        self.solve_result_ = solved.result
         self._last = solved.start

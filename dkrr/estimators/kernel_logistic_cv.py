@@ -1,8 +1,11 @@
 """Kernel logistic regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +42,7 @@ from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_sco
 from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.selection import Folds, LearningCurve, displayed, no_choice, without_score
 from dkrr.text import plural
+from dkrr.typing import FoldsLike, GroupsLike, KernelLike, NumbersLike, RowsLike, TargetsLike, WeightsLike
 
 Array = NDArray[np.float64]
 
@@ -242,23 +246,30 @@ class KernelLogisticRegressionCV(KernelClassifier):
     (4, True)
     """
 
-    alphas: Any = None
+    alphas: NumbersLike | None = None
     _: KW_ONLY
-    kernel: Any = "rbf"
-    gamma: Any = None
-    degree: Any = 3
-    coef0: Any = 1
-    cv: Any = 5
-    scoring: Any = None
+    kernel: KernelLike | Sequence[KernelLike] = "rbf"  # type: ignore[assignment]  # a list has candidates
+    gamma: NumbersLike | Sequence[NumbersLike | None] | None = None  # type: ignore[assignment]
+    degree: NumbersLike = 3  # type: ignore[assignment]
+    coef0: NumbersLike = 1  # type: ignore[assignment]
+    cv: FoldsLike | None = 5
+    scoring: str | Callable[..., float] | None = None
     refit: bool = True
-    train_sizes: Any = None
+    train_sizes: NumbersLike | None = None
     random_state: int = 0
     fit_intercept: bool = True
-    class_weight: Any = None
+    class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
     one_vs_rest: bool = False
     max_iter: int = 100
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Self:
+    def fit(
+        self,
+        X: RowsLike,
+        y: TargetsLike,
+        sample_weight: WeightsLike | None = None,
+        *,
+        groups: GroupsLike | None = None,
+    ) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
 
         Parameters

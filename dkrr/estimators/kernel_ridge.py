@@ -1,8 +1,11 @@
 """Kernel ridge regression with scikit-learn's interface, and the base of all regressions."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -25,7 +28,7 @@ from dkrr.estimators.kernel_estimator import (
     refuse_other_kind,
 )
 from dkrr.estimators.search import check_groups, checked_folds
-from dkrr.estimators.typed import InMemory, MultiOutputMixin, RegressorMixin
+from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
@@ -34,11 +37,24 @@ from dkrr.fitting.processes import Processes, Variances
 from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
-from dkrr.linalg.result import SolveResult
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.uncertainty import UncertaintyPlan
 from dkrr.rounding import exact_values
 from dkrr.selection import Folds
+from dkrr.typing import (
+    DaskArray,
+    FoldsLike,
+    GroupsLike,
+    InMemory,
+    MaybeLazy,
+    NumbersLike,
+    Predictions,
+    RowsLike,
+    SupportsChunks,
+    SupportsDaskGraph,
+    TargetsLike,
+    WeightsLike,
+)
 
 Array = NDArray[np.float64]
 
@@ -46,7 +62,10 @@ Array = NDArray[np.float64]
 class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """A regression whose predictions are those of kernel ridge regression."""
 
-    uncertainty: Any
+    uncertainty: bool | Literal["intervals"]
+    intercept_: float | Array
+    rkhs_norm_: float | Array
+    n_iter_: int | None
 
     _known_processes: Processes | None = None
     """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
@@ -58,8 +77,28 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     @overload
     def predict(
+        self, X: SupportsChunks, return_std: Literal[False] = False, *, variance_scale: float | None = None
+    ) -> DaskArray: ...
+
+    @overload
+    def predict(
+        self, X: SupportsDaskGraph, return_std: Literal[False] = False, *, variance_scale: float | None = None
+    ) -> Predictions: ...
+
+    @overload
+    def predict(
         self, X: InMemory, return_std: Literal[False] = False, *, variance_scale: float | None = None
     ) -> Array: ...
+
+    @overload
+    def predict(
+        self, X: RowsLike, return_std: Literal[False] = False, *, variance_scale: float | None = None
+    ) -> Predictions: ...
+
+    @overload
+    def predict(
+        self, X: MaybeLazy, return_std: Literal[True], *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
 
     @overload
     def predict(
@@ -67,9 +106,18 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     ) -> tuple[Array, Array]: ...
 
     @overload
-    def predict(self, X: Any, return_std: bool = False, *, variance_scale: float | None = None) -> Any: ...
+    def predict(
+        self, X: RowsLike, return_std: Literal[True], *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
 
-    def predict(self, X: Any, return_std: bool = False, *, variance_scale: float | None = None) -> Any:
+    @overload
+    def predict(
+        self, X: RowsLike, return_std: bool, *, variance_scale: float | None = None
+    ) -> Predictions | tuple[Predictions, Predictions]: ...
+
+    def predict(
+        self, X: RowsLike, return_std: bool = False, *, variance_scale: float | None = None
+    ) -> Predictions | tuple[Predictions, Predictions]:
         """Predict targets.
 
         Parameters
@@ -130,7 +178,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _predictions_of(self, scores: Any) -> Any:
         return scores[:, 0] if self._is_vector else scores
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> float:
         """Coefficient of determination R² of the predictions; the mean over targets.
 
         Parameters
@@ -155,7 +203,22 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         weights = None if sample_weight is None else checked_weights(sample_weight, len(targets))
         return float(r2_score(targets, predicted, sample_weight=weights))
 
-    def predict_variance_bounds(self, X: Any, *, variance_scale: float | None = None) -> tuple[Any, Any]:
+    @overload
+    def predict_variance_bounds(
+        self, X: MaybeLazy, *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
+
+    @overload
+    def predict_variance_bounds(self, X: InMemory, *, variance_scale: float | None = None) -> tuple[Array, Array]: ...
+
+    @overload
+    def predict_variance_bounds(
+        self, X: RowsLike, *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]: ...
+
+    def predict_variance_bounds(
+        self, X: RowsLike, *, variance_scale: float | None = None
+    ) -> tuple[Predictions, Predictions]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
 
         They differ by at most a thousandth of the variance, unless the iterations of conjugate
@@ -226,7 +289,24 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         parts = [found[:, k * t : (k + 1) * t] for k in range(n_arrays)]
         return [part[:, 0] if self._is_vector else part for part in parts]
 
-    def predict_interval(self, X: Any, coverage: float = 0.9, *, cv: Any = None, groups: Any = None) -> tuple[Any, Any]:
+    @overload
+    def predict_interval(
+        self, X: MaybeLazy, coverage: float = 0.9, *, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+    ) -> tuple[Predictions, Predictions]: ...
+
+    @overload
+    def predict_interval(
+        self, X: InMemory, coverage: float = 0.9, *, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+    ) -> tuple[Array, Array]: ...
+
+    @overload
+    def predict_interval(
+        self, X: RowsLike, coverage: float = 0.9, *, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+    ) -> tuple[Predictions, Predictions]: ...
+
+    def predict_interval(
+        self, X: RowsLike, coverage: float = 0.9, *, cv: FoldsLike | None = None, groups: GroupsLike | None = None
+    ) -> tuple[Predictions, Predictions]:
         """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
 
         The model without a fold gives the errors of predictions for its rows, which that model has
@@ -321,7 +401,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """Folds without which the fit computes models as well: those of a search if they serve; none unless asked."""
         return _interval_folds(None, own, targets, None).test if self.uncertainty == "intervals" else ()
 
-    def log_marginal_likelihood(self) -> Any:
+    def log_marginal_likelihood(self) -> float | Array:
         """Logarithm of the marginal likelihood of the training targets, for the Gaussian process of the model.
 
         The mean of the process is the model, its covariance s² k and its noise s² λ / wᵢ, where s²
@@ -344,7 +424,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """
         return self._plain(self._processes().log_likelihoods()[0])
 
-    def log_marginal_likelihood_std(self) -> Any:
+    def log_marginal_likelihood_std(self) -> float | Array:
         """Standard error of `log_marginal_likelihood`; 0.0 where that is exact.
 
         Returns
@@ -359,11 +439,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """
         return self._plain(self._processes().log_likelihoods()[1])
 
-    def _plain(self, values: NDArray[np.float64]) -> Any:
+    def _plain(self, values: Array) -> float | Array:
         """Numbers of every target, of shape (t,); one number for a vector of targets."""
         return float(values[0]) if self._is_vector else values
 
-    def loo_residuals(self) -> Any:
+    def loo_residuals(self) -> Array:
         """Residual of every training row by the model without it, to find outliers and wrong targets.
 
         It follows from a Cholesky factor, whatever solver the fit took; the first call computes the
@@ -477,8 +557,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
-        self.solve_result_: SolveResult = solved.result
-        self.n_iter_: int | None = solved.result.iterations if fitted.plan.solver == "cg" else None
+        self.solve_result_ = solved.result
+        self.n_iter_ = solved.result.iterations if fitted.plan.solver == "cg" else None
         self._finish(fitted, request.rows, X)
 
 
@@ -562,7 +642,7 @@ class KernelRidge(RidgeRegressor):
         What X passes through before the kernel, as part of the model and of what `dkrr.save`
         writes: StandardScaler on all columns, or any transformer of X alone (ColumnTransformer,
         Pipeline of transformers, OneHotEncoder, ...). A copy of it is fitted to the training rows.
-    store : str, optional
+    store : str or Path, optional
         Path or URL of the run's Zarr store, which is kept: the same call resumes from it. None: a
         temporary store, or no store if the work fits in memory.
     uncertainty : bool or "intervals", default=False
@@ -664,12 +744,12 @@ class KernelRidge(RidgeRegressor):
     ((2,), (2,))
     """
 
-    alpha: Any = 1.0
+    alpha: NumbersLike = 1.0
     _: KW_ONLY
-    store: str | None = None
-    uncertainty: Any = False
+    store: str | Path | None = None
+    uncertainty: bool | Literal["intervals"] = False
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> Self:
         """Fit the model.
 
         Parameters

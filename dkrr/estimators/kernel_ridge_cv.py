@@ -1,10 +1,13 @@
 """Kernel ridge regression that chooses λ and the kernel by cross-validation, with scikit-learn's interface."""
 
+from __future__ import annotations
+
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +36,7 @@ from dkrr.estimators.search import (
     without_constant,
 )
 from dkrr.fitting.data import sizes_out_of_range
-from dkrr.fitting.requests import checked_kernel
+from dkrr.fitting.requests import checked_kernel, checked_store
 from dkrr.fitting.results import gram_diagonal
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
@@ -59,6 +62,7 @@ from dkrr.selection import (
 )
 from dkrr.store.paths import resolved_place
 from dkrr.store.places import place_at
+from dkrr.typing import FoldsLike, GroupsLike, KernelLike, NumbersLike, RowsLike, TargetsLike, WeightsLike
 
 Array = NDArray[np.float64]
 
@@ -190,7 +194,7 @@ class KernelRidgeCV(RidgeRegressor):
     max_evaluations : int, default=50
         Most evaluations of the error and its gradient by `optimize`, each of which takes about as
         long as two λ of the grid.
-    store : str, optional
+    store : str or Path, optional
         Folder or URL for the stores of the search, one for each kernel ("kernel-0", ...) and that
         of the last fit ("fit"), which are kept: the same call resumes from them. None: temporary
         stores, or none if the work fits in memory.
@@ -345,27 +349,34 @@ class KernelRidgeCV(RidgeRegressor):
     (0.001, 6)
     """
 
-    alphas: Any = None
+    alphas: NumbersLike | None = None
     _: KW_ONLY
-    kernel: Any = "rbf"
-    gamma: Any = None
-    degree: Any = 3
-    coef0: Any = 1
-    cv: Any = 5
-    scoring: Any = None
+    kernel: KernelLike | Sequence[KernelLike] = "rbf"  # type: ignore[assignment]  # a list has candidates
+    gamma: NumbersLike | Sequence[NumbersLike | None] | None = None  # type: ignore[assignment]
+    degree: NumbersLike = 3  # type: ignore[assignment]
+    coef0: NumbersLike = 1  # type: ignore[assignment]
+    cv: FoldsLike | None = 5
+    scoring: str | Callable[..., float] | None = None
     alpha_per_target: bool = False
     refit: bool = True
     early_stopping: bool = True
     cv_tol: float = 1e-3
     store_cv_predictions: bool = False
-    train_sizes: Any = None
+    train_sizes: NumbersLike | None = None
     random_state: int = 0
-    optimize: Any = None
-    max_evaluations: Any = 50
-    store: str | None = None
-    uncertainty: Any = False
+    optimize: Literal["isotropic", "ard", "alpha"] | None = None
+    max_evaluations: int = 50
+    store: str | Path | None = None
+    uncertainty: bool | Literal["intervals"] = False
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> Self:
+    def fit(
+        self,
+        X: RowsLike,
+        y: TargetsLike,
+        sample_weight: WeightsLike | None = None,
+        *,
+        groups: GroupsLike | None = None,
+    ) -> Self:
         """Choose the candidate with the best mean score, and fit the model with it.
 
         Parameters
@@ -506,9 +517,10 @@ class KernelRidgeCV(RidgeRegressor):
 
     def _fit_to(self, X: Any, y: Any, sample_weight: Any) -> None:
         """Fit the model that was chosen to other rows than those of the search, of which these may be a sample."""
-        store = None if self.store is None else f"{resolved_place(self.store)}/fit"
-        if self.store is not None:
-            place_at(resolved_place(self.store)).make()
+        store = checked_store(self.store)
+        if store is not None:
+            place_at(resolved_place(store)).make()
+            store = f"{resolved_place(store)}/fit"
         last = self._ridge_with(self.best_params_ | {"store": store}).fit(X, y, sample_weight=sample_weight)
         self.__dict__.update({name: value for name, value in vars(last).items() if name in FITTED})
         self._folds = None
@@ -649,9 +661,9 @@ class KernelRidgeCV(RidgeRegressor):
         )
         if per_target:
             self.cv_results_["mean_test_score_per_target"] = sheet.of_given(values.mean(axis=1))
-        self.best_index_: Any = indices if per_target else int(indices[0])
-        self.alpha_: Any = alphas[chosen] if per_target else float(alphas[chosen[0]])
-        self.best_score_: Any = selected.score
+        self.best_index_: int | NDArray[np.intp] = indices if per_target else int(indices[0])
+        self.alpha_: float | Array = alphas[chosen] if per_target else float(alphas[chosen[0]])
+        self.best_score_: float | Array = selected.score
         settings = kernel_settings(self, grid[selected.kernel])
         sizes = np.abs(selected.score)
         if sheet.unit != 1.0 and not ((sizes >= np.finfo(float).tiny) & (sizes < np.inf)).all():

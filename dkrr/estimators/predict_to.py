@@ -1,5 +1,7 @@
 """Predictions written to a file or a store, a block of rows at a time, beside key columns of the rows."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +39,7 @@ from dkrr.store.zarr_arrays import (
     predictions_note,
 )
 from dkrr.text import plural
+from dkrr.typing import RowsLike
 
 TABLES = (".parquet", ".csv", ".arrow", ".feather")
 ARRAYS = (".zarr", ".npy")
@@ -46,11 +49,11 @@ PREDICTION = "prediction"
 
 
 def predict_to(
-    model: Any,
-    X: Any,
+    model: KernelEstimator,
+    X: RowsLike,
     path: str | Path,
     *,
-    keep: Any = None,
+    keep: str | Sequence[str] | None = None,
     probabilities: bool = False,
     return_std: bool = False,
     interval: float | None = None,
@@ -288,7 +291,7 @@ class _Columns:
     is_vector: bool
 
     @classmethod
-    def of(cls, model: Any, kept: tuple[str, ...], ends: tuple[str, ...], *, probabilities: bool) -> "_Columns":
+    def of(cls, model: Any, kept: tuple[str, ...], ends: tuple[str, ...], *, probabilities: bool) -> _Columns:
         """Columns that a model predicts, beside those that are kept; `ends` are those of the names of further ones."""
         classes, known = getattr(model, "classes_", None), getattr(model, "_target_names", None)
         dtype = fixed_type = np.dtype(np.float64)

@@ -1,7 +1,9 @@
 """Models on disk: a Zarr store with a JSON description. Loading reads numbers and names, and runs no code."""
 
+from __future__ import annotations
+
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +50,7 @@ from dkrr.store.format import check_readable, write_group
 from dkrr.store.paths import refuse_enclosing
 from dkrr.store.places import check_free, place_at, written_aside
 from dkrr.text import plural
+from dkrr.typing import SupportsTransform
 
 IN_MEMORY_BYTES = 256 * 2**20
 """Training rows up to this size are held in memory by a loaded model; larger ones are read at each prediction."""
@@ -180,7 +183,7 @@ def write_model(
     if "transformer_" in vars(model):
         from dkrr.data.transformers_saved import saved_transformer
 
-        asked = model.transformer if isinstance(model.transformer, str) else None
+        asked: str | None = model.transformer if isinstance(model.transformer, str) else None
         asked = "fitted" if model.transformer is model.transformer_ else asked
         transformer = {"asked": asked, "text": " ".join(repr(model.transformer_).split())}
         parts[form.TRANSFORMER] = MemoryRows(saved_transformer(model.transformer_))
@@ -290,7 +293,12 @@ def check_model_path(path: str | Path, *, overwrite: bool, name: str = "path") -
     )
 
 
-def load(path: str | Path, *, kernel: Any = None, transformer: Any = None) -> Estimator:
+def load(
+    path: str | Path,
+    *,
+    kernel: Kernel | FeatureMap | Callable[..., Any] | None = None,
+    transformer: SupportsTransform | Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+) -> Estimator:
     """Load a model that `save` wrote.
 
     Parameters

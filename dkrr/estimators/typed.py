@@ -4,9 +4,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
-InMemory = NDArray[Any] | list[Any]
-"""Rows whose predictions are an ndarray; those of a Dask or Zarr array are lazy."""
-
 if TYPE_CHECKING:
 
     class BaseEstimator:
@@ -48,4 +45,4 @@ if TYPE_CHECKING:
 else:
     from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 
-__all__ = ["BaseEstimator", "ClassifierMixin", "InMemory", "MultiOutputMixin", "RegressorMixin"]
+__all__ = ["BaseEstimator", "ClassifierMixin", "MultiOutputMixin", "RegressorMixin"]

@@ -1,10 +1,13 @@
 """`dkrr.plan`: the plan of a fit, from its data or from its sizes alone, and of predictions by a model."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from numbers import Integral
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -49,6 +52,8 @@ from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.fourier_grid import grid_columns
 from dkrr.kernels.implied import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
+from dkrr.linalg.refinement import Cholesky
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.calibration import measured_plan
 from dkrr.planning.detection import detect
@@ -57,6 +62,7 @@ from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.problem import Problem
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import FoldSizes
+from dkrr.typing import KernelLike, NumbersLike, RowsLike, SupportsPredict, TargetsLike, TransformerLike, WeightsLike
 
 MAX_CANDIDATES = 10**6
 """No search has more values of λ."""
@@ -66,34 +72,89 @@ MAX_FOLDS = 10**6
 """More folds are leave-one-out, or as good as it."""
 
 
-@overload
-def plan(X: Any = None, y: Any = None, *, alphas: None = None, cv: None = None, **settings: Any) -> Plan: ...
+class FitSettings(TypedDict, total=False):
+    """Keywords of the plan of a fit or a search, for type checkers: those of `plan`."""
+
+    n_samples: int | None
+    n_features: int | None
+    n_targets: int
+    kernel: KernelLike | Sequence[KernelLike] | None
+    gamma: NumbersLike | Sequence[NumbersLike | None] | None
+    degree: NumbersLike
+    coef0: NumbersLike
+    kernel_params: Mapping[str, Any] | None
+    alpha: NumbersLike
+    fit_intercept: bool | None
+    form: Literal["auto", "primal", "dual"]
+    solver: Literal["auto", "cholesky", "cg"] | Cholesky | ConjugateGradient
+    tol: float
+    memory_limit: int | str | None
+    tile: int | None
+    store: str | Path | None
+    workers: int | None
+    worker_memory: int | str | None
+    cores: int | None
+    loss: Literal["squared", "logistic"]
+    n_classes: int | None
+    one_vs_rest: bool
+    cv_tol: float
+    train_sizes: NumbersLike | None
+    transformer: TransformerLike | None
+    extent: NumbersLike | None
+    uncertainty: bool | Literal["intervals"]
+    sample_weight: WeightsLike | None
 
 
 @overload
-def plan(X: Any, *, model: Any, **settings: Any) -> PredictionPlan: ...
+def plan(
+    X: RowsLike | None = None,
+    y: TargetsLike | None = None,
+    *,
+    alphas: None = None,
+    cv: None = None,
+    **settings: Unpack[FitSettings],
+) -> Plan: ...
 
 
 @overload
-def plan(X: Any = None, y: Any = None, *, alphas: Any = None, cv: Any = None, **settings: Any) -> SelectionPlan: ...
+def plan(
+    X: RowsLike,
+    *,
+    model: SupportsPredict,
+    probabilities: bool = False,
+    return_std: bool = False,
+    interval: float | None = None,
+    memory_limit: int | str | None = None,
+) -> PredictionPlan: ...
 
 
-def plan(  # type: ignore[misc]
-    X: Any = None,
-    y: Any = None,
+@overload
+def plan(
+    X: RowsLike | None = None,
+    y: TargetsLike | None = None,
+    *,
+    alphas: NumbersLike | None = None,
+    cv: int | Literal["loo"] | None = None,
+    **settings: Unpack[FitSettings],
+) -> SelectionPlan: ...
+
+
+def plan(
+    X: RowsLike | None = None,
+    y: TargetsLike | None = None,
     *,
     n_samples: int | None = None,
     n_features: int | None = None,
     n_targets: int = 1,
-    kernel: Any = None,
-    gamma: Any = None,
-    degree: Any = 3,
-    coef0: Any = 1,
-    kernel_params: dict[str, Any] | None = None,
-    alpha: Any = 1.0,
+    kernel: KernelLike | Sequence[KernelLike] | None = None,
+    gamma: NumbersLike | Sequence[NumbersLike | None] | None = None,
+    degree: NumbersLike = 3,
+    coef0: NumbersLike = 1,
+    kernel_params: Mapping[str, Any] | None = None,
+    alpha: NumbersLike = 1.0,
     fit_intercept: bool | None = None,
-    form: str = "auto",
-    solver: Any = "auto",
+    form: Literal["auto", "primal", "dual"] = "auto",
+    solver: Literal["auto", "cholesky", "cg"] | Cholesky | ConjugateGradient = "auto",
     tol: float = 1e-8,
     memory_limit: int | str | None = None,
     tile: int | None = None,
@@ -101,21 +162,21 @@ def plan(  # type: ignore[misc]
     workers: int | None = None,
     worker_memory: int | str | None = None,
     cores: int | None = None,
-    loss: str = "squared",
+    loss: Literal["squared", "logistic"] = "squared",
     n_classes: int | None = None,
     one_vs_rest: bool = False,
-    alphas: Any = None,
-    cv: Any = None,
+    alphas: NumbersLike | None = None,
+    cv: int | Literal["loo"] | None = None,
     cv_tol: float = 1e-3,
-    train_sizes: Any = None,
-    transformer: Any = None,
-    extent: Any = None,
-    uncertainty: Any = False,
-    model: Any = None,
+    train_sizes: NumbersLike | None = None,
+    transformer: TransformerLike | None = None,
+    extent: NumbersLike | None = None,
+    uncertainty: bool | Literal["intervals"] = False,
+    model: SupportsPredict | None = None,
     probabilities: bool = False,
     return_std: bool = False,
     interval: float | None = None,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike | None = None,
 ) -> Plan | SelectionPlan | PredictionPlan:
     """Plan of a fit, of a search or of predictions, without carrying it out.
 
@@ -143,8 +204,9 @@ def plan(  # type: ignore[misc]
         Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function
         of two blocks of rows. Of a search a list has candidates, as those of the next three
         parameters. None: "linear" as in KernelRidge, and "rbf" of a search, as in KernelRidgeCV.
-    gamma : float or list of float, optional
-        γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
+    gamma : float or list, optional
+        γ > 0 of named kernels that have it, or a list of candidates, each of them a number for all
+        columns or a sequence of numbers, one for each. None: 1 / d (1 for "chi2").
     degree : float or list of float, default=3
         Degree of the polynomial kernel.
     coef0 : float or list of float, default=1

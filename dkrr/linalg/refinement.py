@@ -13,6 +13,8 @@ SIAM J. Sci. Comput. 40 (2018). N. J. Higham, S. Pranesh, "Exploiting lower prec
 positive definite linear systems and least squares problems", SIAM J. Sci. Comput. 43 (2021).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,7 +147,7 @@ class Refinement:
         right_sides: Array,
         preconditioner: Preconditioner,
         progress: Progress,
-    ) -> "Refinement":
+    ) -> Refinement:
         """Solve (A + diag(s)) X = B with M⁻¹, and compute the residual that this leaves.
 
         Parameters

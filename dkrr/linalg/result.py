@@ -1,5 +1,7 @@
 """How a solve ended."""
 
+from __future__ import annotations
+
 import math
 import sys
 from collections.abc import Sequence

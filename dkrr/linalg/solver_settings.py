@@ -1,5 +1,7 @@
 """Settings of the iterative solver: values that do no work."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 

@@ -228,7 +228,8 @@ def _plan(**arguments: Any) -> Any:
         return dkrr.plan(**{"X": rows(), "model": _fitted(kind)} | arguments)
     if arguments.keys() & {"X", "y", "sample_weight"}:
         return dkrr.plan(**{"X": rows()} | arguments)
-    return dkrr.plan(**{"n_samples": 100, "n_features": 3, "kernel": "polynomial"} | arguments)
+    sizes: dict[str, Any] = {"n_samples": 100, "n_features": 3, "kernel": "polynomial"}
+    return dkrr.plan(**sizes | arguments)
 
 
 def subjects() -> Iterator[Subject]:

@@ -6,7 +6,7 @@ import pkgutil
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -15,7 +15,8 @@ import dkrr.kernels
 from dkrr.errors import InputTypeError
 from dkrr.kernels import RBF, Kernel, Matern
 from dkrr.kernels.names import DEFAULTS
-from dkrr.kernels.registry import KERNELS
+from dkrr.kernels.registry import KERNELS, NAMED
+from dkrr.typing import KernelName
 from tests import precise
 from tests.contracts.kernels import ELSEWHERE, ROWS, Case, Row, lacks_row, lacks_values
 from tests.oracles import naive_gram
@@ -53,6 +54,8 @@ def missing(kind):
         yield f"{where} is not in the reference: add the line `   {name}` to docs/api/kernels.rst"
     if kind.names and kind.tag not in kind.names:
         yield f"{where} has the names {kind.names} and the tag {kind.tag!r}: add the tag to its names"
+    for each in set(kind.names) - set(get_args(KernelName)):
+        yield f"{where} has the name {each!r}, unknown to type checkers: add it to KernelName in dkrr/typing.py"
     for parameter in fields(kind):
         common = DEFAULTS.get(parameter.name)
         if kind.names and common is not None and parameter.default != common:
@@ -69,6 +72,7 @@ def missing(kind):
 def test_every_class_of_kernels_has_what_it_needs():
     found = list(classes())
     assert len(found) >= len(KERNELS)
+    assert get_args(KernelName) == tuple(NAMED)
     assert all((ROOT / file).exists() for file in ELSEWHERE.values())
     if said := [text for kind in found for text in missing(kind)]:
         pytest.fail("\n".join(said), pytrace=False)
@@ -95,6 +99,7 @@ def test_what_is_missing_is_said_by_name_and_place(monkeypatch):
         "add `from tests.contracts.test_kernel_registry import Wave as Wave` to dkrr/kernels/registry.py",
         "add the line `   Wave` to docs/api/kernels.rst",
         "add the tag to its names",
+        "Wave has the name 'waves', unknown to type checkers: add it to KernelName in dkrr/typing.py",
         "Wave.degree has the default 2 and by name 3",
         "add its row to ROWS in tests/contracts/kernels.py, k.Wave: Row(",
     ):

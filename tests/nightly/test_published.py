@@ -60,6 +60,15 @@ def test_a_typed_program_runs(tmp_path):
     assert min(typed_program.work(X, y, tmp_path / "x.parquet", tmp_path)) > 0.8
 
 
+def test_a_typed_program_is_accepted_and_its_mistakes_are_refused_with_the_types_of_containers(tmp_path):
+    """Those that packages of containers have: the settings of this repository skip most of them."""
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    options = ["--strict", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
+    words = [sys.executable, "-m", "mypy", *options, f"--cache-dir={tmp_path}", typed_program.__file__]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 PAGES_WITH_COMMANDS = [page for page in PAGES if re.search(r"^(\$ )?(dask )?dkrr ", page.read_text(), re.M)]
 
 

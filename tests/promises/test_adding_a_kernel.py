@@ -10,7 +10,7 @@ import pytest
 
 from tests.promises.test_documents import DOCS, ROOT
 
-MODULE, LINE, ROW, NAME = re.findall(r"^```\w+\n(.*?)^```", (DOCS / "add-a-kernel.md").read_text(), re.M | re.S)
+MODULE, LINE, TYPE, ROW, NAME = re.findall(r"^```\w+\n(.*?)^```", (DOCS / "add-a-kernel.md").read_text(), re.M | re.S)
 USES = """
 import json, sys
 import numpy as np
@@ -66,6 +66,7 @@ def with_cauchy(tmp_path):
     shutil.copytree(ROOT / "dkrr", tmp_path / "dkrr", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "dkrr" / "kernels" / "cauchy.py").write_text(MODULE)
     put(tmp_path / "dkrr" / "kernels" / "registry.py", "from dkrr.kernels.columns import", LINE)
+    put(tmp_path / "dkrr" / "typing.py", '    "chi2",\n', TYPE)
     return tmp_path
 
 

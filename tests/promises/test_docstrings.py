@@ -139,3 +139,16 @@ def test_see_also_names_what_exists():
     for name, value in public_objects().items():
         for other in Validator(documented(value)).see_also:
             assert pydoc.locate(other) is not None, f"{name} refers to {other}"
+
+
+def test_choices_of_docstrings_are_those_that_type_checkers_know():
+    """In ``form : {"auto", "primal", "dual"}`` as in ``form: Literal["auto", "primal", "dual"]``."""
+    compared = set()
+    for public in public_objects().values():
+        taken = public.__doc__.partition("\n    Parameters\n")[2].partition("\n    Attributes\n")[0]
+        for name, choices in re.findall(r"^ {4}(\w+) : \{(.+?)\}", taken, re.M):
+            known = re.search(r"Literal\[(.+?)\]", str(inspect.signature(public).parameters[name].annotation))
+            assert known, (public, name)
+            assert set(re.findall(r"\w+", choices)) == set(re.findall(r"\w+", known[1])), (public, name)
+            compared.add(name)
+    assert compared >= {"form", "solver", "loss"}

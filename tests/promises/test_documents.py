@@ -8,12 +8,14 @@ import re
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import dkrr
+from dkrr.fitting.plans import FitSettings
 from dkrr.store.buckets import Bucket
 from dkrr.store.places import LocalFolder, Place
 
@@ -90,6 +92,22 @@ def test_every_parameter_and_attribute_is_described(kind, search):
         fitted = public(form=form, kernel="linear", transformer="standardize", **search).fit(X, [0, 1, 1, 0] * 2)
         names |= {name for name in dir(fitted) if re.fullmatch(r"[a-zA-Z].*_", name)}
     assert names <= described
+
+
+def test_signatures_name_the_types_of_what_they_take():
+    """As `help` shows them: aliases by their names, and no Any where a type says more."""
+    estimators = dkrr.KernelRidge, dkrr.KernelRidgeCV, dkrr.KernelLogisticRegression, dkrr.KernelLogisticRegressionCV
+    methods = [function for each in estimators for function in (each, each.fit, each.predict, each.score)]
+    for function in (dkrr.plan, dkrr.gram, dkrr.load, dkrr.predict_to, dkrr.report, dkrr.open_table, *methods):
+        found = {name: str(p.annotation) for name, p in inspect.signature(function).parameters.items()}
+        assert "Any" not in found.values() and "typing." not in " ".join(found.values())
+        assert "RowsLike" in found.get("X", "RowsLike")
+    assert dkrr.kernels.Kernel in get_args(get_type_hints(dkrr.KernelRidge)["kernel"])  # as some programs read them
+
+
+def test_type_checkers_know_every_keyword_of_plans():
+    of_rows = {"X", "y", "alphas", "cv", "model", "probabilities", "return_std", "interval"}
+    assert {*FitSettings.__annotations__} == {*inspect.signature(dkrr.plan).parameters} - of_rows
 
 
 def test_version_is_the_projects():

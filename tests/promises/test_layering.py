@@ -150,7 +150,7 @@ def modules(code):
 @pytest.mark.parametrize(
     ("code", "allowed"),
     [
-        ("import dkrr", set()),
+        ("import dkrr, dkrr.typing", set()),
         ("import dkrr.kernels, dkrr.features", {"scipy"}),
         ("import dkrr; dkrr.plan(n_samples=100, n_features=3)", {"scipy", "zarr", "rich", "fsspec"}),
         ("import dkrr.cli", {"click"}),
