@@ -205,8 +205,8 @@ def plan(
         of two blocks of rows. Of a search a list has candidates, as those of the next three
         parameters. None: "linear" as in KernelRidge, and "rbf" of a search, as in KernelRidgeCV.
     gamma : float or list, optional
-        γ > 0 of named kernels that have it, or a list of candidates, each of them a number for all
-        columns or a sequence of numbers, one for each. None: 1 / d (1 for "chi2").
+        γ > 0 of named kernels that have it, one for all columns or one for each; of a search also a
+        list of candidates of either kind. None: 1 / d (1 for "chi2").
     degree : float or list of float, default=3
         Degree of the polynomial kernel.
     coef0 : float or list of float, default=1
