@@ -78,7 +78,7 @@ class Stage:
         ----------
         factor : float
             Number of times.
-        peak_bytes : int
+        peak_bytes : int, default=0
             Peak memory of the new stage.
 
         Returns

@@ -30,8 +30,11 @@ extensions = [
 exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py"]
 nitpicky = True
 nitpick_ignore = [("py:class", "numpy.linalg.LinAlgError")]
-# Parts of the types of arguments, which have no pages: the text beside them says what each is.
-nitpick_ignore_regex = [("py:class", r"(collections\.abc|numpy|dkrr\.typing)\.\w+|Kernel|FeatureMap|Array")]
+# Parts of the types of arguments, which have no pages: the text beside them says what each is. Nor has scikit-learn.
+nitpick_ignore_regex = [
+    ("py:class", r"(collections\.abc|numpy|dkrr\.typing)\.\w+|Kernel|FeatureMap|Array"),
+    ("py:(class|obj)", r"sklearn\..*"),
+]
 default_role = "name"
 
 # Pages, and notebooks that are run for the site.

@@ -32,15 +32,15 @@ SECTIONS = (*OF_MODEL, "outcome", "status", "maps", "history")
 def report(model: KernelEstimator | str | Path, path: str | Path | None = None, *, overwrite: bool = False) -> str:
     """Report of a fit: plan and reasons, result, convergence, residuals, scores, learning curve, tiles.
 
-    It is one HTML file with pictures that loads nothing and runs no script. No data are read but those of descriptions:
-    of a run the names of its files, of a model none of its arrays. The pictures need matplotlib: ``pip install
-    'dkrr[report]'``.
+    It is one HTML file with pictures that loads nothing and runs no script. No data are read but
+    those of descriptions: of a run the names of its files, of a model none of its arrays. The
+    pictures need matplotlib: ``pip install 'dkrr[report]'``.
 
     Parameters
     ----------
     model : fitted estimator, str or Path
-        Estimator that was fitted here, or the path or URL of a saved model or of the store of a run (`store=`), which
-        may be unfinished or under way.
+        Estimator that was fitted here, or the path or URL of a saved model or of the store of a run
+        (`store=`), which may be unfinished or under way.
     path : str or Path, optional
         File to write; None: only the page is returned.
     overwrite : bool, default=False
@@ -56,8 +56,8 @@ def report(model: KernelEstimator | str | Path, path: str | Path | None = None, 
     NotFittedError
         If the estimator is not fitted.
     InputError
-        If the estimator was loaded (give the path of the model instead), something exists at `path`,
-        or it is not in a folder, or matplotlib is not installed.
+        If the estimator was loaded (give the path of the model instead), something exists at
+        `path`, or it is not in a folder, or matplotlib is not installed.
     StoreError
         If the path holds neither a run nor a model, or its description is damaged.
 

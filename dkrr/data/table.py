@@ -148,7 +148,7 @@ class Table:
         patterns : str or sequence of str
             Names, or patterns with ``*``, ``?`` and ``[...]``; one text may hold several with commas between. Columns
             that a pattern matches are in the order of the table, without those of an index. Each column is taken once.
-        name : str
+        name : str, default="columns"
             What errors call the argument.
 
         Returns
@@ -217,7 +217,7 @@ class Table:
 
         Parameters
         ----------
-        height : int
+        height : int, default=65536
             Most rows of a block.
         start, stop : int
             First row, and the row behind the last one; default: all rows.
@@ -277,7 +277,7 @@ class Table:
 
         Parameters
         ----------
-        name : str
+        name : str, default="X"
             What errors call the argument.
 
         Raises
@@ -299,7 +299,7 @@ class Table:
         ----------
         start, stop : int
             First row, and the row behind the last one.
-        name : str
+        name : str, default="X"
             What errors call the argument.
 
         Returns
@@ -322,7 +322,7 @@ class Table:
         ----------
         indices : ndarray of int
             Numbers of the rows.
-        name : str
+        name : str, default="X"
             What errors call the argument.
 
         Returns

@@ -57,12 +57,14 @@ def gram(
         Rows xᵢ, or other objects that the kernel takes.
     Y : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (m, d), optional
         Rows yⱼ. None means Y = X; blocks on the diagonal are then exactly symmetric.
-    kernel : str, Kernel or callable
-        Name of a kernel as in scikit-learn, a value of dkrr.kernels, or a function of two blocks of rows.
+    kernel : str, Kernel or callable, default="linear"
+        Name of a kernel as in scikit-learn, a value of dkrr.kernels, or a function of two blocks of
+        rows.
     chunks : int or (int, int), optional
         Rows and columns of a block; None: 2,048.
-    gamma : float, optional
-        γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
+    gamma : float or array-like of shape (d,), optional
+        γ > 0 of named kernels that have it, one for all columns or one for each. None: 1 / d (1 for
+        "chi2").
     degree : float, default=3
         Degree of the polynomial kernel.
     coef0 : float, default=1
@@ -72,10 +74,11 @@ def gram(
     dtype : dtype, default=float64
         float64 or float32; with float32 the arithmetic is float32 too.
     store : str or Path, optional
-        Path or URL of a Zarr store. The matrix (Y must be None) is then computed at once: the workers of the ambient
-        Dask client, or this process, write its lower triangle in tiles, and the returned array reads them. Tiles of an
-        earlier call are read, compared with their checksums, and reused.
-        ``KernelRidge(kernel="precomputed")`` takes the path of a complete store as X, and reads it tile by tile.
+        Path or URL of a Zarr store. The matrix (Y must be None) is then computed at once: the
+        workers of the ambient Dask client, or this process, write its lower triangle in tiles, and
+        the returned array reads them. Tiles of an earlier call are read, compared with their
+        checksums, and reused. ``KernelRidge(kernel="precomputed")`` takes the path of a complete
+        store as X, and reads it tile by tile.
 
     Returns
     -------

@@ -143,11 +143,14 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         Returns
         -------
         self
+            The estimator itself, with the new values; a model that was fitted before stays as it
+            is.
 
         Raises
         ------
         ValueError
-            If there is no such parameter (`InputError`: of the kernel), or a kernel cannot have this value.
+            If there is no such parameter (`InputError`: of the kernel), or a kernel cannot have
+            this value.
         """
         prefix = f"kernel{SEPARATOR}"
         nested = {name.removeprefix(prefix): params[name] for name in params if name.startswith(prefix)}

@@ -222,12 +222,14 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
-            training rows, of shape (n, n_samples).
+            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel
+            between new and training rows, of shape (n, n_samples).
 
         Returns
         -------
-        ndarray, or a lazy Dask array for rows read in blocks, of shape (n,) for two classes, else (n, n_classes)
+        ndarray or lazy Dask array of shape (n,) or (n, n_classes)
+            The score of the second class if there are two, else a column for each class in the
+            order of `classes_`; lazy for rows that are read in blocks.
         """
         scores = self._scores(X)
         return scores[:, 0] if len(self.classes_) == 2 else scores
@@ -254,7 +256,9 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
 
         Returns
         -------
-        ndarray, or a lazy Dask array, of shape (n, n_classes)
+        ndarray or lazy Dask array of shape (n, n_classes)
+            A column for each class in the order of `classes_`, which add up to 1; lazy for rows that
+            are read in blocks.
         """
         return self._probabilities_of(self._scores(X))
 
@@ -280,7 +284,9 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
 
         Returns
         -------
-        ndarray, or a lazy Dask array, of shape (n, n_classes)
+        ndarray or lazy Dask array of shape (n, n_classes)
+            A column for each class in the order of `classes_`; lazy for rows that are read in
+            blocks.
         """
         return _by_rows(self._scores(X), self._likelihood().log_probabilities, len(self.classes_), np.float64)
 
@@ -306,7 +312,8 @@ class KernelClassifier(ClassifierMixin, KernelEstimator):
 
         Returns
         -------
-        ndarray, or a lazy Dask array, of shape (n,)
+        ndarray or lazy Dask array of shape (n,)
+            Labels, of the values that `classes_` has; lazy for rows that are read in blocks.
         """
         return self._predictions_of(self._scores(X))
 
@@ -412,22 +419,27 @@ def _by_rows(scores: Any, function: Callable[[Array], NDArray[Any]], n_columns: 
 class KernelLogisticRegression(KernelClassifier):
     """Exact kernel logistic regression, in memory, out of core or on a Dask cluster.
 
-    Minimises −Σᵢ vᵢ log p(yᵢ | xᵢ) + λ Σₖ ‖fₖ‖² over the functions fₖ of the kernel's space (plus free constants with
-    `fit_intercept`) by Newton's method, in primal form (a weight for each feature) or in dual form (a coefficient for
-    each row). A planner chooses form, solver of the Newton systems and place; `plan_` says why.
+    Minimises −Σᵢ vᵢ log p(yᵢ | xᵢ) + λ Σₖ ‖fₖ‖² over the functions fₖ of the kernel's space, plus
+    free constants with `fit_intercept`, by Newton's method. The interface is that of scikit-learn;
+    rows may also be in tables, files and arrays that do not fit in memory. A planner chooses how
+    the fit is computed, by projected time, memory and disk: `dkrr.plan` with ``loss="logistic"``
+    shows it before the fit, and `plan_` after it.
 
     Parameters
     ----------
     alpha : float, default=1.0
-        λ > 0. scikit-learn's ``LogisticRegression(C=1 / (2 * alpha))`` on the kernel's features is the same model.
+        λ > 0, the regularisation strength: 1 / (2C) of scikit-learn's LogisticRegression.
     kernel : str, Kernel, FeatureMap or callable, default="linear"
-        A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "rational_quadratic", "cosine",
-        "sigmoid", "chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
-        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features selects the model of that feature map: your
-        own (CallableMap), or an approximation such as RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000); without one
-        of these the model is exact.
-    gamma : float, optional
-        γ > 0, for named kernels that have this parameter; None means 1 / n_features (1 for "chi2").
+        A name, as in scikit-learn: "linear", "polynomial", "rbf", "laplacian", "matern",
+        "rational_quadratic", "cosine", "sigmoid", "chi2", "additive_chi2" or "precomputed"; a value
+        of `dkrr.kernels`; or a function of two blocks of rows, (X, Y) → array of shape
+        (len(X), len(Y)). A value of `dkrr.features` selects the model of that feature map: your own
+        (CallableMap), or an approximation such as RandomFourier(RBF(), 2000) or
+        Nystroem(RBF(), 2000). Without one of these the model is exact.
+    gamma : float or array-like of shape (n_features,), optional
+        γ > 0 of named kernels that have it, one for all columns or one for each. None:
+        1 / n_features (1 for "chi2"). A named kernel without it ignores it, with a warning, as it
+        does `degree` and `coef0`.
     degree : float, default=3
         Degree of the polynomial kernel.
     coef0 : float, default=1
@@ -435,80 +447,113 @@ class KernelLogisticRegression(KernelClassifier):
     kernel_params : dict, optional
         Keyword arguments of a kernel function, or further parameters of a named kernel.
     fit_intercept : bool, default=True
-        Whether to fit constants that are not penalised.
-    class_weight : dict or "balanced", optional
-        Weight of the rows of each class, by label (1 for classes that are not named); "balanced" gives all classes the
-        same total weight. None: 1 for every class.
-    one_vs_rest : bool, default=False
-        With more than two classes: a model of each class against the rest, not one softmax of all. The models share
-        the Gram matrix, its preconditioner and every product, unlike those of scikit-learn's OneVsRestClassifier.
+        Whether to fit constants, one for each column of the scores, that are not penalised.
     form : {"auto", "primal", "dual"}, default="auto"
-        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite feature map), "dual"
-        one coefficient for each training row, "auto" the form that is projected to be faster within the limits.
+        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite
+        feature map, and RBF kernels of at most three columns on a Fourier grid), "dual" one
+        coefficient for each training row; "auto" takes the form that is projected to be faster
+        within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
-        Solver of the Newton systems; settings are values of dkrr.solvers. With a softmax in dual form "cholesky"
-        factors the system of every class, and conjugate gradient does the rest.
+        Solver of the Newton systems: a Cholesky factorisation, or preconditioned conjugate gradient
+        ("cg"); values of `dkrr.solvers` have their settings. "auto" takes the one that is projected
+        to be faster within the limits. With a softmax in dual form "cholesky" factors the system of
+        every class, and conjugate gradient does the rest.
     tol : float, default=1e-8
-        Largest norm of the gradient of the objective, relative to that at scores of 0. The fraction of the objective
-        that remains by Newton's decrement must be at most `tol` too, and the change of a probability in a further step
-        at most √`tol`.
+        Largest norm of the gradient of the objective, relative to that at scores of 0. Newton's
+        decrement, as a fraction of the objective, must be at most `tol` too, and the change of a
+        probability in a further step at most √`tol`.
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling
+        process is not counted), or for the calling process if the work is done there. None: what
+        the workers report, or 0.8 of the available memory.
+    tile : int, optional
+        Number of rows in a tile of the matrix. None: the planner chooses. With a number the fit
+        always uses tiles.
+    progress : bool, optional
+        None shows progress on a terminal or in a notebook if the fit takes more than about two
+        seconds; True always shows it, also in a log file; False never.
+    transformer : "standardize" or transformer of scikit-learn, optional
+        What X passes through before the kernel, as part of the model and of what `dkrr.save`
+        writes: StandardScaler on all columns, or any transformer of X alone (ColumnTransformer,
+        Pipeline of transformers, OneHotEncoder, ...). A copy of it is fitted to the training rows.
+    store : str or Path, optional
+        Path or URL of the run's Zarr store, which is kept: the same call resumes from it, at the
+        last finished Newton step. None: a temporary store, or no store if the work fits in memory.
+    class_weight : dict or "balanced", optional
+        Weight of the rows of each class, by label (1 for classes that are not named); "balanced"
+        gives all classes the same total weight. None: 1 for every class.
+    one_vs_rest : bool, default=False
+        With more than two classes: a model of each class against the rest, not one softmax of all.
+        The models share the Gram matrix, its preconditioner and every product.
     max_iter : int, default=100
         Largest number of Newton steps for each λ.
     warm_start : bool, default=False
-        Start from the solution of the last fit if it had the same number of rows, classes, kernel and form.
-    memory_limit : int or str, optional
-        Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling process is not
-        counted), or for the calling process if the work is done there. None: what the workers report, or 0.8 of the
-        available memory.
-    tile : int, optional
-        Number of rows in a tile of the matrix; None: the planner chooses. With a number the fit always uses tiles.
-    store : str, optional
-        Path or URL of the run's Zarr store. It is kept, and the same call resumes from the last finished Newton step.
-        None: a temporary store, or no store if the work fits in memory.
-    progress : bool, optional
-        None shows progress on a terminal or in a notebook if the fit takes more than about two seconds; True always
-        shows it, also in a log file; False never.
-    transformer : "standardize" or transformer of scikit-learn, optional
-        What X passes through before the kernel, part of the model and of what `dkrr.save` writes: StandardScaler on all
-        columns, or any transformer of X alone (ColumnTransformer, Pipeline of transformers, OneHotEncoder, ...). A copy
-        of it is fitted to the training rows, each counted once whatever its weight: in one call if they are in memory,
-        else block by block (StandardScaler and others with `partial_fit`, categories, means; a pass for every step of
-        a Pipeline), or with the columns that it needs in memory. Rows are transformed a block at a time.
+        Whether to start from the solution of the last fit, if it had the same number of rows,
+        classes, kernel and form.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
         Labels of the classes, in order.
     dual_coef_ : ndarray of shape (n_samples, 1) or (n_samples, n_classes)
-        α; available only after a fit in dual form. One column for two classes.
+        α; only after a fit in dual form. One column for two classes.
     coef_ : ndarray of shape (1, D) or (n_classes, D)
-        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of scikit-learn's linear
-        models. Available only if the model predicts in primal form.
+        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of
+        scikit-learn's linear models; only if the model predicts in primal form.
     intercept_ : ndarray of shape (1,) or (n_classes,)
         Constants that are added to the scores; 0 without `fit_intercept`.
     n_iter_ : int
         Number of Newton steps (1 if no step was needed).
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `plan_` and
-        `solve_result_`.
+        Training rows, or the Gram matrix if kernel == "precomputed"; unavailable on loaded models,
+        as are `plan_` and `solve_result_`.
     n_features_in_ : int
-        Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes
-        documents or other objects).
+        Number of columns of the training rows, in front of the transformer (of the encoded rows if
+        the kernel takes documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of the columns; set only if X is a table and all its column names are strings.
+        Names of the columns; only if X is a table and all its column names are strings.
     transformer_ : transformer
-        The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns that it makes.
+        The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns
+        that it makes.
     plan_ : Plan
-        What was chosen, and the reasons; print it.
+        What was chosen for the fit, and the reasons; print it.
     solve_result_ : SolveResult
-        Status, largest relative gradient (`residual`), Newton steps (`iterations`; each in `steps`), iterations of
-        conjugate gradient within them (`inner_iterations`), bounds of the remaining change of the objective and of a
-        probability (`decrement`, `probability_change`), messages, seconds, bytes and peak memory.
+        Status, largest relative gradient (`residual`), Newton steps (`iterations`; each in
+        `steps`), iterations of conjugate gradient within them (`inner_iterations`), bounds of the
+        remaining change of the objective and of a probability (`decrement`, `probability_change`),
+        messages, seconds, bytes and peak memory.
+
+    See Also
+    --------
+    dkrr.KernelLogisticRegressionCV : Choose λ and the kernel by cross-validation.
+    dkrr.KernelRidge : The model for numbers.
+    dkrr.plan : Plan of a fit, without carrying it out.
+    dkrr.save : Save a fitted model.
+    sklearn.linear_model.LogisticRegression : The linear kernel in primal form, in memory.
+    sklearn.gaussian_process.GaussianProcessClassifier : An approximate posterior with a fit of the kernel.
+
+    Notes
+    -----
+    Model. The probabilities p of two classes are the logistic function of one score f, those of
+    more a softmax of one score for each class, or with `one_vs_rest` logistic functions of each
+    that are normalised. vᵢ is the sample weight times that of the class. ``LogisticRegression(C=1 /
+    (2 * alpha))`` of scikit-learn on the kernel's features is the same model.
+
+    Forms. The primal form has a weight for each feature, the dual form a coefficient for each
+    training row; both give the same f. `plan_` says why one was chosen.
+
+    Transformers. A transformer counts each training row once, whatever its weight. It is fitted in
+    one call if the rows are in memory, else block by block (StandardScaler and others with
+    `partial_fit`, categories, means; a pass for every step of a Pipeline), or with the columns that
+    it needs in memory. Rows are transformed a block at a time.
 
     References
     ----------
-    J. Zhu, T. Hastie, "Kernel logistic regression and the import vector machine", J. Comput. Graph. Statist. 14 (2005).
-    C. E. Rasmussen, C. K. I. Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapter 3.
+    J. Zhu, T. Hastie, "Kernel logistic regression and the import vector machine", J. Comput. Graph.
+    Statist. 14 (2005).
+
+    C. E. Rasmussen, C. K. I. Williams, "Gaussian Processes for Machine Learning", MIT Press 2006,
+    chapter 3.
 
     Examples
     --------
@@ -544,14 +589,14 @@ class KernelLogisticRegression(KernelClassifier):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
-            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
-            or other objects if the kernel takes these.
+            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
+            documents, graphs, a table or other objects if the kernel takes these.
         y : array-like, Dask array, Zarr array, path, or column of X, of shape (n_samples,)
-            Labels: numbers, strings or booleans, of at least two classes; with a table as X also the name of its
-            column, which is then not part of X.
+            Labels: numbers, strings or booleans, of at least two classes; with a table as X also
+            the name of its column, which is then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            Weights ≥ 0, positive for rows of at least two classes, with `fit_intercept` of every class; None: 1 for
-            every row.
+            Weights ≥ 0, positive for rows of at least two classes, with `fit_intercept` of every
+            class; None: 1 for every row.
 
         Returns
         -------
@@ -592,8 +637,8 @@ class KernelLogisticRegression(KernelClassifier):
         Returns
         -------
         list of KernelLogisticRegression
-            Fitted copies of this estimator, one for each λ; the estimator itself is unchanged. Their `solve_result_`
-            has the seconds of each λ, and the bytes of the whole path.
+            Fitted copies of this estimator, one for each λ; the estimator itself is unchanged.
+            Their `solve_result_` has the seconds of each λ, and the bytes of the whole path.
         """
         first = clone(self)
         labels, request, X = first._request(X, y, sample_weight, checked_path(alphas, "alphas"))

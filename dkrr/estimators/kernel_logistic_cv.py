@@ -70,75 +70,177 @@ FITTED = (
 class KernelLogisticRegressionCV(KernelClassifier):
     """Kernel logistic regression with λ, the kernel and its parameters chosen by cross-validation.
 
-    For every fold and kernel one path of fits goes through all λ from the largest on, each beginning at the solution
-    before it and all with one Gram matrix. The model is then fitted to all rows.
+    Every λ of `alphas` is scored with every combination of kernels and parameters that are given as
+    lists, by the rows that each fold leaves out; KernelLogisticRegression is then fitted to all
+    rows with the best. For every fold and kernel one path of fits goes through all λ from the
+    largest on, each beginning at the solution before it and all with one Gram matrix.
+    `selection_plan_` has the time and memory of the search.
 
     Parameters
     ----------
     alphas : array-like of shape (n_alphas,), optional
-        Candidates of λ > 0; None: ten from 1e-4 to 1e2.
+        Candidates of λ > 0. None: ten from 1e-4 to 1e2, evenly spaced in their logarithm.
     kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
-        As in KernelLogisticRegression; a list has candidates, as those of the next three parameters.
-    gamma, degree, coef0 : float or list of float
-        As in KernelLogisticRegression.
+        A name, as in scikit-learn: "linear", "polynomial", "rbf", "laplacian", "matern",
+        "rational_quadratic", "cosine", "sigmoid", "chi2", "additive_chi2" or "precomputed"; a value
+        of `dkrr.kernels`, or of `dkrr.features` for an approximation; or a function of two blocks
+        of rows. A list has candidates; each of the next three parameters goes with those kernels
+        that have it.
+    gamma : float or list, optional
+        γ > 0 of named kernels that have it, or a list of candidates, each of them a number for all
+        columns or a sequence of numbers, one for each. None: 1 / n_features (1 for "chi2").
+    degree : float or list of float, default=3
+        Degree of the polynomial kernel, or candidates.
+    coef0 : float or list of float, default=1
+        Constant of the polynomial and sigmoid kernels, or candidates.
+    kernel_params : dict, optional
+        Keyword arguments of a kernel function, or further parameters of a named kernel.
+    fit_intercept : bool, default=True
+        Whether to fit constants, one for each column of the scores, that are not penalised.
+    form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite
+        feature map, and RBF kernels of at most three columns on a Fourier grid), "dual" one
+        coefficient for each training row; "auto" takes the form that is projected to be faster
+        within the limits.
+    solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
+        Solver of the Newton systems: a Cholesky factorisation, or preconditioned conjugate gradient
+        ("cg"), for the folds as well as for the fit to all rows; values of `dkrr.solvers` have
+        their settings. "auto" takes the one that is projected to be faster within the limits.
+    tol : float, default=1e-8
+        Largest norm, in the folds as well as in the fit to all rows, of the gradient of the
+        objective, relative to that at scores of 0. Newton's decrement, as a fraction of the
+        objective, must be at most `tol` too, and the change of a probability in a further step at
+        most √`tol`.
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for each fit over all workers of one machine (the calling
+        process is not counted), or for the calling process if the work is done there. None: what
+        the workers report, or 0.8 of the available memory.
+    tile : int, optional
+        Number of rows in a tile of the matrix. None: the planner chooses. With a number the fit
+        always uses tiles.
+    progress : bool, optional
+        None shows progress on a terminal or in a notebook if the search takes more than about two
+        seconds; True always shows it, also in a log file; False never.
+    transformer : "standardize" or transformer of scikit-learn, optional
+        What X passes through before the kernel, as part of the model and of what `dkrr.save`
+        writes: StandardScaler on all columns, or any transformer of X alone (ColumnTransformer,
+        Pipeline of transformers, OneHotEncoder, ...). A copy is fitted once, to all training rows:
+        it has seen the rows that are left out. Where that matters, put it before
+        KernelLogisticRegression in a Pipeline, and that into GridSearchCV.
     cv : int, splitter, or iterable of (train, test), default=5
-        Number of folds with about the same fractions of all classes (None: 5), or any of scikit-learn's splitters.
+        Number of folds with about the same fractions of all classes, one of scikit-learn's
+        splitters, or pairs of row numbers. None: 5 folds. Leave-one-out is refused: it needs a fit
+        for every row.
     scoring : str or callable, optional
-        Name of one of scikit-learn's scorers, or a function scorer(estimator, X, y); larger is better. None: the
-        negative log loss, with sample weights.
+        Name of one of scikit-learn's scorers, or a function scorer(estimator, X, y); larger is
+        better. None: the negative log loss, with sample weights.
     refit : bool, default=True
-        Whether to fit all rows with the best candidate; without it there is nothing to predict with.
+        Whether to fit all rows with the best candidate; without it there is nothing to predict
+        with.
     train_sizes : array-like, optional
-        Fractions of the training rows of a fold, or numbers of rows, for `learning_curve_`; as in KernelRidgeCV, by
-        fits of their own.
+        Fractions of the training rows of a fold, such as (0.125, 0.25, 0.5), or numbers of rows:
+        every fold is trained on so many of its rows as well, by fits of their own, for
+        `learning_curve_`. All of them are always the last size.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.
-    transformer : "standardize" or transformer of scikit-learn, optional
-        As in KernelLogisticRegression. It is fitted once, to all training rows, as in KernelRidgeCV: it has seen the
-        rows that are left out. For one that is fitted to the training rows of every fold put it before
-        KernelLogisticRegression in a Pipeline, and that into GridSearchCV.
-    kernel_params, fit_intercept, class_weight, one_vs_rest, form, solver, tol, max_iter, memory_limit, tile, progress
-        As in KernelLogisticRegression.
+    class_weight : dict or "balanced", optional
+        Weight of the rows of each class, by label (1 for classes that are not named); "balanced"
+        gives all classes the same total weight. None: 1 for every class.
+    one_vs_rest : bool, default=False
+        With more than two classes: a model of each class against the rest, not one softmax of all.
+        The models share the Gram matrix, its preconditioner and every product.
+    max_iter : int, default=100
+        Largest number of Newton steps for each λ.
 
     Attributes
     ----------
     alpha_ : float
         Best λ.
     best_params_ : dict
-        The chosen model, complete: ``KernelLogisticRegression(**search.best_params_)``, as in KernelRidgeCV; also
-        "class_weight" and "one_vs_rest" if they were given.
+        Parameters of the chosen model, complete:
+        ``KernelLogisticRegression(**search.best_params_)`` is that model. Settings of the
+        computation (`tol`, `solver`, `form`, ...) are left out.
     best_score_ : float
-        Its mean score over the folds.
+        Mean score of the best candidate over the folds.
     best_index_ : int
-        Its place in `cv_results_`.
-    cv_results_ : dict
-        Scores of every candidate, as GridSearchCV has them, NaN for λ whose fits have not converged, "iterations" (most
-        Newton steps of a fold) and "residual" (largest relative gradient of a fold).
-    learning_curve_ : dict
-        Scores by number of training rows, as in KernelRidgeCV; only with `train_sizes`.
-    advice_ : tuple of str
-        That the best λ or parameter is an end of its candidates, or that those next to it have no score, as in
-        KernelRidgeCV.
-    n_splits_ : int
-        Number of folds.
+        Place of the best candidate in `cv_results_`.
     best_estimator_ : KernelLogisticRegression
-        The chosen model, fitted to all rows, as `dkrr.save` writes it; only with `refit`, as the next.
+        The chosen model, fitted to all rows, as `dkrr.save` writes it; it shares the arrays of the
+        search. Only with `refit`.
     refit_time_ : float
-        Seconds of the fit of all rows.
+        Seconds of the fit to all rows; only with `refit`.
     scorer_ : callable
         scorer(estimator, X, y) by which candidates were compared.
+    n_splits_ : int
+        Number of folds.
+    cv_results_ : dict of list or ndarray
+        Scores of every candidate, as of GridSearchCV ("params", "mean_test_score",
+        "std_test_score", "rank_test_score", "split0_test_score", ...), NaN for λ whose fits have
+        not converged; also "iterations" (most Newton steps of a fold) and "residual" (largest
+        relative gradient of a fold).
+    learning_curve_ : dict
+        Scores by number of training rows, of the best kernel: "train_sizes", "mean_test_score",
+        "gain_per_doubling", "conclusion" and more, as of KernelRidgeCV; only with `train_sizes`.
+    advice_ : tuple of str
+        What the search advises, also a message of `solve_result_`: that the best λ or parameter is
+        an end of its candidates, or that those next to it have no score. Empty without advice.
     selection_plan_ : SelectionPlan
-        Plan of the whole search, as in KernelRidgeCV.
-    classes_, dual_coef_, coef_, intercept_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_, plan_,
-    solve_result_
-        As in KernelLogisticRegression, of the fit to all rows.
+        Plan of the whole search: its time with a range, memory and disk, and the reasons; print it.
+    classes_ : ndarray of shape (n_classes,)
+        Labels of the classes, in order.
+    dual_coef_ : ndarray of shape (n_samples, 1) or (n_samples, n_classes)
+        α, of the fit to all rows; only after a fit in dual form. One column for two classes.
+    coef_ : ndarray of shape (1, D) or (n_classes, D)
+        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of
+        scikit-learn's linear models; only if the model predicts in primal form.
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+        Constants that are added to the scores; 0 without `fit_intercept`.
+    n_iter_ : int
+        Number of Newton steps of the fit to all rows (1 if no step was needed).
+    X_fit_ : ndarray, scipy.sparse array, or as given to fit
+        Training rows, or the Gram matrix if kernel == "precomputed"; unavailable on loaded models.
+    n_features_in_ : int
+        Number of columns of the training rows, in front of the transformer (of the encoded rows if
+        the kernel takes documents or other objects).
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns; only if X is a table and all its column names are strings.
+    transformer_ : transformer
+        The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns
+        that it makes.
+    plan_ : Plan
+        What was chosen for the fit to all rows, and the reasons; print it.
+    solve_result_ : SolveResult
+        Status, largest relative gradient (`residual`), Newton steps (`iterations`; each in
+        `steps`), iterations of conjugate gradient within them (`inner_iterations`), bounds of the
+        remaining change of the objective and of a probability (`decrement`, `probability_change`),
+        messages, seconds, bytes and peak memory of the fit to all rows.
+
+    See Also
+    --------
+    dkrr.KernelLogisticRegression : The model that is chosen.
+    dkrr.KernelRidgeCV : The search for numbers.
+    dkrr.plan : Plan of a search, without carrying it out.
+    dkrr.save : Save the chosen model.
+    sklearn.model_selection.GridSearchCV : A fit for each candidate and fold, of any estimator.
+    sklearn.linear_model.LogisticRegressionCV : The search for the linear kernel in memory.
+
+    Notes
+    -----
+    Rows. Those of a fold are read into memory.
+
+    Best parameters. They are "alpha", "kernel", those of "gamma", "degree", "coef0" and
+    "kernel_params" that the kernel has, and "fit_intercept", "class_weight", "one_vs_rest" and
+    "transformer" if they were given.
+
+    λ without a score. A λ some of whose fits have not converged is NaN in `cv_results_`, with a
+    ConvergenceWarning that names it.
 
     Examples
     --------
     >>> from sklearn.datasets import load_iris
     >>> from dkrr import KernelLogisticRegressionCV
     >>> X, y = load_iris(return_X_y=True)
-    >>> search = KernelLogisticRegressionCV([0.01, 1.0], kernel="rbf", gamma=[0.1, 1.0], cv=3).fit(X, y)
+    >>> search = KernelLogisticRegressionCV([0.01, 1.0], gamma=[0.1, 1.0], cv=3).fit(X, y)
     >>> len(search.cv_results_["params"]), bool(search.score(X, y) > 0.95)
     (4, True)
     """
@@ -171,8 +273,15 @@ class KernelLogisticRegressionCV(KernelClassifier):
 
         Parameters
         ----------
-        X, y, sample_weight
-            As in KernelLogisticRegression.fit; the rows of a fold are read into memory.
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
+            Training rows, of which those of a fold are read into memory; the Gram matrix
+            (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table or other
+            objects if the kernel takes these.
+        y : array-like, Dask array, Zarr array, path, or column of X, of shape (n_samples,)
+            Labels: numbers, strings or booleans, of at least two classes; with a table as X also
+            the name of its column, which is then not part of X.
+        sample_weight : float, array-like of shape (n_samples,), or column of X, optional
+            Weights ≥ 0 of the fits and of the scores; None: 1 for every row.
         groups : array-like of shape (n_samples,), optional
             Groups of the rows, for splitters that keep them together.
 

@@ -123,29 +123,27 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
-            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel between new and
-            training rows, of shape (n, n_samples).
+            New rows, or other objects that the kernel takes. If kernel == "precomputed": the kernel
+            between new and training rows, of shape (n, n_samples).
         return_std : bool, default=False
-            Whether to return standard deviations as well: of f(x), for the Gaussian process with covariance s² k and
-            noise of variance s² λ / wᵢ whose mean the model is. Without ``uncertainty=True`` the first call factors the
-            matrix of all rows, and keeps the factor. Where that is not affordable, or with solver="cg", conjugate
-            gradient finds each to 2.5e-4 of itself (`predict_variance_bounds`); `uncertainty_plan_` says why.
-            Covariances between rows (``return_cov`` of scikit-learn's GaussianProcessRegressor) and samples
-            (``sample_y``) are not available.
+            Whether to return standard deviations of f(x) as well; see Notes.
         variance_scale : float, optional
-            s² > 0, by which k is multiplied; None: for every target the value at which its likelihood is largest.
+            s² > 0, by which k is multiplied; None: for every target the value at which its
+            likelihood is largest.
 
         Returns
         -------
-        mean : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
-        std : ndarray of the same shape
-            Only with `return_std`.
+        mean : ndarray or lazy Dask array of shape (n,) or (n, n_targets)
+            f(x) of every row and target; lazy for rows that are read in blocks.
+        std : ndarray or lazy Dask array of the same shape
+            Standard deviations of f(x); only with `return_std`.
 
         Raises
         ------
         InputError
-            If the number of columns is not that of the training rows, or standard deviations are not known: of models
-            that were saved without uncertainty=True, and with kernel == "precomputed".
+            If the number of columns is not that of the training rows, or standard deviations are
+            not known: of models that were saved without uncertainty=True, and with kernel ==
+            "precomputed".
         MemoryLimitError
             If memory does not suffice for the standard deviation of one row.
         NotFiniteError
@@ -154,8 +152,18 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Warns
         -----
         ConvergenceWarning
-            If conjugate gradient finds a variance less accurately, or λ is so small that the digits of a factor do not
-            suffice to know it to a thousandth.
+            If conjugate gradient finds a variance less accurately, or λ is so small that the digits
+            of a factor do not suffice to know it to a thousandth.
+
+        Notes
+        -----
+        Standard deviations are those of the Gaussian process with covariance s² k and noise of
+        variance s² λ / wᵢ, whose mean is the model. Without ``uncertainty=True`` the first call
+        factors the matrix of all rows, and keeps the factor. Where that is not affordable, or with
+        solver="cg", conjugate gradient computes each with a relative error of at most 2.5e-4 (see
+        `predict_variance_bounds`); `uncertainty_plan_` says why. Covariances between rows
+        (``return_cov`` of scikit-learn's GaussianProcessRegressor) and samples (``sample_y``) are
+        not available.
         """
         flag(return_std, "return_std")
         variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
@@ -213,24 +221,24 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     ) -> tuple[Predictions, Predictions]:
         """Certified lower and upper bounds of the variances of f(x), whose roots `predict(X, return_std=True)` returns.
 
-        They are as near to each other as a thousandth of the variance, or as near as the iterations of conjugate
-        gradient came, or as the digits of a factor allow; a warning then says how near. From a factor their width is a
-        bound of its rounding, about n eps k(x, x) for a row whose k is like that of few training rows: where λ is not
-        larger than some 1e6 n eps k(x, x), that exceeds a thousandth of the variances near training rows, which are
-        about λ / wᵢ. Standard deviations themselves are mostly more accurate. The bounds hold for the Gaussian process
-        with the given or profiled s², for K as it is computed in float64, and presume that the kernel is positive
-        semidefinite.
+        They differ by at most a thousandth of the variance, unless the iterations of conjugate
+        gradient or the digits of a factor do not suffice; a warning then says by how much. Standard
+        deviations themselves are mostly more accurate.
 
         Parameters
         ----------
-        X : as for `predict`
-            New rows.
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, as for `predict`.
         variance_scale : float, optional
-            s² > 0, by which k is multiplied; None: for every target the value at which its likelihood is largest.
+            s² > 0, by which k is multiplied; None: for every target the value at which its
+            likelihood is largest.
 
         Returns
         -------
-        lower, upper : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
+        lower : ndarray or lazy Dask array of shape (n,) or (n, n_targets)
+            Lower bounds of the variances; lazy for rows that are read in blocks.
+        upper : ndarray or lazy Dask array of the same shape
+            Upper bounds.
 
         Raises
         ------
@@ -241,6 +249,14 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         -----
         ConvergenceWarning
             As `predict` with `return_std`.
+
+        Notes
+        -----
+        The bounds hold for the Gaussian process with the given or profiled s², for K as it is
+        computed in float64, and presume that the kernel is positive semidefinite. From a factor
+        their difference is a bound of its rounding, about n eps k(x, x) for a row whose k is like
+        that of few training rows: where λ is not larger than about 1e6 n eps k(x, x), that exceeds
+        a thousandth of the variances near training rows, which are about λ / wᵢ.
         """
         variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
         rows = self._new_rows(X)
@@ -293,39 +309,51 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     ) -> tuple[Predictions, Predictions]:
         """Intervals that hold new targets with about a given probability, without a model of the noise (CV+).
 
-        Of every fold the model without it says how far off predictions of unseen rows are; the interval is between
-        quantiles of all models' predictions less and plus these errors. The models of all folds follow from one factor;
-        with a kernel that learns from the training rows (Nystroem, a bag of words) each is a fit of its own, whose
-        kernel has not seen the fold. The first call computes them, and shows its progress as `fit` does; they are kept
-        for these folds, whatever the coverage, and saved by ``dkrr.save(model, path, uncertainty=True)`` where the
-        folds are those that None takes. A transformer is that of the fit of all rows. It presumes that new rows and
-        training rows are exchangeable: not so if X drifts, or rows of one group are in several folds. The coverage is
-        one over all rows; where the noise depends on x, it is larger in some places than in others.
+        The model without a fold gives the errors of predictions for its rows, which that model has
+        not seen. The interval is between quantiles of the predictions of all these models, less and
+        plus these errors. The first call computes the models, and shows its progress as `fit` does;
+        they are kept for these folds, whatever the coverage.
 
         Parameters
         ----------
-        X : as for `predict`
-            New rows.
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, as for `predict`; also with kernel == "precomputed".
         coverage : float, default=0.9
             Probability, between 0 and 1.
         cv : int, splitter or iterable of (train, test), optional
-            Folds that hold out every row once. None: those of the search (KernelRidgeCV), or 10 consecutive ones.
+            Folds that hold out every row once. None: those of the search (KernelRidgeCV), or 10
+            consecutive ones.
         groups : array-like of shape (n_samples,), optional
             Groups of the training rows, for splitters that keep them together.
 
         Returns
         -------
-        lower, upper : ndarray, or a lazy Dask array for rows that are read in blocks, of shape (n,) or (n, n_targets)
+        lower : ndarray or lazy Dask array of shape (n,) or (n, n_targets)
+            Lower ends of the intervals; lazy for rows that are read in blocks.
+        upper : ndarray or lazy Dask array of the same shape
+            Upper ends.
 
         Raises
         ------
         InputError
-            If the folds do not hold out every row once, or the model was saved without uncertainty=True.
+            If the folds do not hold out every row once, or the model was saved without
+            uncertainty=True.
+
+        Notes
+        -----
+        The coverage presumes that new rows and training rows are exchangeable: not so if X drifts,
+        or rows of one group are in several folds. It is a mean over all rows; where the noise
+        depends on x, it is larger in some places than in others.
+
+        The models of all folds follow from one factor; with a kernel that learns from the training
+        rows (Nystroem, a bag of words) each is a fit of its own, whose kernel has not seen the
+        fold. A transformer is that of the fit to all rows.
+        ``dkrr.save(model, path, uncertainty=True)`` saves the models of the folds that None takes.
 
         References
         ----------
-        R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the jackknife+", Ann.
-        Statist. 49 (2021).
+        R. F. Barber, E. J. Candès, A. Ramdas, R. J. Tibshirani, "Predictive inference with the
+        jackknife+", Ann. Statist. 49 (2021).
         """
         intervals, rows = self._intervals(coverage, cv, groups), self._new_rows(X)
         if intervals.encode is not None:
@@ -376,15 +404,18 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def log_marginal_likelihood(self) -> float | Array:
         """Logarithm of the marginal likelihood of the training targets, for the Gaussian process of the model.
 
-        Its mean is the model, its covariance s² k and its noise s² λ / wᵢ, where s² makes the likelihood of each target
-        largest; with `fit_intercept` it is the restricted likelihood. Exact from a factor, which `predict` with
-        ``return_std=True`` and `loo_residuals` share; estimated by conjugate gradient where a factor is not affordable,
-        or with solver="cg": `log_marginal_likelihood_std` is its standard error. The first call may take as long as the
-        fit.
+        The mean of the process is the model, its covariance s² k and its noise s² λ / wᵢ, where s²
+        makes the likelihood of each target largest; with `fit_intercept` it is the restricted
+        likelihood. It is exact from a factor, which `predict` with ``return_std=True`` and
+        `loo_residuals` share, and estimated by conjugate gradient where a factor is not affordable,
+        or with solver="cg": `log_marginal_likelihood_std` is its standard error. The first call may
+        take as long as the fit.
 
         Returns
         -------
         float or ndarray of shape (n_targets,)
+            One for each target, to be compared between kernels and λ of the same targets; larger is
+            better.
 
         Raises
         ------
@@ -399,6 +430,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Returns
         -------
         float or ndarray of shape (n_targets,)
+            One for each target.
 
         Raises
         ------
@@ -412,20 +444,22 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return float(values[0]) if self._is_vector else values
 
     def loo_residuals(self) -> Array:
-        """Y − f₋ᵢ(xᵢ) of every training row by the model without it, to find outliers and wrong targets.
+        """Residual of every training row by the model without it, to find outliers and wrong targets.
 
-        From a Cholesky factor, whatever solver the fit took; the first call computes it where the fit has not left it.
-        A transformer is that of the fit of all rows.
+        It follows from a Cholesky factor, whatever solver the fit took; the first call computes the
+        factor where the fit has not left it. A transformer is that of the fit of all rows.
 
         Returns
         -------
         ndarray of shape (n_samples,) or (n_samples, n_targets)
+            yᵢ − f₋ᵢ(xᵢ), where f₋ᵢ is the model that is fitted without row i.
 
         Raises
         ------
         InputError
-            If the kernel learns from the training rows (Nystroem, a bag of words without vocabulary or idf), which
-            would take a fit for every row, or the model was saved without ``uncertainty=True``.
+            If the kernel learns from the training rows (Nystroem, a bag of words without vocabulary
+            or idf), which would take a fit for every row, or the model was saved without
+            ``uncertainty=True``.
         """
         found = self._processes().loo_residuals()
         return found[:, 0] if self._is_vector else found
@@ -434,8 +468,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def uncertainty_plan_(self) -> UncertaintyPlan:
         """Plan of the last standard deviations, bounds or likelihood: from a factor or by conjugate gradient, and why.
 
-        Unavailable before the first of these, where the fit or the saved model holds a factor, and in primal form,
-        which always has one.
+        Unavailable before the first of these, where the fit or the saved model holds a factor, and
+        in primal form, which always has one.
         """
         plan = None if self._known_processes is None else self._known_processes.plan
         if plan is None:
@@ -552,22 +586,27 @@ def as_columns(y: NDArray[np.float64]) -> NDArray[np.float64]:
 class KernelRidge(RidgeRegressor):
     """Exact kernel ridge regression, in memory, out of core or on a Dask cluster.
 
-    Minimises Σᵢ wᵢ (yᵢ − f(xᵢ))² + λ ‖f‖² over the functions of the kernel's space (plus a free constant with
-    `fit_intercept`). A planner chooses the primal form (ΦᵀWΦ + λI) w = ΦᵀWy or the dual form (K + λW⁻¹) α = y, where
-    the work is done, and in which tiles; `plan_` says why.
+    Minimises Σᵢ wᵢ (yᵢ − f(xᵢ))² + λ ‖f‖² over the functions f of the kernel's space, plus a free
+    constant with `fit_intercept`. The interface is that of scikit-learn; rows may also be in
+    tables, files and arrays that do not fit in memory. A planner chooses how the fit is computed,
+    by projected time, memory and disk: `dkrr.plan` shows it before the fit, and `plan_` after it.
 
     Parameters
     ----------
     alpha : float or array-like of shape (n_targets,), default=1.0
-        λ ≥ 0, the regularisation strength; 0 is kernel least squares.
+        λ ≥ 0, the regularisation strength, one for all targets or one for each; 0 is kernel least
+        squares.
     kernel : str, Kernel, FeatureMap or callable, default="linear"
-        A name as in scikit-learn ("linear", "polynomial", "rbf", "laplacian", "matern", "rational_quadratic", "cosine",
-        "sigmoid", "chi2", "precomputed"), a value of dkrr.kernels, or a function of two blocks of rows
-        (X, Y) → array of shape (len(X), len(Y)). A value of dkrr.features selects the model of that feature map: your
-        own (CallableMap), or an approximation such as RandomFourier(RBF(), 2000) or Nystroem(RBF(), 2000); without one
-        of these the model is exact.
-    gamma : float, optional
-        γ > 0, for named kernels that have this parameter; None means 1 / n_features (1 for "chi2").
+        A name, as in scikit-learn: "linear", "polynomial", "rbf", "laplacian", "matern",
+        "rational_quadratic", "cosine", "sigmoid", "chi2", "additive_chi2" or "precomputed"; a value
+        of `dkrr.kernels`; or a function of two blocks of rows, (X, Y) → array of shape
+        (len(X), len(Y)). A value of `dkrr.features` selects the model of that feature map: your own
+        (CallableMap), or an approximation such as RandomFourier(RBF(), 2000) or
+        Nystroem(RBF(), 2000). Without one of these the model is exact.
+    gamma : float or array-like of shape (n_features,), optional
+        γ > 0 of named kernels that have it, one for all columns or one for each. None:
+        1 / n_features (1 for "chi2"). A named kernel without it ignores it, with a warning, as it
+        does `degree` and `coef0`.
     degree : float, default=3
         Degree of the polynomial kernel.
     coef0 : float, default=1
@@ -577,81 +616,118 @@ class KernelRidge(RidgeRegressor):
     fit_intercept : bool, default=False
         Whether to fit a constant that is not penalised.
     form : {"auto", "primal", "dual"}, default="auto"
-        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite feature map, and RBF
-        kernels of at most three columns on a Fourier grid), "dual" one coefficient for each training row, "auto" the
-        form that is projected to be faster within the limits.
+        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite
+        feature map, and RBF kernels of at most three columns on a Fourier grid), "dual" one
+        coefficient for each training row; "auto" takes the form that is projected to be faster
+        within the limits.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
-        A Cholesky factorisation in float64 or preconditioned conjugate gradient; settings are values of dkrr.solvers.
-        "auto" factors in float32 where λ allows it and refines in float64 to the level of rounding, and takes conjugate
-        gradient if that is projected to be at least three times as fast as a factorisation.
+        A Cholesky factorisation, or preconditioned conjugate gradient ("cg"); values of
+        `dkrr.solvers` have their settings. "auto" takes the one that is projected to be faster
+        within the limits; see Notes.
     tol : float, default=1e-8
-        Largest true relative residual of the dual system that conjugate gradient leaves, for every target and in either
-        form: ‖√W (y − (K + λW⁻¹) α)‖ / ‖√W y‖, see `SolveResult.residual`. Cholesky reaches the level of rounding
-        whatever the value.
+        Largest relative residual of the dual system that conjugate gradient leaves, for every
+        target: ‖√W (y − (K + λW⁻¹) α)‖ / ‖√W y‖. Cholesky reaches the level of rounding whatever
+        the value.
     memory_limit : int or str, optional
-        Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling process is not
-        counted), or for the calling process if the work is done there. None: what the workers report, or 0.8 of the
-        available memory.
+        Bytes, or text such as "4GiB", for this fit over all workers of one machine (the calling
+        process is not counted), or for the calling process if the work is done there. None: what
+        the workers report, or 0.8 of the available memory.
     tile : int, optional
-        Number of rows in a tile of the matrix; None: the planner chooses. With a number the fit always uses tiles.
-    store : str, optional
-        Path or URL of the run's Zarr store. It is kept, and the same call resumes from it. None: a temporary store, or
-        no store if the work fits in memory.
+        Number of rows in a tile of the matrix. None: the planner chooses. With a number the fit
+        always uses tiles.
     progress : bool, optional
-        None shows progress on a terminal or in a notebook if the fit takes more than about two seconds; True always
-        shows it, also in a log file; False never.
-    uncertainty : bool or "intervals", default=False
-        True: the fit keeps the Cholesky factor in float64 that standard deviations, the likelihood and leave-one-out
-        residuals take, in memory or in the store of the run: they follow without another factorisation, and
-        `dkrr.save(model, path, uncertainty=True)` only writes. "intervals": the last stage of the fit also computes the
-        models that leave out folds, which `predict_interval` takes. The plan has the time, the memory and the disk of
-        it. In dual form solver="auto" then factors in float64 where memory and disk allow; where they do not, and with
-        solver="cg", standard deviations come by conjugate gradient, and `plan_` says so, while "intervals" is refused,
-        unless the kernel learns from the training rows (each model is then a fit of its own). False: a factor is
-        computed when it is first asked for.
+        None shows progress on a terminal or in a notebook if the fit takes more than about two
+        seconds; True always shows it, also in a log file; False never.
     transformer : "standardize" or transformer of scikit-learn, optional
-        What X passes through before the kernel, part of the model and of what `dkrr.save` writes: StandardScaler on all
-        columns, or any transformer of X alone (ColumnTransformer, Pipeline of transformers, OneHotEncoder, ...). A copy
-        of it is fitted to the training rows, each counted once whatever its weight: in one call if they are in memory,
-        else block by block (StandardScaler and others with `partial_fit`, categories, means; a pass for every step of
-        a Pipeline), or with the columns that it needs in memory. Rows are transformed a block at a time.
+        What X passes through before the kernel, as part of the model and of what `dkrr.save`
+        writes: StandardScaler on all columns, or any transformer of X alone (ColumnTransformer,
+        Pipeline of transformers, OneHotEncoder, ...). A copy of it is fitted to the training rows.
+    store : str or Path, optional
+        Path or URL of the run's Zarr store, which is kept: the same call resumes from it. None: a
+        temporary store, or no store if the work fits in memory.
+    uncertainty : bool or "intervals", default=False
+        True: the fit keeps the Cholesky factor that `predict` with ``return_std=True``,
+        `log_marginal_likelihood` and `loo_residuals` take; False: it is computed when it is first
+        asked for. "intervals": the fit also computes the models that leave out folds, for
+        `predict_interval`. See Notes.
 
     Attributes
     ----------
     dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
-        α. Unavailable after a primal fit with λ = 0, which does not determine it. If `solve_result_.condition` is high,
-        rounding may leave few correct digits although predictions are accurate; a message of `solve_result_` says so.
+        α. Unavailable after a primal fit with λ = 0, which does not determine it.
     coef_ : ndarray of shape (D,) or (n_targets, D)
-        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of scikit-learn's linear
-        models. Available only if the model predicts in primal form; rounding affects it as it does `dual_coef_`.
+        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of
+        scikit-learn's linear models; only if the model predicts in primal form.
     intercept_ : float or ndarray of shape (n_targets,)
         Constant that is added to predictions; 0 without `fit_intercept`.
     rkhs_norm_ : float or ndarray of shape (n_targets,)
-        ‖f‖ in the kernel's space, without the intercept: ‖w‖ = √(αᵀKα). Rounding in K hides values of αᵀKα below about
-        ε √n Σ Kᵢᵢ αᵢ²; such a norm is given as 0, and a message of `solve_result_` says how large it may be.
+        ‖f‖ in the kernel's space, without the intercept: ‖w‖ = √(αᵀKα). See Notes for values
+        near 0.
     n_iter_ : int or None
         Number of iterations of conjugate gradient; None after a direct solve.
     X_fit_ : ndarray, scipy.sparse array, or as given to fit
-        Training rows, or the Gram matrix if kernel == "precomputed". Unavailable on loaded models, as are `rkhs_norm_`,
-        `n_iter_`, `plan_` and `solve_result_`.
+        Training rows, or the Gram matrix if kernel == "precomputed"; unavailable on loaded models,
+        as are `rkhs_norm_`, `n_iter_`, `plan_` and `solve_result_`.
     n_features_in_ : int
-        Number of columns of the training rows, in front of the transformer (of the encoded rows if the kernel takes
-        documents or other objects).
+        Number of columns of the training rows, in front of the transformer (of the encoded rows if
+        the kernel takes documents or other objects).
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of the columns; set only if X is a table and all its column names are strings.
+        Names of the columns; only if X is a table and all its column names are strings.
     transformer_ : transformer
-        The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns that it makes.
+        The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns
+        that it makes.
     plan_ : Plan
-        What was chosen, and the reasons; print it.
+        What was chosen for the fit, and the reasons; print it.
     uncertainty_plan_ : UncertaintyPlan
-        Whether the last standard deviations or likelihood came from a factor, and why; after the first of these.
+        Whether the last standard deviations or likelihood came from a factor, and why; after the
+        first of these.
     solve_result_ : SolveResult
-        Status, true residual (`residual`; `residual_of` says of what), iterations of conjugate gradient, estimated
-        condition number, messages, seconds, bytes and peak memory.
+        Status, true residual (`residual`; `residual_of` says of what), iterations of conjugate
+        gradient, estimated condition number, messages, seconds, bytes and peak memory.
+
+    See Also
+    --------
+    dkrr.KernelRidgeCV : Choose λ and the kernel by cross-validation.
+    dkrr.KernelLogisticRegression : The model for classes.
+    dkrr.plan : Plan of a fit, without carrying it out.
+    dkrr.save : Save a fitted model.
+    sklearn.kernel_ridge.KernelRidge : The dual form in memory, in scikit-learn.
+    sklearn.linear_model.Ridge : Ridge regression, the linear kernel in primal form.
+    sklearn.gaussian_process.GaussianProcessRegressor : The same mean, with a fit of the kernel.
+
+    Notes
+    -----
+    Forms. The primal form solves (ΦᵀWΦ + λI) w = ΦᵀWy for one weight of each feature, the dual form
+    (K + λW⁻¹) α = y for one coefficient of each training row; both give the same f. `plan_` says
+    why one was chosen.
+
+    Solvers. With "auto", Cholesky factors in float32 where λ allows it, and refines in float64 to
+    the level of rounding; conjugate gradient is taken if it is projected to be at least three times
+    as fast as a factorisation that takes longer than three seconds. `tol` holds for it in either
+    form; `solve_result_.residual` has what was reached.
+
+    Uncertainty. With ``uncertainty=True`` the factor is in float64, and is kept in memory or in the
+    store of the run: standard deviations, the likelihood and leave-one-out residuals follow without
+    another factorisation, and `dkrr.save` with ``uncertainty=True`` only writes. The plan has its
+    time, memory and disk. In dual form solver="auto" then factors in float64 where memory and disk
+    allow. Where they do not, and with solver="cg", standard deviations are computed by conjugate
+    gradient, and `plan_` says so, while "intervals" is refused, unless the kernel learns from the
+    training rows (each model is then a fit of its own).
+
+    Transformers. A transformer counts each training row once, whatever its weight. It is fitted in
+    one call if the rows are in memory, else block by block (StandardScaler and others with
+    `partial_fit`, categories, means; a pass for every step of a Pipeline), or with the columns that
+    it needs in memory. Rows are transformed a block at a time.
+
+    Rounding. If `solve_result_.condition` is high, few digits of `dual_coef_` and `coef_` may be
+    correct although predictions are accurate. Rounding in K hides values of αᵀKα below about
+    ε √n Σ Kᵢᵢ αᵢ²; such a `rkhs_norm_` is given as 0. A message of `solve_result_` says either.
 
     References
     ----------
-    C. Saunders, A. Gammerman, V. Vovk, "Ridge regression learning algorithm in dual variables", ICML 1998.
+    C. Saunders, A. Gammerman, V. Vovk, "Ridge regression learning algorithm in dual variables",
+    ICML 1998.
+
     K. P. Murphy, "Machine Learning: A Probabilistic Perspective", MIT Press 2012, chapter 14.4.3.
 
     Examples
@@ -663,6 +739,9 @@ class KernelRidge(RidgeRegressor):
     >>> model = KernelRidge(alpha=1.0, kernel="rbf").fit(X, y)
     >>> model.plan_.form, model.dual_coef_.shape
     ('dual', (10,))
+    >>> mean, std = model.predict(X[:2], return_std=True)
+    >>> mean.shape, std.shape
+    ((2,), (2,))
     """
 
     alpha: NumbersLike = 1.0
@@ -676,13 +755,10 @@ class KernelRidge(RidgeRegressor):
         Parameters
         ----------
         X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
-            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed"; documents, graphs, a table
-            or other objects if the kernel takes these.
+            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
+            documents, graphs, a table or other objects if the kernel takes these.
         y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
-            Targets; with a table as X also names of its columns, which are then not part of X. A .npy file of float64
-            in C order, given by its path, is not read into memory, and other arrays that are lazy or stored are copied
-            to a temporary file if they exceed 64 MiB. In primal form `dual_coef_` is then in a temporary file too,
-            mapped into memory; in dual form wherever the plan has batches of targets.
+            Targets; with a table as X also names of its columns, which are then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
             wᵢ ≥ 0, not all 0; None: 1 for every row.
 
@@ -703,6 +779,13 @@ class KernelRidge(RidgeRegressor):
             If the solution is outside the range of float64.
         StoreError
             If the store is damaged or belongs to another problem.
+
+        Notes
+        -----
+        Targets in a .npy file of float64 in C order, given by its path, are not read into memory;
+        other arrays that are lazy or stored are copied to a temporary file if they exceed 64 MiB.
+        In primal form `dual_coef_` is then in a temporary file too, mapped into memory; in dual
+        form wherever the plan has batches of targets.
         """
         X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
         values = as_columns(y)

@@ -98,140 +98,244 @@ FITTED = (
 class KernelRidgeCV(RidgeRegressor):
     """Kernel ridge regression with λ, the kernel and its parameters chosen by cross-validation.
 
-    All folds, all λ and all targets are solved for at once: in one run of conjugate gradient whose products with K
-    serve all of them and hold the predictions of the rows that are left out, or exactly from one factorisation for each
-    λ (which leave-one-out always takes), or, in primal form, from one pass over the rows. Folds that do not train on
-    all other rows (TimeSeriesSplit) may have a factorisation each for every λ. A plan chooses between them;
-    `selection_plan_` says why. The model is then fitted to all rows, as KernelRidge does it.
+    Every λ of `alphas` is scored with every combination of kernels and parameters that are given as
+    lists, by the rows that each fold leaves out; KernelRidge is then fitted to all rows with the
+    best. All folds, λ and targets share their work, unlike those of GridSearchCV.
+    `selection_plan_` says how scores are computed, and why.
 
     Parameters
     ----------
     alphas : array-like of shape (n_alphas,), optional
-        Candidates of λ ≥ 0. None: ten from 1e-5 to 1e2 times the mean of k(x, x), of the first kernel if there are
-        several, evenly spaced in their logarithm.
+        Candidates of λ ≥ 0. None: ten from 1e-5 to 1e2 times the mean of k(x, x) (of the first
+        kernel if there are several), evenly spaced in their logarithm.
     kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
-        As in KernelRidge; a list has candidates, as those of the next three parameters, each of which goes with the
-        kernels that have it; `weighted_sums` makes one of sums. Kernels that have distances or terms in common may
-        share a run: `selection_plan_` says so.
-    gamma, degree, coef0 : float or list of float
-        As in KernelRidge.
+        A name, as in scikit-learn: "linear", "polynomial", "rbf", "laplacian", "matern",
+        "rational_quadratic", "cosine", "sigmoid", "chi2", "additive_chi2" or "precomputed"; a value
+        of `dkrr.kernels`, or of `dkrr.features` for an approximation; or a function of two blocks
+        of rows. A list has candidates; each of the next three parameters goes with those kernels
+        that have it. `dkrr.kernels.weighted_sums` makes a list of sums.
+    gamma : float or list, optional
+        γ > 0 of named kernels that have it, or a list of candidates, each of them a number for all
+        columns or a sequence of numbers, one for each. None: 1 / n_features (1 for "chi2").
+    degree : float or list of float, default=3
+        Degree of the polynomial kernel, or candidates.
+    coef0 : float or list of float, default=1
+        Constant of the polynomial and sigmoid kernels, or candidates.
     kernel_params : dict, optional
         Keyword arguments of a kernel function, or further parameters of a named kernel.
+    fit_intercept : bool, default=False
+        Whether to fit a constant that is not penalised.
+    form : {"auto", "primal", "dual"}, default="auto"
+        Unknowns of the linear systems: "primal" one weight for each feature (kernels with a finite
+        feature map, and RBF kernels of at most three columns on a Fourier grid), "dual" one
+        coefficient for each training row; "auto" takes the form that is projected to be faster
+        within the limits.
+    solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
+        A Cholesky factorisation, or preconditioned conjugate gradient ("cg"), for the folds as well
+        as for the fit to all rows; values of `dkrr.solvers` have their settings. "auto" takes the
+        one that is projected to be faster within the limits.
+    tol : float, default=1e-8
+        Largest relative residual that conjugate gradient leaves in the fit to all rows; `cv_tol` is
+        that of the folds.
+    memory_limit : int or str, optional
+        Bytes, or text such as "4GiB", for the search over all workers of one machine (the calling
+        process is not counted), or for the calling process if the work is done there. None: what
+        the workers report, or 0.8 of the available memory.
+    tile : int, optional
+        Number of rows in a tile of the matrix. None: the planner chooses. With a number the fit
+        always uses tiles.
+    progress : bool, optional
+        None shows progress on a terminal or in a notebook if the search takes more than about two
+        seconds; True always shows it, also in a log file; False never.
+    transformer : "standardize" or transformer of scikit-learn, optional
+        What X passes through before the kernel, as part of the model and of what `dkrr.save`
+        writes: StandardScaler on all columns, or any transformer of X alone (ColumnTransformer,
+        Pipeline of transformers, OneHotEncoder, ...). A copy is fitted once, to all training rows:
+        it has seen the rows that are left out. Where that matters, put it before KernelRidge in a
+        Pipeline, and that into GridSearchCV.
     cv : int, splitter, iterable of (train, test) or "loo", default=5
-        Number of consecutive folds (None: 5), or any of scikit-learn's splitters; "loo" leaves out one row at a time.
+        Number of consecutive folds, one of scikit-learn's splitters, or pairs of row numbers; "loo"
+        leaves out one row at a time. None: 5 folds.
     scoring : str or callable, optional
-        Name of one of scikit-learn's scorers of predictions, or a function scorer(estimator, X, y), which gets the
-        numbers of the rows as X; larger is better. None: the negative mean of the squared errors, with sample weights
-        and over all targets. Leave-one-out scores the predictions of all rows together.
+        Name of one of scikit-learn's scorers of predictions, or a function scorer(estimator, X, y),
+        which gets the numbers of the rows as X; larger is better. None: the negative mean of the
+        squared errors, with sample weights and over all targets. Leave-one-out scores the
+        predictions of all rows together.
     alpha_per_target : bool, default=False
-        Whether every target has a λ of its own, chosen by its own scores. The kernel is the same for all.
+        Whether every target has a λ of its own, chosen by its own scores. The kernel is the same
+        for all.
     refit : bool, default=True
-        Whether to fit all rows with the best candidate; without it there is nothing to predict with.
+        Whether to fit all rows with the best candidate; without it there is nothing to predict
+        with.
     early_stopping : bool, default=True
-        Whether small λ are skipped, not iterations by a validation set: conjugate gradient gives up the λ below one at
-        which the scores have become worse for the second time in a row, going from large to small;
-        `cv_results_["stopped"]` has them. A better score at far smaller λ is then missed, which scores with two minima
-        have.
+        Whether small λ are skipped, not iterations by a validation set: from large to small,
+        conjugate gradient gives up the λ below one at which the scores have become worse for the
+        second time in a row. `cv_results_["stopped"]` has them. A better score at far smaller λ is
+        then missed.
     cv_tol : float, default=1e-3
-        Largest true relative residual of the folds' systems by conjugate gradient; smaller by itself where the errors
-        of rows that are left out are less than a tenth of the targets. A λ that does not reach it has no score: NaN in
-        `cv_results_`, with a ConvergenceWarning that names it, as has one whose factor is inaccurate (a true residual,
-        or in primal form what rounding may change in predictions, above 1e-6). λ that were given up
-        (`early_stopping`) are not warned of.
+        Largest relative residual of the folds' systems by conjugate gradient; smaller by itself
+        where the errors of rows that are left out are less than a tenth of the targets. A λ that
+        does not reach it has no score; see Notes.
     store_cv_predictions : bool, default=False
-        Whether to keep the predictions of the best candidate for the rows that were left out.
+        Whether to keep the predictions of the best candidate for the rows that were left out, as
+        `cv_predictions_`.
     train_sizes : array-like, optional
-        Fractions of the training rows of a fold, such as (0.125, 0.25, 0.5), or numbers of rows: every fold is trained
-        on so many of its rows as well, for `learning_curve_`. All of them are always the last size. The parts are
-        nested, and of rows in random order, whatever the order of X; of whole groups, if `groups` are given; and of
-        the latest rows, if all folds train on rows before those that they hold out (TimeSeriesSplit). Rows of weight 0
-        do not count. Every part of every fold has a fit of its own, with all λ that the folds have not given up. Not
-        with leave-one-out.
+        Fractions of the training rows of a fold, such as (0.125, 0.25, 0.5), or numbers of rows:
+        every fold is trained on so many of its rows as well, for `learning_curve_`. All of them are
+        always the last size. Not with leave-one-out.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.
     optimize : {"isotropic", "ard", "alpha"}, optional
-        What is optimised further from the best candidate, by exact gradients of the cross-validated squared error in
-        logarithms (L-BFGS-B): "isotropic" λ and one length of RBF or Matérn kernels, which multiplies the lengths of
-        all columns; "ard" (automatic relevance determination) λ and a length for each column, which is large for
-        columns that do not matter; "alpha" λ alone. None: nothing. Every parameter stays within a factor of 1,000 of
-        its start. Folds must share one kernel, in dual form; leave-one-out, `scoring` and `alpha_per_target` are
-        refused. Learning curves stay those of the candidates.
+        What is optimised further from the best candidate by gradients of the error: "isotropic" λ
+        and one length of RBF or Matérn kernels, which multiplies the lengths of all columns; "ard"
+        (automatic relevance determination) λ and a length for each column, large for columns that
+        do not matter; "alpha" λ alone. None: nothing. See Notes.
     max_evaluations : int, default=50
-        Most evaluations of the error and its gradient, each of which takes about as long as two λ of the grid.
-    transformer : "standardize" or transformer of scikit-learn, optional
-        As in KernelRidge. It is fitted once, to all training rows, since all folds share one matrix: it has seen the
-        rows that are left out (their part in means, their categories). For one that is fitted to the training rows of
-        every fold put it before KernelRidge in a Pipeline, and that into GridSearchCV.
+        Most evaluations of the error and its gradient by `optimize`, each of which takes about as
+        long as two λ of the grid.
+    store : str or Path, optional
+        Folder or URL for the stores of the search, one for each kernel ("kernel-0", ...) and that
+        of the last fit ("fit"), which are kept: the same call resumes from them. None: temporary
+        stores, or none if the work fits in memory.
     uncertainty : bool or "intervals", default=False
-        As in KernelRidge, of the fit to all rows; "intervals" takes the folds of the search where these hold out every
-        row once and train on all others, else ten consecutive ones.
-    fit_intercept, form, solver, tol, memory_limit, tile, progress
-        As in KernelRidge. "cholesky" and "cg" as `solver` hold for the folds, too.
-    store : str, optional
-        Folder or URL for the stores of the run, one for each kernel ("kernel-0", ...) and that of the last fit ("fit").
-        The same call resumes from them.
+        True: the fit to all rows keeps the Cholesky factor that `predict` with ``return_std=True``,
+        `log_marginal_likelihood` and `loo_residuals` take; False: it is computed when it is first
+        asked for. "intervals": it also computes the models that leave out folds, for
+        `predict_interval`: the folds of the search where they hold out every row once and train on
+        all others, else ten consecutive ones.
 
     Attributes
     ----------
     alpha_ : float or ndarray of shape (n_targets,)
         Best λ; one for each target with `alpha_per_target`.
     best_params_ : dict
-        The chosen model, complete: ``KernelRidge(**search.best_params_)`` has its "alpha", "kernel", and those of
-        "gamma", "degree", "coef0" and "kernel_params" that the kernel has; "fit_intercept" and "transformer" if they
-        were given. With `optimize` "kernel" is the optimised value. Only settings of the computation (`tol`, `solver`,
-        `form`, ...) are left out.
+        Parameters of the chosen model, complete: ``KernelRidge(**search.best_params_)`` is that
+        model. Settings of the computation (`tol`, `solver`, `form`, ...) are left out. With
+        `optimize`, "kernel" is the optimised value.
     best_score_ : float or ndarray of shape (n_targets,)
-        Its mean score over the folds, after `optimize`.
+        Mean score of the chosen model over the folds, after `optimize`.
     best_index_ : int or ndarray of shape (n_targets,)
-        Its place in `cv_results_`; with `optimize` that of the candidate from which the search began.
-    optimum_ : Optimum
-        With `optimize` only: `alpha`, `kernel` and `score` that were found, `n_evaluations`, whether the search
-        `converged` and a `message`, and `alphas`, `lengths`, `scores` and `gradients` of all evaluations.
-    cv_results_ : dict
-        Scores of every candidate, as GridSearchCV has them ("params", "mean_test_score", "std_test_score",
-        "rank_test_score", "split0_test_score", ...; leave-one-out has neither splits nor a std), and "iterations",
-        "residual" (largest of the folds), "stopped" and "seconds" (of all λ of one kernel). Where float64 does not hold
-        the squares of y they are 0 or -inf, with a warning. With `alpha_per_target` also
-        "mean_test_score_per_target", of shape (n_candidates, n_targets).
-    cv_predictions_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
-        Predictions of the rows by models that did not see them, with the best candidate (the mean where a row was left
-        out several times, NaN where it never was); only with `store_cv_predictions`.
-    learning_curve_ : dict
-        Scores by number of training rows, of the best kernel, only with `train_sizes`: "train_sizes" (n_sizes,), means
-        of "split_train_sizes" (n_sizes, n_folds); "test_scores" (n_sizes, n_folds), with λ chosen anew at every size by
-        the mean score ("alpha"), and their "mean_test_score" and "std_test_score"; "gain_per_doubling", by how much the
-        score rose from the last size but one to all rows, over the doublings between them,
-        "gain_standard_error", which allows for the rows that the folds share (NaN with one fold), "gain_margin", half
-        the width of the interval of 95 % around it, and "conclusion", what they say of more rows. "params" has the
-        parameters of all kernels, and "mean_test_score_of_kernels" their curves, (n_kernels, n_sizes). With
-        `alpha_per_target` "alpha" has a column for each target, as has "mean_test_score_per_target".
-    n_splits_ : int
-        Number of folds.
+        Place of the best candidate in `cv_results_`; with `optimize`, of that from which it began.
     best_estimator_ : KernelRidge
-        The chosen model, fitted to all rows, as `dkrr.save` writes it: of the same arrays as the search, not a copy of
-        them. Only with `refit`, as the next.
+        The chosen model, fitted to all rows, as `dkrr.save` writes it; it shares the arrays of the
+        search. Only with `refit`.
     refit_time_ : float
-        Seconds of the fit of all rows.
+        Seconds of the fit to all rows; only with `refit`.
     scorer_ : callable
         scorer(estimator, X, y) by which candidates were compared.
+    n_splits_ : int
+        Number of folds.
+    cv_results_ : dict of list or ndarray
+        Scores of every candidate, as of GridSearchCV: "params", "mean_test_score",
+        "std_test_score", "rank_test_score", "split0_test_score", ...; also "iterations",
+        "residual", "stopped" and "seconds". See Notes.
+    cv_predictions_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
+        Predictions of the rows by models that did not see them, with the best candidate (the mean
+        where a row was left out several times, NaN where it never was); only with
+        `store_cv_predictions`.
+    learning_curve_ : dict
+        Scores by number of training rows, of the best kernel: "train_sizes", "mean_test_score",
+        "gain_per_doubling", "conclusion" and more; only with `train_sizes`. See Notes.
+    optimum_ : Optimum
+        What `optimize` found, and all its evaluations; only with it.
     advice_ : tuple of str
-        What the search advises, also a message of `solve_result_`: that the best λ or parameter is an end of its
-        candidates (also of two), that the candidates next to it have no score, or that targets far from 0 were fitted
-        without a constant. Empty without advice.
+        What the search advises, also a message of `solve_result_`: that the best λ or parameter is
+        an end of its candidates, that those next to it have no score, or that targets far from 0
+        were fitted without a constant. Empty without advice.
     selection_plan_ : SelectionPlan
-        Plan of the whole search, which is also shown before it begins where progress is: how the λ of every kernel are
-        scored, the learning curve, the last fit, their time with its range, memory and disk, and the reasons; print it.
-    dual_coef_, coef_, intercept_, rkhs_norm_, n_iter_, X_fit_, n_features_in_, feature_names_in_, transformer_
-        As in KernelRidge, of the fit to all rows.
-    plan_, uncertainty_plan_, solve_result_
-        Likewise.
+        Plan of the whole search: how scores are computed, time with its range, memory and disk, and
+        the reasons; print it.
+    dual_coef_ : ndarray of shape (n_samples,) or (n_samples, n_targets)
+        α, of the fit to all rows. Unavailable after a primal fit with λ = 0, which does not
+        determine it.
+    coef_ : ndarray of shape (D,) or (n_targets, D)
+        w, the weights of the D features (of a Fourier grid those in the box of the rows), as of
+        scikit-learn's linear models; only if the model predicts in primal form.
+    intercept_ : float or ndarray of shape (n_targets,)
+        Constant that is added to predictions; 0 without `fit_intercept`.
+    rkhs_norm_ : float or ndarray of shape (n_targets,)
+        ‖f‖ in the kernel's space, without the intercept: ‖w‖ = √(αᵀKα).
+    n_iter_ : int or None
+        Number of iterations of conjugate gradient in the fit to all rows; None after a direct
+        solve.
+    X_fit_ : ndarray, scipy.sparse array, or as given to fit
+        Training rows, or the Gram matrix if kernel == "precomputed"; unavailable on loaded models.
+    n_features_in_ : int
+        Number of columns of the training rows, in front of the transformer (of the encoded rows if
+        the kernel takes documents or other objects).
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns; only if X is a table and all its column names are strings.
+    transformer_ : transformer
+        The fitted copy of `transformer`; only with one. `X_fit_` and `coef_` are of the columns
+        that it makes.
+    plan_ : Plan
+        What was chosen for the fit to all rows, and the reasons; print it.
+    uncertainty_plan_ : UncertaintyPlan
+        Whether the last standard deviations or likelihood came from a factor, and why; after the
+        first of these.
+    solve_result_ : SolveResult
+        Status, true residual (`residual`; `residual_of` says of what), iterations of conjugate
+        gradient, estimated condition number, messages, seconds, bytes and peak memory of the fit to
+        all rows.
+
+    See Also
+    --------
+    dkrr.KernelRidge : The model that is chosen.
+    dkrr.KernelLogisticRegressionCV : The search for classes.
+    dkrr.plan : Plan of a search, without carrying it out.
+    dkrr.save : Save the chosen model.
+    dkrr.kernels.weighted_sums : Candidates that are sums of kernels.
+    sklearn.model_selection.GridSearchCV : A fit for each candidate and fold, of any estimator.
+    sklearn.linear_model.RidgeCV : Leave-one-out for the linear kernel in memory.
+
+    Notes
+    -----
+    Methods. All folds, λ and targets are solved for at once: in one run of conjugate gradient,
+    whose products with K serve all of them and hold the predictions of the rows that are left out;
+    exactly from one factorisation for each λ, which leave-one-out always takes; or, in primal form,
+    from one pass over the rows. Folds that do not train on all other rows (TimeSeriesSplit) may
+    have a factorisation each for every λ. Kernels that have distances or terms in common may share
+    a run.
+
+    λ without a score. A λ whose systems do not reach `cv_tol` is NaN in `cv_results_`, with a
+    ConvergenceWarning that names it, as is one whose factor is inaccurate (a true residual, or in
+    primal form what rounding may change in predictions, above 1e-6). λ that were given up
+    (`early_stopping`) are not warned of.
+
+    Results. Leave-one-out has neither splits nor a "std_test_score". "iterations" and "residual"
+    are the largest of the folds, "seconds" those of all λ of one kernel. Where float64 does not
+    hold the squares of y, scores are 0 or -inf, with a warning. With `alpha_per_target`,
+    "mean_test_score_per_target" has shape (n_candidates, n_targets).
+
+    Best parameters. They are "alpha", "kernel", those of "gamma", "degree", "coef0" and
+    "kernel_params" that the kernel has, and "fit_intercept" and "transformer" if they were given.
+
+    Optimisation. L-BFGS-B with exact gradients of the cross-validated squared error in logarithms
+    of λ and lengths. Every parameter stays within a factor of 1,000 of its start. Folds must share
+    one kernel, in dual form; leave-one-out, `scoring` and `alpha_per_target` are refused. Learning
+    curves stay those of the candidates.
+
+    Learning curves. The parts of the training rows are nested, and of rows in random order,
+    whatever the order of X; of whole groups, if `groups` are given; and of the latest rows, if all
+    folds train on rows before those that they hold out (TimeSeriesSplit). Rows of weight 0 do not
+    count. Every part of every fold has a fit of its own, with all λ that the folds have not given
+    up. "train_sizes" (n_sizes,) are means of "split_train_sizes" (n_sizes, n_folds); "test_scores"
+    (n_sizes, n_folds) are with λ chosen at every size by the mean score ("alpha"), and have a
+    "mean_test_score" and "std_test_score". "gain_per_doubling" is by how much the score rose from
+    the last size but one to all rows, over the doublings between them, "gain_standard_error" its
+    standard error, which allows for the rows that the folds share (NaN with one fold),
+    "gain_margin" half the width of the interval of 95 % around it, and "conclusion" what they say
+    of more rows. "params" has the parameters of all kernels, and "mean_test_score_of_kernels"
+    (n_kernels, n_sizes) their curves. With `alpha_per_target`, "alpha" and
+    "mean_test_score_per_target" have a column for each target.
 
     References
     ----------
-    S. An, W. Liu, S. Venkatesh, "Fast cross-validation algorithms for least squares support vector machine and kernel
-    ridge regression", Pattern Recognition 40 (2007).
+    S. An, W. Liu, S. Venkatesh, "Fast cross-validation algorithms for least squares support vector
+    machine and kernel ridge regression", Pattern Recognition 40 (2007).
 
-    C. Nadeau, Y. Bengio, "Inference for the Generalization Error", Machine Learning 52 (2003): the standard error.
+    C. Nadeau, Y. Bengio, "Inference for the Generalization Error", Machine Learning 52 (2003): the
+    standard error.
 
     Examples
     --------
@@ -276,8 +380,13 @@ class KernelRidgeCV(RidgeRegressor):
 
         Parameters
         ----------
-        X, y, sample_weight
-            As in KernelRidge.fit.
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n_samples, n_features)
+            Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
+            documents, graphs, a table or other objects if the kernel takes these.
+        y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
+            Targets; with a table as X also names of its columns, which are then not part of X.
+        sample_weight : float, array-like of shape (n_samples,), or column of X, optional
+            wᵢ ≥ 0, not all 0, of the fits and of the scores; None: 1 for every row.
         groups : array-like of shape (n_samples,), optional
             Groups of the rows, for splitters that keep them together.
 

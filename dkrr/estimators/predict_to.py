@@ -63,39 +63,44 @@ def predict_to(
 ) -> tuple[int, ...]:
     """Predict rows, and write the predictions to a file or a store.
 
-    Rows are read, predicted and written a block at a time, so that memory depends neither on their number nor on the
-    number of predictions: in this process, or by the workers of the ambient Dask client if the rows are in a file or a
-    Dask array. ``dkrr.plan(model=model, X=X, ...)`` says where, how many rows at a time, for how long and in how much
-    memory. What is at `path` is complete, or as it was before.
+    Rows are read, predicted and written a block at a time, so that memory depends neither on their
+    number nor on the number of predictions: in this process, or by the workers of the ambient Dask
+    client if the rows are in a file or a Dask array. ``dkrr.plan(model=model, X=X, ...)`` says
+    where, how many rows at a time, for how long and in how much memory. What is at `path` is
+    complete, or as it was before.
 
     Parameters
     ----------
     model : KernelRidge, KernelLogisticRegression, KernelRidgeCV or KernelLogisticRegressionCV
         Fitted estimator.
     X : table, DataFrame, ndarray, scipy.sparse matrix, Dask array, Zarr array, or path
-        New rows, as for `predict`. Of a table or a DataFrame, which may have more columns, the model takes those that
-        it was fitted with.
+        New rows, as for `predict`. Of a table or a DataFrame, which may have more columns, the
+        model takes those that it was fitted with.
     path : str or Path
-        What is written, by the end of its name: ``.parquet``, ``.csv``, ``.arrow`` or ``.feather`` with a column for
-        each target or class; ``.zarr`` (an array, or with `keep` a group with an array for each column) or ``.npy``.
-        All but ``.npy`` may be URLs. Neither X nor the current folder may lie in it.
+        What is written, by the end of its name: ``.parquet``, ``.csv``, ``.arrow`` or ``.feather``
+        with a column for each target or class; ``.zarr`` (an array, or with `keep` a group with an
+        array for each column) or ``.npy``. All but ``.npy`` may be URLs. Neither X nor the current
+        folder may lie in it.
     keep : str or sequence of str, optional
-        Names or patterns of columns of X, a table or DataFrame, that are copied beside the predictions. None: the index
-        of a DataFrame, if it has one of its own.
+        Names or patterns of columns of X, a table or DataFrame, that are copied beside the
+        predictions. None: the index of a DataFrame, if it has one of its own.
     probabilities : bool, default=False
         Write the probabilities of all classes instead of labels.
     return_std : bool, default=False
-        Write the standard deviation of every prediction, as `predict` returns it, too; of a regression.
+        Write the standard deviation of every prediction, as `predict` returns it, too; of a
+        regression.
     interval : float, optional
-        Probability between 0 and 1: write the intervals of this coverage that `predict_interval` returns, too.
+        Probability between 0 and 1: write the intervals of this coverage that `predict_interval`
+        returns, too.
     overwrite : bool, default=False
-        Replace an existing file when the predictions are complete; of ``.zarr`` only predictions that dkrr wrote,
-        with no other files in their folder.
+        Replace an existing file when the predictions are complete; of ``.zarr`` only predictions
+        that dkrr wrote, with no other files in their folder.
     memory_limit : int or str, optional
-        Bytes, or text such as "4GiB", that the process which predicts may hold; None: the model's own `memory_limit`.
+        Bytes, or text such as "4GiB", that the process which predicts may hold; None: the model's
+        own `memory_limit`.
     progress : bool, optional
-        None shows progress on a terminal or in a notebook if it takes more than about two seconds; True always shows
-        it, also in a log file; False never.
+        None shows progress on a terminal or in a notebook if it takes more than about two seconds;
+        True always shows it, also in a log file; False never.
 
     Returns
     -------
@@ -119,13 +124,15 @@ def predict_to(
 
     Notes
     -----
-    The column of predictions has the name of the target, where the model was fitted with one (a column of a table, a
-    Series), else ``prediction``; several are ``prediction_0``, ``prediction_1`` ... If a kept column has that name,
-    ``prediction_`` is put before it. Behind the predictions of all targets are their standard deviations, the lower and
-    the upper ends of their intervals, in columns with ``_std``, ``_lower`` and ``_upper`` behind the name, in arrays in
-    as many columns each. Probabilities are ``probability_`` and the class. Labels are text in Zarr's type
-    for text of any length. In a group of Zarr, arrays have the names of the columns as far as these are file names:
-    other characters are percent-encoded (``km/h``: ``km%2Fh``), and the attributes of the group have all names.
+    The column of predictions has the name of the target, where the model was fitted with one (a
+    column of a table, a Series), else ``prediction``; several are ``prediction_0``,
+    ``prediction_1`` ... If a kept column has that name, ``prediction_`` is put before it. Behind
+    the predictions of all targets are their standard deviations, the lower and the upper ends of
+    their intervals, in columns with ``_std``, ``_lower`` and ``_upper`` behind the name, in arrays
+    in as many columns each. Probabilities are ``probability_`` and the class. Labels are text in
+    Zarr's type for text of any length. In a group of Zarr, arrays have the names of the columns as
+    far as these are file names: other characters are percent-encoded (``km/h``: ``km%2Fh``), and
+    the attributes of the group have all names.
 
     Examples
     --------

@@ -67,46 +67,57 @@ def save(
 ) -> None:
     """Save a fitted model.
 
-    It is written beside `path` and takes its place in one step when it is complete: a process that is killed leaves the
-    earlier model or the new one. Where the file system cannot exchange two folders (NFS, object stores, macOS), a kill
-    in the moment of the exchange leaves neither at `path`, but both beside it. What killed processes leave has a name
-    that begins with ``.dkrr-new-`` or ``.dkrr-old-``, and can be deleted.
+    The model is a Zarr store of numbers and text, without code, which `dkrr.load` reads. It takes
+    its place at `path` in one step when it is complete.
 
     Parameters
     ----------
     model : KernelRidge, KernelLogisticRegression, KernelRidgeCV or KernelLogisticRegressionCV
-        Fitted estimator; of a search the model that it chose is saved, with the results of the search (`cv_results_`,
-        `best_params_`, `best_score_`, ...), whose kernel values come back as text.
+        Fitted estimator; of a search the model that it chose is saved, with the results of the
+        search (`cv_results_`, `best_params_`, `best_score_`, ...), whose kernel values come back as
+        text.
     path : str or Path
         Path or URL of the new Zarr store.
     overwrite : bool, default=False
-        Replace an existing model; anything else at that path is never replaced, nor is a model in whose folder other
-        files lie. A model that was loaded from there and reads its training rows at each prediction must then be
-        loaded again.
+        Replace an existing model; anything else at that path is never replaced, nor is a model in
+        whose folder other files lie. A model that was loaded from there and reads its training rows
+        at each prediction must then be loaded again.
     uncertainty : bool or "data", default=False
-        Whether the model also holds what `predict` with `return_std`, `predict_variance_bounds`, `predict_interval`,
-        `loo_residuals()` and `log_marginal_likelihood()` need. True: training rows, targets, weights, the folds of a
-        search, and the Cholesky factor for every λ, which is computed now if neither the fit (``uncertainty=True`` of
-        the estimator) nor a question has left it: a loaded model returns the same bits. "data": no factor, which is
-        computed when it is first needed, as it is where conjugate gradient takes its place (solver="cg", or no memory
-        for a factor): the same bits on the same machine. The plan of the fit says how large the model is. With True the
-        models without a fold are saved, too, if they are known for the folds that `predict_interval` takes by itself,
-        from a call of it or the fit (``uncertainty="intervals"``): then the loaded model computes intervals from these
-        alone.
+        Whether the model also holds what `predict` with `return_std`, `predict_variance_bounds`,
+        `predict_interval`, `loo_residuals` and `log_marginal_likelihood` need. True: training rows,
+        targets, weights, the folds of a search, and the Cholesky factor for every λ. "data": the
+        same without a factor. See Notes.
 
     Raises
     ------
     NotFittedError
         If the model is not fitted.
     InputError
-        If the path exists, or uncertainties are not known: of a classifier, or of a model
-        that was loaded without them.
+        If the path exists, or uncertainties are not known: of a classifier, or of a model that was
+        loaded without them.
 
     See Also
     --------
     dkrr.load : Load a saved model.
+    dkrr.KernelRidge : Kernel ridge regression.
     dkrr.verify : Whether a store or a saved model is whole.
     dkrr.report : An HTML page of a fit, a run or a model.
+
+    Notes
+    -----
+    It is written beside `path` and takes its place in one step when it is complete: a process that
+    is killed leaves the earlier model or the new one. Where the file system cannot exchange two
+    folders (NFS, object stores, macOS), a kill in the moment of the exchange leaves neither at
+    `path`, but both beside it. What killed processes leave has a name that begins with
+    ``.dkrr-new-`` or ``.dkrr-old-``, and can be deleted.
+
+    With ``uncertainty=True`` the factor is computed now if neither the fit (``uncertainty=True`` of
+    the estimator) nor a later call has left it, and a loaded model returns the same bits. With
+    "data" it is computed when it is first needed, as where conjugate gradient takes its place
+    (solver="cg", or no memory for a factor): the same bits on the same machine. The plan of the fit
+    says how large the model is. With True the models without a fold are saved, too, if they are
+    known for the folds that `predict_interval` takes by itself, from a call of it or the fit
+    (``uncertainty="intervals"``): then the loaded model computes intervals from these alone.
 
     Examples
     --------
@@ -295,13 +306,15 @@ def load(
     path : str or Path
         Path or URL of the model's Zarr store.
     kernel : callable, Kernel, FeatureMap or class, optional
-        What `fit` was given as kernel, for a model with the user's own function or feature map, which a file cannot
-        hold (for a function with `kernel_params`: ``functools.partial(function, **kernel_params)``). Values of settings
-        are read from the file. None: the model has kernels and feature maps of dkrr only.
+        What `fit` was given as kernel, for a model with the user's own function or feature map,
+        which a file cannot hold (for a function with `kernel_params`:
+        ``functools.partial(function, **kernel_params)``). Values of settings are read from the
+        file. None: the model has kernels and feature maps of dkrr only.
     transformer : transformer, class or function, optional
-        What `fit` was given as transformer, or a list of its classes and functions, for a model whose transformer has
-        some that a file cannot hold: your own, and those of scikit-learn whose work is not bounded by what the file
-        holds (`dkrr.data.transformers_saved.CLASSES` has the others). What they have learned is read from the file.
+        What `fit` was given as transformer, or a list of its classes and functions, for a model
+        whose transformer has some that a file cannot hold: your own, and those of scikit-learn
+        whose work is not bounded by what the file holds (`dkrr.data.transformers_saved.CLASSES` has
+        the others). What they have learned is read from the file.
 
     Returns
     -------

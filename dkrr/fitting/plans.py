@@ -180,17 +180,20 @@ def plan(
 ) -> Plan | SelectionPlan | PredictionPlan:
     """Plan of a fit, of a search or of predictions, without carrying it out.
 
-    A plan of a fit or a search needs only sizes, not data.
+    A plan of a fit or a search needs only sizes, not data. With `alphas` or `cv` it is that of a
+    search, with `model` that of predictions of the rows X, else that of a fit.
 
     Parameters
     ----------
     X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, d), optional
-        Training rows, instead of n_samples and n_features; the Gram matrix (n, n) if kernel == "precomputed". What fit
-        refuses is refused: rows of up to 256 MiB are read whole. Of others a sample is read, and left to the fit is
-        what takes a pass over all of them (NaN, whole numbers that float64 does not hold), and whether a Gram matrix is
+        Training rows, instead of n_samples and n_features, or with `model` new rows; the Gram
+        matrix (n, n) if kernel == "precomputed". What fit refuses is refused: rows of up to 256 MiB
+        are read whole. Of others a sample is read, and left to the fit is what takes a pass over
+        all of them (NaN, whole numbers that float64 does not hold), and whether a Gram matrix is
         symmetric.
     y : ndarray, table, Dask array, Zarr array, path, or column of X, of shape (n,) or (n, n_targets), optional
-        Targets or labels, instead of n_targets or n_classes; targets are used only if X is given, labels always.
+        Targets or labels, instead of n_targets or n_classes; targets are used only if X is given,
+        labels always.
     n_samples : int, optional
         Number of rows n, if X is not given.
     n_features : int, optional
@@ -198,11 +201,12 @@ def plan(
     n_targets : int, default=1
         Number of targets of a regression, if y is not given.
     kernel : str, Kernel, FeatureMap or callable, or a list of these, optional
-        Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function of two blocks of
-        rows. Of a search a list has candidates, as those of the next three parameters. None: "linear" as in
-        KernelRidge, and "rbf" of a search, as in KernelRidgeCV.
-    gamma : float or list of float, optional
-        γ > 0, for named kernels that have this parameter; None means 1 / d (1 for "chi2").
+        Name of a kernel as in scikit-learn, a value of dkrr.kernels or dkrr.features, or a function
+        of two blocks of rows. Of a search a list has candidates, as those of the next three
+        parameters. None: "linear" as in KernelRidge, and "rbf" of a search, as in KernelRidgeCV.
+    gamma : float or list, optional
+        γ > 0 of named kernels that have it, one for all columns or one for each; of a search also a
+        list of candidates of either kind. None: 1 / d (1 for "chi2").
     degree : float or list of float, default=3
         Degree of the polynomial kernel.
     coef0 : float or list of float, default=1
@@ -210,57 +214,66 @@ def plan(
     kernel_params : dict, optional
         Keyword arguments of a kernel function, or further parameters of a named kernel.
     alpha : float or array-like, default=1.0
-        λ. Regression: ≥ 0, one for all targets or one for each. Classification: > 0, or several for a path.
+        λ. Regression: ≥ 0, one for all targets or one for each. Classification: > 0, or several for
+        a path.
     fit_intercept : bool, optional
         Whether to fit a constant that is not penalised; None: only in a classification.
     form : {"auto", "primal", "dual"}, default="auto"
-        Unknowns of the linear systems: "primal" weights of features, "dual" coefficients of rows, "auto" whichever
-        is projected to be faster.
+        Unknowns of the linear systems: "primal" weights of features, "dual" coefficients of rows,
+        "auto" whichever is projected to be faster.
     solver : {"auto", "cholesky", "cg"}, Cholesky or ConjugateGradient, default="auto"
         Direct solver or conjugate gradient; "auto" takes whichever is projected to be faster.
     tol : float, default=1e-8
-        Accuracy required of conjugate gradient (true relative residual), or of Newton's method (relative gradient).
+        Accuracy required of conjugate gradient (true relative residual), or of Newton's method
+        (relative gradient).
     memory_limit : int or str, optional
-        Bytes, or text such as "4GiB", for the fit over all workers of one machine, or for the calling process if the
-        work is done there. None: what the workers report, or 0.8 of the available memory.
+        Bytes, or text such as "4GiB", for the fit over all workers of one machine, or for the
+        calling process if the work is done there. None: what the workers report, or 0.8 of the
+        available memory.
     tile : int, optional
         Number of rows in a tile of the matrix; None: the planner chooses.
     store : str or Path, optional
-        Path or URL of the Zarr store that the fit would be given; an unfinished run in it is resumed.
+        Path or URL of the Zarr store that the fit would be given; an unfinished run in it is
+        resumed.
     workers : int, optional
-        Worker processes on this machine; None: those of the ambient Dask client, else one for each core.
+        Worker processes on this machine; None: those of the ambient Dask client, else one for each
+        core.
     worker_memory : int or str, optional
-        Memory of each of the `workers`, bytes or text such as "4GiB": the plan is then for a cluster of so many
-        workers that need not exist.
+        Memory of each of the `workers`, bytes or text such as "4GiB": the plan is then for a
+        cluster of so many workers that need not exist.
     cores : int, optional
-        Threads of each of these workers, each as fast as a core of this machine; they share the worker's memory.
-        None: 1. The plan says what else it assumes of the cluster, its store and its network.
+        Threads of each of these workers, each as fast as a core of this machine; they share the
+        worker's memory. None: 1. The plan says what else it assumes of the cluster, its store and
+        its network.
     loss : {"squared", "logistic"}, default="squared"
         Whether to plan a KernelRidge or a KernelLogisticRegression.
     n_classes : int, optional
         Number of classes of a classification, if y is not given; None: 2.
     one_vs_rest : bool, default=False
         With more than two classes: a model of each class against the rest, not one softmax of all.
-
     alphas : int or array-like, optional
         Candidates of λ of a KernelRidgeCV or KernelLogisticRegressionCV, or their number.
     cv : int or "loo", optional
-        Number of folds of a search; with it, or with `alphas`, the plan is that of the search, with a last fit.
+        Number of folds of a search; with it, or with `alphas`, the plan is that of the search, with
+        a last fit.
     cv_tol : float, default=1e-3
         Accuracy required of conjugate gradient for the folds of a regression.
     train_sizes : array-like, optional
         Sizes of the learning curve of a search: fractions of the training rows, or numbers of rows.
     transformer : "standardize" or transformer of scikit-learn, optional
-        What X passes through before the kernel (see KernelRidge): a copy of it is fitted to all rows, which are read.
+        What X passes through before the kernel (see KernelRidge): a copy of it is fitted to all
+        rows, which are read.
     extent : float or sequence of float, optional
-        Largest difference of two rows in each column, where an RBF kernel takes at most three: a Fourier grid depends
-        on it. None: it is found in X, all of which is read once; without X no grid is considered.
+        Largest difference of two rows in each column, where an RBF kernel takes at most three: a
+        Fourier grid depends on it. None: it is found in X, all of which is read once; without X no
+        grid is considered.
     uncertainty : bool or "intervals", default=False
-        What a KernelRidge, or the last fit of a search, is to keep for standard deviations and intervals, with its
-        price.
+        What a KernelRidge, or the last fit of a search, is to keep for standard deviations and
+        intervals, with its price.
     model : KernelRidge, KernelLogisticRegression or a search, optional
-        Fitted or loaded estimator: the plan is that of its predictions of the new rows X, as `predict_to` carries it
-        out. Of all other arguments only the next three and `memory_limit` may be given with it.
+        Fitted or loaded estimator: the plan is that of its predictions of the new rows X, as
+        `predict_to` carries it out. Of all other arguments only the next three and `memory_limit`
+        may be given with it.
     probabilities : bool, default=False
         With `model`, a classifier: plan probabilities instead of labels.
     return_std : bool, default=False
@@ -285,6 +298,8 @@ def plan(
     See Also
     --------
     dkrr.planning.Plan : The plan of a fit.
+    dkrr.planning.SelectionPlan : The plan of a search.
+    dkrr.planning.PredictionPlan : The plan of predictions.
     dkrr.KernelRidge : Kernel ridge regression.
     dkrr.KernelRidgeCV : Kernel ridge regression with a choice of λ and kernel.
     dkrr.calibrate : Measure this machine for plans.

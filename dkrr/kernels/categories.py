@@ -36,7 +36,7 @@ class Categories(Kernel):
 
     Parameters
     ----------
-    weight : float
+    weight : float, default=0.0
         w, 0 ≤ w < 1.
     categories : sequence of sequences, optional
         Categories of each column; `fitted` sets it for everything but rows of numbers.

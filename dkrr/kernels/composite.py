@@ -239,7 +239,7 @@ class Normalized(Compound):
         ----------
         X : ndarray or CSR, shape (n_rows, n_features)
             Rows.
-        dtype : float64 or float32
+        dtype : float64 or float32, default=float64
             Type of the strips, and of the arithmetic.
 
         Returns
@@ -294,9 +294,9 @@ def weighted_sums(
     ----------
     kernels : sequence of Kernel
         k₁, k₂, ..., at least two and all different.
-    n_candidates : int
+    n_candidates : int, default=20
         Number of sums in all, at least one more than kernels.
-    concentration : float or sequence of float
+    concentration : float or sequence of float, default=(0.1, 1.0)
         Parameters of the Dirichlet distributions, in turn: 1 draws all weights with the same density, less prefers
         few large weights. Drawn weights below 0.001 are set to 0.
     random_state : int, default=0

@@ -157,7 +157,7 @@ class CallableKernel(Kernel):
         Name in messages and descriptions; None means the function's qualified name.
     cost : FunctionCost, optional
         What it was measured to need, before a fit is planned; not a part of what the kernel is.
-    takes_objects : bool
+    takes_objects : bool, default=False
         Whether the rows stand for objects; `fitted` sets it.
 
     See Also

@@ -79,9 +79,9 @@ def smallest_eigenvalue(kernel: Kernel, X: Any, *, n_sample: int = 1000, random_
         Kernel to examine.
     X : ndarray or CSR, shape (n_rows, n_features), or data of the kind that the kernel takes
         The Gram matrix, for a precomputed kernel.
-    n_sample : int
+    n_sample : int, default=1000
         Rows that are drawn without replacement, at least 1; all of them if X has fewer.
-    random_state : int
+    random_state : int, default=0
         Seed of the sample.
 
     Returns

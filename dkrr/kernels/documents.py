@@ -88,7 +88,7 @@ MAX_HASHED = 2**31 - 1
 
 @dataclass(frozen=True, repr=False)
 class BagOfWords(Kernel):
-    """k(x, z) = Σ wₜ(x) wₜ(z) over the terms t that two documents share, or its cosine.
+    r"""k(x, z) = Σ wₜ(x) wₜ(z) over the terms t that two documents share, or its cosine.
 
     `fitted` learns the vocabulary and how rare each term is from a corpus; `encode` turns documents into CSR rows of
     weights, from which the kernel is then computed: those of scikit-learn's `TfidfVectorizer(norm=None)`. A document
@@ -97,14 +97,14 @@ class BagOfWords(Kernel):
 
     Parameters
     ----------
-    term_weighting : {"tfidf", "counts", "binary"}
+    term_weighting : {"tfidf", "counts", "binary"}, default="tfidf"
         w: counts times ln((1 + n) / (1 + nₜ)) + 1, where nₜ of n documents have the term; counts; or 1 for every term
         in the document.
-    ngram_range : (int, int)
+    ngram_range : (int, int), default=(1, 1)
         A term is this many words in a row, from the first number to the second.
-    min_df : int or float
+    min_df : int or float, default=1
         The vocabulary takes terms of at least this many documents (an int), or this fraction of them (a float up to 1).
-    token_pattern : str
+    token_pattern : str, default=r"(?u)\b\w\w+\b"
         Regular expression of a word; if it has a group, the word is what the group matches.
     n_features : int, optional
         Number of columns that terms are hashed to, in place of a vocabulary. Terms that share a column are added up,
@@ -113,9 +113,9 @@ class BagOfWords(Kernel):
         The terms, one for each column. None: `fitted` learns them.
     idf : sequence of float, optional
         Factors of the counts of each column for "tfidf". None: `fitted` learns them.
-    normalized : bool
+    normalized : bool, default=True
         Divide by the lengths of both rows of weights, so that long documents count no more than short ones.
-    lowercase : bool
+    lowercase : bool, default=True
         Whether to treat capital and small letters alike.
 
     See Also

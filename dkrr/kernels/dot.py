@@ -94,11 +94,11 @@ class Polynomial(_FunctionOfDotProduct):
 
     Parameters
     ----------
-    degree : float
+    degree : float, default=3
         p ≥ 0. A fractional p needs γ xᵀz + c ≥ 0 for every pair.
     gamma : float, optional
         γ > 0; None means 1 / n_features.
-    coef0 : float
+    coef0 : float, default=1.0
         c. The kernel is positive semidefinite for c ≥ 0 and whole p.
 
     See Also
@@ -157,7 +157,7 @@ class Sigmoid(_FunctionOfDotProduct):
     ----------
     gamma : float, optional
         γ > 0; None means 1 / n_features.
-    coef0 : float
+    coef0 : float, default=1.0
         c.
 
     See Also

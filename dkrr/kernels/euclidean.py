@@ -140,9 +140,9 @@ class Matern(WithLengths):
 
     Parameters
     ----------
-    nu : float
+    nu : float, default=1.5
         ν, smoothness: 0.5, 1.5 or 2.5.
-    length_scale : float or sequence of float
+    length_scale : float or sequence of float, default=1.0
         ℓ > 0, or one for each column.
 
     See Also

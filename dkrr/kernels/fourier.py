@@ -46,7 +46,7 @@ class RandomFourier(FeatureMap):
         The kernel to approximate.
     n_components : int
         D, an even number. For the same `random_state` the frequencies of a smaller D are among those of a larger.
-    random_state : int
+    random_state : int, default=0
         Seed of the frequencies; with the number of columns of X it determines them.
 
     See Also

@@ -142,11 +142,11 @@ class FourierGrid(FeatureMap):
     base : Kernel
         An RBF kernel of at most three columns, or sums, products and multiples of such kernels; or a Matérn kernel,
         whose waves fall slowly: 30,000 in two columns for an error of 1e-6 with ν = 5/2, and far more with less.
-    error : float
+    error : float, default=1e-15
         Largest |k(x, z) − φ(x)ᵀφ(z)| / k(x, x) in the box.
     box : sequence of (float, float), optional
         Smallest and largest value of each column that the kernel takes; None: those of the training rows.
-    doubled : bool
+    doubled : bool, default=False
         With twice the period: also for differences of up to the period, between the box and rows near it.
 
     See Also

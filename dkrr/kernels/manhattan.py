@@ -177,7 +177,7 @@ class Chi2(Kernel):
 
     Parameters
     ----------
-    gamma : float
+    gamma : float, default=1.0
         γ > 0; scikit-learn's default is 1 here.
 
     See Also

@@ -35,10 +35,10 @@ class Nystroem(FeatureMap):
         Positive semidefinite.
     n_components : int
         Number of centres, at most the number of training rows. The features may be fewer: see `whitened`.
-    pivots : {"rpcholesky", "uniform"}
+    pivots : {"rpcholesky", "uniform"}, default="rpcholesky"
         How the centres are drawn: by randomly pivoted Cholesky, which looks at all rows and adapts to the kernel's
         spectrum, or each row with the same probability.
-    random_state : int
+    random_state : int, default=0
         Seed of the draw.
 
     See Also

@@ -436,10 +436,10 @@ class RandomWalk(Kernel):
     max_length : int, optional
         Length of the longest walks that are counted, at least 1; None means all. If given, λ may have any value
         whose sums are within the range of float64.
-    label : str or None
+    label : str or None, default="label"
         Attribute of networkx nodes that is their label; None means no labels. Other forms of graphs contain their
         labels.
-    normalized : bool
+    normalized : bool, default=True
         Divide by √(k(G, G) k(H, H)), so that k(G, G) = 1.
 
     See Also

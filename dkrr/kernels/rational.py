@@ -35,9 +35,9 @@ class RationalQuadratic(WithLengths):
 
     Parameters
     ----------
-    length_scale : float or sequence of float
+    length_scale : float or sequence of float, default=1.0
         ℓ > 0, or one for each column.
-    alpha : float
+    alpha : float, default=1.0
         a, from 1e-6 to 1e6: the smaller, the more the lengths differ; for large a it is the RBF kernel.
 
     See Also

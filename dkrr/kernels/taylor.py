@@ -97,7 +97,7 @@ class TaylorMap(FeatureMap):
             d.
         gamma : float, optional
             As for the kernel; None means 1 / n_features.
-        most_features : int
+        most_features : int, default=100000
             Largest D to accept.
 
         Returns

@@ -277,7 +277,7 @@ class SolveResult(Explained):
 
         Parameters
         ----------
-        planned : sequence of Stage, optional
+        planned : sequence of Stage, default=()
             Those of the plan: ``plan_.chosen.stages``.
 
         Returns

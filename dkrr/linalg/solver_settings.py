@@ -86,9 +86,9 @@ class ConjugateGradient:
 
     Parameters
     ----------
-    preconditioner : RPCholesky, Float32Cholesky, "auto" or None
+    preconditioner : RPCholesky, Float32Cholesky, "auto" or None, default="auto"
         "auto": the planner chooses; None: none.
-    precision : {"auto", "mixed", "float64"}
+    precision : {"auto", "mixed", "float64"}, default="auto"
         "mixed" multiplies in float32 within a cycle and computes the true residual between cycles in float64, so that
         the requested accuracy is met in float64 all the same. "auto": the planner takes what should be faster.
     max_iter : int, default=1000

@@ -222,10 +222,11 @@ MAX_SECONDS = 60.0
 def calibrate(path: str | Path | None = None, *, seconds: float = SECONDS) -> Profile:
     """Measure the workers of the ambient Dask client, or else this machine, and keep the result.
 
-    It is the measurement that the first long fit makes in half a second, for longer and with the store. Later plans use
-    it: it is found by a fingerprint of the machine or cluster, in the folder ``dkrr.profile-directory`` of Dask's
-    configuration. Takes about ten seconds; measure when no other program runs. The latency of Dask and the rates of
-    buckets are documented defaults, which ``dkrr.rates`` in Dask's configuration replaces.
+    It is the measurement that the first long fit makes in half a second, for longer and with the
+    store. Later plans use it: it is found by a fingerprint of the machine or cluster, in the folder
+    ``dkrr.profile-directory`` of Dask's configuration. Takes about ten seconds; measure when no
+    other program runs. The latency of Dask and the rates of buckets are documented defaults, which
+    ``dkrr.rates`` in Dask's configuration replaces.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ def test_a_curve_of_classes_is_that_of_separate_fits(data):
         assert curve["alpha"][size] == ALPHAS[best]
         assert_allclose(curve["test_scores"][size], expected[best], rtol=1e-5)
     assert curve["mean_test_score"][-1] == search.best_score_
-    with pytest.raises(InputError, match="a part of 1 rows, by train_sizes, has no training row of class 'a'"):
+    with pytest.raises(InputError, match="a part of 1 row, by train_sizes, has no training row of class 'a'"):
         KernelLogisticRegressionCV(ALPHAS, train_sizes=[1], **settings).fit(X, labels)
 
 

@@ -79,16 +79,18 @@ def test_dependencies_are_those_that_the_documents_name():
     assert named == required
 
 
-@pytest.mark.parametrize("public", [dkrr.KernelRidge, dkrr.KernelLogisticRegression, dkrr.plan])
-def test_every_parameter_and_attribute_is_described(public):
+@pytest.mark.parametrize("search", [{}, {"cv": 2, "train_sizes": [0.5]}], ids=["model", "search"])
+@pytest.mark.parametrize("kind", ["KernelRidge", "KernelLogisticRegression"])
+def test_every_parameter_and_attribute_is_described(kind, search):
+    """By its own words: no class refers to another for what a parameter means."""
+    public = getattr(dkrr, f"{kind}CV" if search else kind)
     entries = re.findall(r"^ {4}(\w+) : .+\n {8}(\S.+)", public.__doc__, re.M)
     described = {name for name, text in entries if not text.lower().startswith("as in")}
     names = set(inspect.signature(public).parameters)
-    if isinstance(public, type):
-        X = pd.DataFrame(np.eye(4), columns=list("abcd"))
-        for form in ("primal", "dual"):
-            fitted = vars(public(form=form).fit(X, [0, 1, 0, 1]))
-            names |= {name for name in fitted if re.fullmatch(r"[a-zA-Z].*_", name)}
+    X = pd.DataFrame(np.eye(8)[:, :4], columns=list("abcd"))
+    for form in ("primal", "dual"):
+        fitted = public(form=form, kernel="linear", transformer="standardize", **search).fit(X, [0, 1, 1, 0] * 2)
+        names |= {name for name in dir(fitted) if re.fullmatch(r"[a-zA-Z].*_", name)}
     assert names <= described
 
 
