@@ -305,7 +305,7 @@ class KernelRidgeCV(RidgeRegressor):
     Results. Leave-one-out has neither splits nor a "std_test_score". "iterations" and "residual"
     are the largest of the folds, "seconds" those of all λ of one kernel. Where float64 does not
     hold the squares of y, scores are 0 or -inf, with a warning. With `alpha_per_target`,
-    "mean_test_score_per_target" has shape (n_candidates, n_targets).
+    "mean_test_score_per_target" has an array of shape (n_targets,) for each candidate.
 
     Best parameters. They are "alpha", "kernel", those of "gamma", "degree", "coef0" and
     "kernel_params" that the kernel has, and "fit_intercept" and "transformer" if they were given.
@@ -483,8 +483,8 @@ class KernelRidgeCV(RidgeRegressor):
 
     def _edges(self) -> Iterator[str]:
         """Words for ends of the candidates, and of those with a score."""
-        results, mean = self.cv_results_, self.cv_results_["mean_test_score"][:, None]
-        scores = results.get("mean_test_score_per_target", mean)
+        results = self.cv_results_
+        scores = np.vstack(results.get("mean_test_score_per_target", results["mean_test_score"]))
         unscored = np.isnan(scores).any(axis=1)
         if unscored.any() and results["stopped"][unscored].all():
             remedy = GIVEN_UP
@@ -659,7 +659,8 @@ class KernelRidgeCV(RidgeRegressor):
             seconds=np.repeat([c.report.seconds for c in candidates], len(alphas)),
         )
         if per_target:
-            self.cv_results_["mean_test_score_per_target"] = sheet.of_given(values.mean(axis=1))
+            # An array for each candidate: a table of the results has one column of them.
+            self.cv_results_["mean_test_score_per_target"] = list(sheet.of_given(values.mean(axis=1)))
         self.best_index_: int | NDArray[np.intp] = indices if per_target else int(indices[0])
         self.alpha_: float | Array = alphas[chosen] if per_target else float(alphas[chosen[0]])
         self.best_score_: float | Array = selected.score

@@ -191,7 +191,10 @@ def search_of(model: Any) -> dict[str, Any] | None:
 def found_in_search(found: dict[str, Any], model: Any) -> dict[str, Any]:
     """Attributes of a model that a search chose, from what `search_of` returned and the model's parameters."""
     params, best = found["params"], found["best_params"]
-    columns = {name: np.array(values) for name, values in found["columns"].items()}
+    columns = {
+        name: list(np.array(values)) if np.ndim(values) > 1 else np.array(values)
+        for name, values in found["columns"].items()
+    }
     return {
         "cv_results_": {"params": params} | parameter_columns(params) | columns,
         "best_params_": {k: getattr(model, k) if v is None else _as_array(v) for k, v in best.items()},

@@ -356,7 +356,7 @@ def judge(one: Search, made: KernelRidgeCV, messages: tuple[str, ...]) -> Outcom
     n_alphas, n_values, k = right.values.shape
     expected, slack = (part.mean(axis=1) for part in (right.values, right.allowed))
     if k > 1 or one.cv == "loo":
-        found = results["mean_test_score_per_target"] if k > 1 else results["mean_test_score"][:, None]
+        found = np.vstack(results["mean_test_score_per_target" if k > 1 else "mean_test_score"])
     else:
         found = np.column_stack([results[f"split{f}_test_score"] for f in range(n_values)])
         expected, slack = right.values[:, :, 0], right.allowed[:, :, 0]
