@@ -213,9 +213,8 @@ class LocalWorkers:
         status = self.ended(0.0)
         why = "did not start in time" if status is None else f"did not start: {how_it_ended(status)}"
         return DkrrError(
-            f"the {plural(self._n_workers, 'worker')} with a memory limit of "
-            f"{format_bytes(self._options['memory_limit'])} each "
-            f"{why}. The likely cause is memory, of the machine or of that limit. Use fewer workers "
+            f"{plural(self._n_workers, 'worker')} with a memory limit of {format_bytes(self._options['memory_limit'])} "
+            f"each {why}. The likely cause is memory, of the machine or of that limit. Use fewer workers "
             f"(dkrr.local.workers in Dask's configuration), a larger memory_limit, or a Dask client of your own. "
             f"Nothing was computed"
         )

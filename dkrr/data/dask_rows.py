@@ -217,9 +217,8 @@ def _read(part: Any, n: int, number: int, name: str, convert: Callable[[Any, str
     if len(part) != n:
         raise InputError(
             f"{name} is a Dask DataFrame whose partition {number} (counted from 0) has {plural(len(part), 'row')}, and "
-            f"had {n} "
-            f"when they were counted; expected the same rows whenever it is computed: write it to files and read "
-            f"these, or call its persist() first"
+            f"had {n} when they were counted; expected the same rows whenever it is computed: write it to files and "
+            f"read these, or call its persist() first"
         )
     return part if convert is None else convert(part, name)
 

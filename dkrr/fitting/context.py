@@ -180,7 +180,7 @@ def _memory(plan: Plan, held: int) -> str:
                 if resources.cluster_is_running
                 else f"Give memory_limit={format_bytes(1.005 * limit * chosen.n_workers)!r} or more for "
                 f"{plural(chosen.n_workers, 'worker')}, or try again: what the libraries take is noted, and planned "
-                "with"
+                f"with"
             )
             + ". Nothing was computed"
         )

@@ -230,9 +230,8 @@ class FourierGrid(FeatureMap):
         if not columns:
             raise InputError(
                 f"base of FourierGrid is {self.base!r}, and X has {plural(n_features, 'column')}; expected an RBF "
-                "kernel of at "
-                f"most {MAX_COLUMNS} columns (dkrr.kernels.Columns takes some of many), sums, products and multiples "
-                f"of such kernels, or a Matern kernel"
+                f"kernel of at most {MAX_COLUMNS} columns (dkrr.kernels.Columns takes some of many), sums, products "
+                f"and multiples of such kernels, or a Matern kernel"
             )
         return columns
 

@@ -80,9 +80,8 @@ class LearningCurve:
                 if not 1 <= count < n_rows:
                     raise InputError(
                         f"train_sizes has {given:g}, and fold {f} (counted from 0) trains on {plural(n_rows, 'row')} "
-                        "of positive "
-                        f"weight; expected between 1 and {plural(n_rows - 1, 'row')} of each fold: all of them are "
-                        "always the last size"
+                        f"of positive weight; expected between 1 and {plural(n_rows - 1, 'row')} of each fold: all of "
+                        f"them are always the last size"
                     )
         return cls(folds, sizes, n_training, _order(folds, groups, random_state), is_counting)
 
