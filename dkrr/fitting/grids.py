@@ -217,11 +217,15 @@ def on_grid(p: Problem, box: Box, error: float) -> tuple[Problem | None, Reason]
         else:
             text = f"a Fourier grid of {side:,} features (entries of K within {grid.bound:.1e})"
             reason = Reason("fourier-grid", f"{text}; {stretched}" if stretched else text)
-            by_grid = Reason(reason.code, f"primal, by {reason} against n = {p.n:,} rows; form='dual' opts out")
-            return replace(p, feature_map=phi).with_form("primal", by_grid), reason
+            return replace(p, feature_map=phi).with_form("primal", _primal_by(reason, p)), reason
     except DkrrError as error_of_grid:
         why = str(error_of_grid)
     return None, Reason("grid-refused", f"no Fourier grid, since {why}{stretched and f'; {stretched}'}")
+
+
+def _primal_by(grid: Reason, p: Problem, against: str = "") -> Reason:
+    """Why the form is primal: by a grid, where the user has not said otherwise."""
+    return Reason(grid.code, f"primal, by {grid} against n = {p.n:,} rows{against}; form='dual' opts out")
 
 
 def error_for(p: Problem) -> float:
@@ -233,7 +237,7 @@ def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -
     """Plan with a grid, and what it was compared with."""
     rejected = (dual.chosen, *dual.rejected) if isinstance(dual, Plan) else ()
     against = f"; dual would take about {format_seconds(dual.seconds)}" if isinstance(dual, Plan) else ""
-    form = Reason("fourier-grid", f"primal, by {reason} against n = {p.n:,} rows{against}; form='dual' opts out")
+    form = _primal_by(reason, p, against)
     reasons = tuple(form if one.code in ("form-requested", form.code) else one for one in plan.reasons)
     return replace(
         plan, problem=replace(plan.problem, form=p.form), reasons=reasons, rejected=(*plan.rejected, *rejected)
