@@ -75,7 +75,13 @@ def accepted(
     rows += ["x.parquet", Path("x.zarr"), dkrr.open_table("x.parquet"), dkrr.open_table(lazy)]
     targets: list[TargetsLike] = [[1.0, 2.0], ["no", "yes"], column, frame, table["y"], blocks, stored, cube, array]
     targets += ["column", Path("y.npy"), dkrr.open_table("x.parquet", "y")]
-    kernels: list[KernelLike] = ["matern", RBF(), 0.5 * RBF() + Linear(), Nystroem(RBF(), 10), lambda X, Y: X @ Y.T]
+    kernels: list[KernelLike] = [
+        "matern",
+        RBF(),
+        0.5 * RBF(gamma=[1.0, 2.0]) + Linear(),
+        Nystroem(RBF(), 10),
+        lambda X, Y: X @ Y.T,
+    ]
     transformers: list[TransformerLike] = ["standardize", StandardScaler()]
     folds: list[FoldsLike] = [5, "loo", GroupKFold(3), [([0, 1], [2]), ([0, 2], [1])]]
     for kernel, X, y, transformer, cv in zip(kernels, rows, targets, transformers, folds, strict=False):

@@ -5,6 +5,7 @@ all: the copies have n × d entries, and the block n × m.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -18,8 +19,8 @@ from dkrr.kernels.blocks import Block, is_sparse
 from dkrr.text import plural
 
 Array: TypeAlias = npt.NDArray[np.float64]
-Scales: TypeAlias = float | tuple[float, ...]
-"""One number for all columns, or one for each."""
+Scales: TypeAlias = float | Sequence[float]
+"""One number for all columns, or one for each, which kernels hold as a tuple."""
 
 
 class WithLengths(Kernel):
@@ -124,9 +125,9 @@ def scales_of(values: object, name: str) -> Scales:
 
 def reference(scales: Scales, power: float) -> float:
     """The number that distances are multiplied with, and columns by their ratio to it: none becomes larger."""
-    if not isinstance(scales, tuple):
-        return scales
-    return max(scales) if power > 0 else min(scales)
+    if isinstance(scales, Sequence):
+        return max(scales) if power > 0 else min(scales)
+    return scales
 
 
 def times_ratios(X: Block, scales: Scales, power: float) -> Block:
