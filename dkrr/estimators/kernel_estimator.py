@@ -399,8 +399,13 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         return X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
 
     def _check_fitted(self) -> None:
-        """Raise NotFittedError before `fit`."""
+        """Raise NotFittedError before `fit`, and after a search that has fitted no model of all rows."""
         if "_model" not in vars(self):
+            if "cv_results_" in vars(self):
+                raise NotFittedError(
+                    f"{type(self).__name__} has scores alone, since its refit is False; expected a model of all rows: "
+                    "call fit with refit=True"
+                )
             raise NotFittedError(f"{type(self).__name__} is not fitted; expected a fitted model: call fit first")
 
     def _new_rows(self, X: Any) -> Rows:
@@ -438,9 +443,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if all(value is None for value in shown.values()):
             return ""
         first = next(value for value in reversed(shown.values()) if value is not None)
-        return details(
-            f"dkrr: {repr(first)[1:-1]}", "".join(card_of_text(str(v)) for v in shown.values() if v is not None)
-        )
+        _, _, summary = repr(first)[1:-1].partition(": ")
+        cards = (card_of_text(str(value)) for value in shown.values() if value is not None)
+        return details(f"dkrr plan and result: {summary}", "".join(cards))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -54,10 +54,9 @@ class Parameters(ABC):
         if args:
             parameters = signature(cls).parameters.values()
             if parameters and all(one.kind is one.KEYWORD_ONLY for one in parameters):
-                value = shown(args[0]) if len(parameters) == 1 else "..."
                 raise InputTypeError(
                     f"{cls.__name__}({', '.join(map(shown, args))}) gives parameters without their names; expected "
-                    f"{cls.__name__}({', '.join(f'{one.name}={value}' for one in parameters)})"
+                    f"{cls.__name__}({', '.join(f'{one.name}=...' for one in parameters)})"
                 )
         return super().__new__(cls)
 
