@@ -404,7 +404,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             if "cv_results_" in vars(self):
                 raise NotFittedError(
                     f"{type(self).__name__} has scores alone, since its refit is False; expected a model of all rows: "
-                    "call fit with refit=True"
+                    "set refit=True and call fit"
                 )
             raise NotFittedError(f"{type(self).__name__} is not fitted; expected a fitted model: call fit first")
 

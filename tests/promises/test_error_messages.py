@@ -93,6 +93,7 @@ SETTINGS = {
 """Other messages of ridge regressions with these settings, by their words; … stands for any."""
 OF_CLASSES = {
     "alpha is 0; expected a finite number > 0: without a penalty…infinite": {"alpha": 0.0},
+    "alpha has shape (2,); expected one number > 0 for each model: fit_path makes…": {"alpha": [0.1, 1.0]},
     "y has labels of mixed types: str (row 0) and number (row 1); expected strings only, or…": {"y": ["a", 7] * 12},
     "y has a missing label in row 5: …; expected a label for every row: leave the row out": {"y": put(CODES, 5, None)},
     "sample_weight is -1.0 in row 7; expected finite numbers >= 0": {"weights": put(np.ones(N), 7, -1.0)},
@@ -108,7 +109,7 @@ FREQUENT = {
     "X has shape (2,); expected a matrix …dkrr.plan(n_samples=..., n_features=...)": lambda: dkrr.plan((1000, 5)),
     "X is KernelRidge(), a model; expected rows …dkrr.plan(X, model=model)": lambda: dkrr.plan(KernelRidge()),
     "variance_scale is 2.0 and return_std is False; …": lambda: ridge().predict(X, variance_scale=2.0),
-    "KernelRidgeCV has scores alone, since its refit is False; expected …refit=True": lambda: (
+    "KernelRidgeCV has scores alone, since its refit is False; expected …: set refit=True and call fit": lambda: (
         KernelRidgeCV([1.0], refit=False).fit(X, Y).predict(X)
     ),
     "the kernel function …failed on a block of 24 × 24 rows (…not two single rows as in scikit-learn)…": lambda: ridge(
