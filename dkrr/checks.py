@@ -438,7 +438,10 @@ def checked_path(alphas: Any, name: str = "alpha") -> tuple[float, ...]:
     """Values of λ of a logistic regression, one for each model; finite and > 0."""
     values = numbers(alphas, name, "a number > 0 for each model")
     if values.ndim != 1 or values.size == 0:
-        raise InputError(f"{name} has shape {values.shape[1:] or values.shape}; expected one number > 0 for each model")
+        raise InputError(
+            f"{name} has shape {values.shape[1:] or values.shape}; expected one number > 0 for each model: fit_path "
+            "makes a model for each of several, and KernelLogisticRegressionCV chooses"
+        )
     is_good = np.isfinite(values) & (values > 0)
     if not is_good.all():
         raise InputError(

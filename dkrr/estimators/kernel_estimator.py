@@ -447,9 +447,9 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         if all(value is None for value in shown.values()):
             return ""
         first = next(value for value in reversed(shown.values()) if value is not None)
-        return details(
-            f"dkrr: {repr(first)[1:-1]}", "".join(card_of_text(str(v)) for v in shown.values() if v is not None)
-        )
+        _, _, summary = repr(first)[1:-1].partition(": ")
+        cards = (card_of_text(str(value)) for value in shown.values() if value is not None)
+        return details(f"dkrr plan and result: {summary}", "".join(cards))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

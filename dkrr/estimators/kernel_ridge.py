@@ -128,8 +128,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return_std : bool, default=False
             Whether to return standard deviations of f(x) as well; see Notes.
         variance_scale : float, optional
-            s² > 0, by which k is multiplied; None: for every target the value at which its
-            likelihood is largest.
+            s² > 0, by which k is multiplied, with `return_std` only; None: for every target the
+            value at which its likelihood is largest.
 
         Returns
         -------
@@ -168,6 +168,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         flag(return_std, "return_std")
         variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
         if not return_std:
+            if variance_scale is not None:
+                raise InputError(
+                    f"variance_scale is {variance_scale} and return_std is False; expected variance_scale only with "
+                    "return_std=True: predictions themselves do not depend on it"
+                )
             return self._predictions_of(self._scores(X))
         rows = self._new_rows(X)
         with self._displayed(rows, return_std=True) as (tell, tell_deviations):

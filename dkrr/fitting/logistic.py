@@ -45,6 +45,7 @@ from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form
 from dkrr.planning.strategy import Direct, Float32Factor, Generated, How, Iterative
+from dkrr.text import plural
 
 Array = NDArray[np.float64]
 
@@ -372,9 +373,8 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
 def shortfall(result: SolveResult, plan: Plan) -> str:
     """Words for a result that is less accurate than requested."""
     tol = plan.problem.tol
-    text = (
-        f"relative gradient {result.residual:.1e} after {result.iterations} Newton steps, where {tol:.1e} was asked: "
-    )
+    steps = plural(result.iterations, "Newton step")
+    text = f"relative gradient {result.residual:.1e} after {steps}, where {tol:.1e} was asked: "
     return text + _beyond_the_gradient(result, tol) + ADVICE[result.status]
 
 

@@ -27,7 +27,7 @@ from dkrr.checks import (
     shown,
 )
 from dkrr.data import Rows, as_rows, in_memory, opened, with_columns
-from dkrr.data.open import place_of_targets
+from dkrr.data.open import is_in_blocks, place_of_targets
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting.grids import Box
@@ -368,7 +368,7 @@ def plan(
     candidates, sizes = _candidates(alphas, cv, alpha)
     if sizes is not None and sizes.is_loo and not is_regression:
         raise InputError("cv is leave-one-out, which needs a fit for every row; expected a number of folds: give cv=5")
-    rows = None if X is None else as_rows(X)
+    rows = None if X is None else _training_rows(X)
     n, d = _sizes(n_samples, n_features) if rows is None else rows.shape
     likelihood = None if is_regression else checked_likelihood(y, n_classes, n, one_vs_rest=one_vs_rest)
     refuse_more_components_than_rows(value, n)
@@ -425,15 +425,31 @@ def _sizes(n_samples: Any, n_features: Any) -> tuple[int, int]:
 
 
 def _check_rows_or_sizes(X: Any, y: Any, n_samples: Any, n_features: Any) -> None:
-    """Refuse sizes that are given in the places of X and y, or besides X."""
+    """Refuse a model or sizes in the places of X and y, and sizes besides X."""
     if X is not None and not (n_samples is None and n_features is None):
         raise InputError("n_samples or n_features is given with X, which has its own; expected X, or the two sizes")
+    if hasattr(X, "_prediction_plan"):
+        raise InputTypeError(
+            f"X is {shown(X)}, a model; expected rows and the model's arguments, kernel= and so on; predictions of a "
+            "fitted one are planned by dkrr.plan(X, model=model)"
+        )
     if not is_real(X):
         return
     n, d = (value if isinstance(value, Integral) else "..." for value in (X, y))
     raise InputTypeError(
         f"X is {shown(X)}, a number; expected rows, or sizes by their names: dkrr.plan(n_samples={n}, n_features={d})"
     )
+
+
+def _training_rows(X: Any) -> Rows:
+    """Rows of X; of arrays in memory a vector is refused, as by fit."""
+    rows = as_rows(X)
+    if rows.is_vector and not is_in_blocks(X):
+        raise InputError(
+            f"X has shape {rows.shape[:1]}; expected a matrix (samples × features), as fit does, or sizes by their "
+            "names: dkrr.plan(n_samples=..., n_features=...)"
+        )
+    return rows
 
 
 def _problem(rows: Rows | None, kernel: Kernel, n: int, d: int, fields: dict[str, Any]) -> Problem:

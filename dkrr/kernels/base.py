@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from inspect import Parameter, signature
 from numbers import Real
 from typing import Any, ClassVar, Self
@@ -54,13 +55,12 @@ class Parameters(ABC):
     def __new__(cls, *args: Any, **named: Any) -> Self:
         # Kernels of numbers take their parameters by name alone: RBF(0.5) and Matern(0.5, 1.5) would mean other kernels
         # than in scikit-learn, where the first parameter is a length.
-        known = signature(cls).parameters if args or named else {}
+        known = _parameters(cls) if args or named else {}
         kinds = {one.kind for one in known.values()}
         if args and kinds == {Parameter.KEYWORD_ONLY}:
-            value = shown(args[0]) if len(known) == 1 else "..."
             raise InputTypeError(
                 f"{cls.__name__}({', '.join(map(shown, args))}) gives parameters without their names; expected "
-                f"{cls.__name__}({', '.join(f'{name}={value}' for name in known)})"
+                f"{cls.__name__}({', '.join(f'{name}=...' for name in known)})"
             )
         for name in named:
             if name not in known and Parameter.VAR_KEYWORD not in kinds:
@@ -154,6 +154,11 @@ class Parameters(ABC):
         names = ", ".join(map(repr, known)) or "none"
         translation = f", where {cls._translations[name]}" if name in cls._translations else ""
         return f"{cls.__name__} has no parameter {name!r}; expected one of: {names}{translation}"
+
+
+@cache
+def _parameters(cls: type) -> Mapping[str, Parameter]:
+    return signature(cls).parameters
 
 
 def _as_json(value: Any) -> Any:

@@ -297,7 +297,8 @@ class CallableKernel(Kernel):
             raise
         except Exception as error:
             raise KernelFunctionError(
-                f"{self._subject} failed on a block of {expected[0]} × {expected[1]} rows: {why_it_failed(error)}"
+                f"{self._subject} failed on a block of {expected[0]} × {expected[1]} rows (it is given two "
+                f"blocks, X and Y, not two single rows as in scikit-learn): {why_it_failed(error)}"
             ) from error
         if shape_of(result, self._subject) != expected:
             raise InputError(

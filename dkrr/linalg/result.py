@@ -317,7 +317,7 @@ class SolveResult(Explained):
             inner = (
                 f", {plural(self.inner_iterations, 'iteration')} of conjugate gradient" if self.inner_iterations else ""
             )
-            return f", {self.iterations:,} Newton steps{inner}"
+            return f", {plural(self.iterations, 'Newton step')}{inner}"
         if not self.iterations:
             return ""
         return f", {plural(self.iterations, 'iteration')}" + (

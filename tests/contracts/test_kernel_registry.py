@@ -117,7 +117,7 @@ def test_kernels_of_numbers_take_their_parameters_by_name_and_say_so():
     section = REFERENCE.read_text().split(".. rubric:: Rows of numbers")[1].split(".. rubric::")[0]
     for kind in (getattr(dkrr.kernels, name) for name in re.findall(r"^   (\w+)$", section, re.M)):
         assert all(one.kind is one.KEYWORD_ONLY for one in inspect.signature(kind).parameters.values()), kind
-    with pytest.raises(InputTypeError, match=r"^RBF\(0.5\) gives parameters .* expected RBF\(gamma=0.5\)$"):
+    with pytest.raises(InputTypeError, match=r"^RBF\(0.5\) gives parameters .* expected RBF\(gamma=\.\.\.\)$"):
         RBF(0.5)
     with pytest.raises(InputTypeError, match=r"expected Matern\(nu=\.\.\., length_scale=\.\.\.\)$"):
         Matern(0.5, 1.5)

@@ -117,6 +117,7 @@ def test_plans_and_results_are_a_readable_line_and_their_html_says_what_their_te
 def test_estimators_have_the_diagram_of_scikit_learn_and_their_plan_and_result(model):
     bundle = model._repr_mimebundle_()
     for text in (bundle["text/html"], model._repr_html_()):
+        assert f'<summary style="cursor:pointer">dkrr plan and result: {model.solve_result_.status.name}, ' in text
         assert text.count("dkrr plan:") == text.count("dkrr result:") == 1 and "sk-top-container" in text
     assert bundle["text/plain"] == repr(model)
     assert "dkrr plan" not in clone(model)._repr_html_(), "it is not fitted"

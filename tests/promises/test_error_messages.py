@@ -14,7 +14,7 @@ import pytest
 
 import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
-from dkrr.errors import DiskSpaceError, DkrrError
+from dkrr.errors import ConvergenceWarning, DiskSpaceError, DkrrError
 from dkrr.kernels import RBF
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
@@ -93,6 +93,7 @@ SETTINGS = {
 """Other messages of ridge regressions with these settings, by their words; … stands for any."""
 OF_CLASSES = {
     "alpha is 0; expected a finite number > 0: without a penalty…infinite": {"alpha": 0.0},
+    "alpha has shape (2,); expected one number > 0 for each model: fit_path makes…": {"alpha": [0.1, 1.0]},
     "y has labels of mixed types: str (row 0) and number (row 1); expected strings only, or…": {"y": ["a", 7] * 12},
     "y has a missing label in row 5: …; expected a label for every row: leave the row out": {"y": put(CODES, 5, None)},
     "sample_weight is -1.0 in row 7; expected finite numbers >= 0": {"weights": put(np.ones(N), 7, -1.0)},
@@ -105,6 +106,15 @@ FREQUENT = {
     "X is 100, a number; …dkrr.plan(n_samples=100, n_features=5)": lambda: dkrr.plan(100, 5),
     "n_samples or n_features is given with X, which has its own; …": lambda: dkrr.plan(X, n_features=3),
     "n_features is None; expected a whole number…": lambda: dkrr.plan(n_samples=100),
+    "X has shape (2,); expected a matrix …dkrr.plan(n_samples=..., n_features=...)": lambda: dkrr.plan((1000, 5)),
+    "X is KernelRidge(), a model; expected rows …dkrr.plan(X, model=model)": lambda: dkrr.plan(KernelRidge()),
+    "variance_scale is 2.0 and return_std is False; …": lambda: ridge().predict(X, variance_scale=2.0),
+    "KernelRidgeCV has no model of all rows, since its refit is False; expected …: give refit=True and call fit again": lambda: (
+        KernelRidgeCV([1.0], refit=False).fit(X, Y).predict(X)
+    ),
+    "the kernel function …failed on a block of 24 × 24 rows (…not two single rows as in scikit-learn)…": lambda: ridge(
+        kernel=lambda x, z: x @ z
+    ),
     "X cannot be used: …2 features, but KernelRidge is expecting 3…": lambda: ridge().predict(X[:, :2]),
     "Input X contains infinity: …row 3, column 1…finite…": lambda: ridge().predict(put(X, (3, 1), np.inf)),
 }
@@ -129,6 +139,11 @@ def test_frequent_errors_name_the_argument_its_value_and_a_remedy(message):
     with pytest.raises(DkrrError) as caught:
         FREQUENT[message]()
     assert as_expression(message).fullmatch(str(caught.value))
+
+
+def test_one_newton_step_is_not_called_steps():
+    with pytest.warns(ConvergenceWarning, match="after 1 Newton step, where"):
+        logistic(kernel="rbf", alpha=1e-6, max_iter=1)
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path, monkeypatch):
