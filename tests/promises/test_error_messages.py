@@ -109,7 +109,7 @@ FREQUENT = {
     "X has shape (2,); expected a matrix …dkrr.plan(n_samples=..., n_features=...)": lambda: dkrr.plan((1000, 5)),
     "X is KernelRidge(), a model; expected rows …dkrr.plan(X, model=model)": lambda: dkrr.plan(KernelRidge()),
     "variance_scale is 2.0 and return_std is False; …": lambda: ridge().predict(X, variance_scale=2.0),
-    "KernelRidgeCV has no model of all rows, since its refit is False; expected …: give refit=True and call fit again": lambda: (
+    "KernelRidgeCV has no model of all rows, since its refit is False; …: give refit=True and call fit again": lambda: (
         KernelRidgeCV([1.0], refit=False).fit(X, Y).predict(X)
     ),
     "the kernel function …failed on a block of 24 × 24 rows (…not two single rows as in scikit-learn)…": lambda: ridge(
