@@ -166,7 +166,7 @@ def _plain_labels(labels: Any, n_nodes: int) -> tuple[Label, ...] | None:
             "one for each node in order, or None"
         )
     if len(labels) != n_nodes:
-        raise InputError(f"it has {plural(len(labels), 'label')} for {plural(n_nodes, 'node')}; expected one for each")
+        raise InputError(f"its labels are {len(labels)}, and its nodes {n_nodes}; expected one label for each")
     if all(isinstance(label, str) for label in labels):
         return tuple(str(label) for label in labels)
     if all(isinstance(label, Integral) and not isinstance(label, bool) for label in labels):

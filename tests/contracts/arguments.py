@@ -131,7 +131,8 @@ MEANINGS = by_argument(
     (these("[] () set() [[]] iter(())") | {"empty array"}, "Graph.edges"),
     (SPARSE, "smallest_eigenvalue.X KernelRidge.fit.X KernelRidgeCV.fit.X KernelLogisticRegression.fit.X"),
     (SPARSE, "KernelLogisticRegression.fit_path.X KernelLogisticRegressionCV.fit.X"),
-    (SPARSE | {"[1,2]", "[True]"}, "plan.X gram.X"),
+    (SPARSE, "plan.X"),
+    (SPARSE | {"[1,2]", "[True]"}, "gram.X"),
 )
 """Labels of the values that an argument takes besides those of its default, or all of one function's argument."""
 

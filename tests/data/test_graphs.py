@@ -130,7 +130,7 @@ def changed(row, column, value):
         ((PATH[:2], None), r"shape \(2, 3\); expected a square"),
         ((PATH.astype(str), None), "dtype <U"),
         ((PATH.tolist(), None), "adjacency is of type list"),
-        ((PATH, ["C", "O"]), "2 labels for 3 nodes"),
+        ((PATH, ["C", "O"]), "labels are 2, and its nodes 3"),
         ((PATH, "COC"), "labels are of type str"),
         ((PATH, ["C", 8, "C"]), "labels are of type int, str"),
         ((PATH, [True, False, True]), "labels are of type bool"),

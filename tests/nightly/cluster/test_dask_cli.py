@@ -293,7 +293,7 @@ def test_a_worker_that_would_pause_is_refused_before_work_starts():
         ({"spill": 0.3}, "spill is 0.3, 307 MiB, below the 512 MiB of the plan"),
         (
             {"host_cores": 1, "threads": 2, "host": "a"},
-            "the 1 worker at a: 2 threads in all, .* has 1 core:",
+            "the 1 worker at a: 2 threads in all, and the machine has 1 core:",
         ),
     ],
 )

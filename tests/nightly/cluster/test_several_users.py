@@ -114,7 +114,7 @@ def test_a_fit_without_room_is_refused_before_it_starts(users, monkeypatch):
     (ada, bob), planned, begun = users, run.plan_of, ExitStack()
     monkeypatch.setattr(run, "plan_of", lambda request: (planned(request), begun.enter_context(taken(ada)))[0])
     with begun, pytest.raises(MemoryLimitError, match="before its first task.*or wait until other work"):
-        fit(bob, 1, n=9000, solver="cg", tile=None)
+        fit(bob, 1, n=9000, solver="cholesky", tile=4096)
 
 
 def after_first_task(monkeypatch, hooks):
