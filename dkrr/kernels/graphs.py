@@ -27,7 +27,6 @@ import scipy.sparse as sp
 from dkrr.checks import n_dimensions, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.sparse import check_structure
-from dkrr.text import plural
 
 MAX_NODES = 2**24 - 1
 """Bound up to which float32 represents all whole numbers."""
