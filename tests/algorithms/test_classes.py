@@ -163,7 +163,10 @@ ALPHAS = (10.0, 0.5, 0.1)
     "settings",
     [
         {"kernel": "rbf", "gamma": 0.3},
-        {"kernel": "rbf", "gamma": 0.3, "tile": 40, "solver": "cholesky", "one_vs_rest": True},
+        pytest.param(
+            {"kernel": "rbf", "gamma": 0.3, "tile": 40, "solver": "cholesky", "one_vs_rest": True},
+            marks=pytest.mark.nightly,
+        ),
         {"kernel": "poly", "degree": 2},
         {"kernel": "poly", "degree": 2, "form": "primal", "solver": "cg"},
     ],

@@ -272,7 +272,13 @@ SUMS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "fit_intercept"), [("columns", True), ("columns", False), ("nested", True), ("both and one", False)]
+    ("name", "fit_intercept"),
+    [
+        ("columns", True),
+        ("columns", False),
+        pytest.param("nested", True, marks=pytest.mark.nightly),
+        ("both and one", False),
+    ],
 )
 def test_a_term_vanishes_far_away_in_its_own_columns_alone(name, fit_intercept, tmp_path):
     X, rng = rows(2, 397)

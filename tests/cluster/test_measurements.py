@@ -154,6 +154,7 @@ def test_what_is_really_measured(tmp_path, folder, monkeypatch):
     assert json.loads(next(folder.iterdir()).read_text())["is_quick"] is True
 
 
+@pytest.mark.nightly
 def test_a_fit_uses_it(measured, monkeypatch, small_process):
     """The plan of a fit, as `dkrr.plan`, is made from measured rates."""
     monkeypatch.setattr(calibration, "LONG_SECONDS", 0.0)
