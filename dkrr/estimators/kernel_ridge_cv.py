@@ -674,7 +674,7 @@ class KernelRidgeCV(RidgeRegressor):
                 stacklevel=3,
             )
         self.selection_plan_ = selected.plan
-        for name in ("cv_predictions_", "learning_curve_", "optimum_", "_known_processes", *FITTED):
+        for name in ("cv_predictions_", "learning_curve_", "optimum_", *FITTED):
             if name not in ("feature_names_in_", *OF_INPUTS):
                 self.__dict__.pop(name, None)  # of an earlier fit
         if curve is not None:
