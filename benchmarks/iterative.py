@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -41,8 +41,14 @@ PRECONDITIONERS: dict[str, Any] = {
     "rpcholesky": RPCholesky,
     "float32": Float32Cholesky,
 }
-CENTRES = 1_500
-"""Centres of the Nyström approximation that the exact fit is compared with."""
+SIZES = (1_000, 5_000, 10_000, 20_000, 50_000, 100_000)
+"""Training rows of the curve of errors."""
+NYSTROEM = ((1_500, "rpcholesky"), (6_000, "rpcholesky"), (6_000, "uniform"))
+"""Nyström approximations that exact fits are compared with: the number of centres, and how they are drawn."""
+NYSTROEM_FROM = 20_000
+"""Fewest rows of the curve on which they are fitted."""
+SKLEARN_TO = 20_000
+"""Most rows of the curve on which scikit-learn is run: it needs three Gram matrices."""
 STRIP_SECONDS = 1.0
 
 
@@ -80,6 +86,8 @@ _cache = click.option("--cache", type=click.Path(path_type=Path), help="Folder f
 @click.option("--n", type=int, required=True)
 @click.option("--n-test", type=int, default=0, help="Held-out rows.")
 @click.option("--kernel", type=click.Choice(["rbf", "laplacian", "nystroem"]), default="rbf", show_default=True)
+@click.option("--centres", type=int, default=1_500, show_default=True, help="Of the Nyström approximation.")
+@click.option("--pivots", type=click.Choice(["rpcholesky", "uniform"]), default="rpcholesky", show_default=True)
 @click.option("--gamma", type=float, help="Default 1 / columns.")
 @click.option("--alpha", type=float, default=ALPHA, show_default=True)
 @click.option("--solver", "solver_name", default="auto", show_default=True, help="auto, cholesky, cg-rpcholesky ...")
@@ -94,6 +102,8 @@ def fit(
     n: int,
     n_test: int,
     kernel: str,
+    centres: int,
+    pivots: Literal["rpcholesky", "uniform"],
     gamma: float | None,
     alpha: float,
     solver_name: str,
@@ -112,7 +122,7 @@ def fit(
     gamma = 1 / X.shape[1] if gamma is None else gamma
     value: Any = Laplacian(gamma=gamma) if kernel == "laplacian" else RBF(gamma=gamma)
     if kernel == "nystroem":
-        value = Nystroem(value, CENTRES)
+        value = Nystroem(value, centres, pivots)
     model = dkrr.KernelRidge(
         alpha=alpha,
         kernel=value,
@@ -132,6 +142,8 @@ def fit(
         "data": data_name,
         "n": n,
         "kernel": kernel,
+        "centres": centres if kernel == "nystroem" else None,
+        "pivots": pivots if kernel == "nystroem" else None,
         "alpha": alpha,
         "tol": tol,
         "solver": solver_name,
@@ -158,24 +170,49 @@ def fit(
         "load": load.stop().to_dict(),
     }
     if n_test:
-        start = perf_counter()
-        error = np.asarray(model.predict(X_test)) - y_test
-        spread = y_test - y_test.mean()
-        record |= {
-            "r2": float(1 - error @ error / (spread @ spread)),
-            "mae": float(np.abs(error).mean()),
-            "predict_seconds": perf_counter() - start,
-        }
+        record |= _errors(model, X_test, y_test)
     click.echo(json.dumps(stamped(record)))
 
 
-def run_fit(**options: Any) -> dict[str, Any]:
-    """Fit in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.iterative", "fit"]
+def _errors(model: Any, X_test: Floats, y_test: Floats) -> dict[str, float]:
+    """R² and mean absolute error of predictions of held-out rows."""
+    start = perf_counter()
+    error = np.asarray(model.predict(X_test)) - y_test
+    spread = y_test - y_test.mean()
+    return {
+        "r2": float(1 - error @ error / (spread @ spread)),
+        "mae": float(np.abs(error).mean()),
+        "predict_seconds": perf_counter() - start,
+    }
+
+
+@main.command("sklearn")
+@click.option("--n", type=int, required=True)
+@click.option("--n-test", type=int, default=0, help="Held-out rows.")
+@_cache
+def sklearn_fit(n: int, n_test: int, cache: Path | None) -> None:
+    """Fit scikit-learn's KernelRidge to molecules, with all threads, and print a line of JSON."""
+    from sklearn.kernel_ridge import KernelRidge
+
+    X, y, X_test, y_test = data("qm9", n, n_test, cache)
+    model = KernelRidge(alpha=ALPHA, kernel="rbf", gamma=1 / X.shape[1])
+    load = LoadMeter()
+    start = perf_counter()
+    model.fit(X, y)
+    record = {"peer": "scikit-learn", "data": "qm9", "n": n, "kernel": "rbf", "seconds": perf_counter() - start}
+    record |= {"peak_bytes": peak_resident_bytes(), "load": load.stop().to_dict()}
+    click.echo(json.dumps(stamped(record | (_errors(model, X_test, y_test) if n_test else {}))))
+
+
+def run_fit(command_name: str = "fit", **options: Any) -> dict[str, Any]:
+    """Fit in a fresh process; of one that crashed, how and what it was to fit."""
+    command = [sys.executable, "-m", "benchmarks.iterative", command_name]
     for name, value in options.items():
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
     record = peers.run_command(command)
+    if "seconds" not in record:
+        record |= {"n": options["n"]} | ({} if command_name == "fit" else {"peer": "scikit-learn"})
     click.echo(json.dumps(record))
     return record
 
@@ -288,18 +325,22 @@ def mixed_factor(n: int, memory_limit: str) -> None:
 
 
 @main.command("headline")
-@click.option("--n", type=int, default=100_000, show_default=True)
+@click.option("--n", "sizes", type=int, multiple=True, default=SIZES, show_default=True)
 @click.option("--memory-limit", default="4GiB", show_default=True)
-@click.option("--compare/--no-compare", default=True, show_default=True, help="With fewer rows, and Nyström.")
+@click.option("--compare/--no-compare", default=True, show_default=True, help="With scikit-learn, and with Nyström.")
 @_cache
-def headline(n: int, memory_limit: str, compare: bool, cache: Path | None) -> None:
-    """QM9: exact on n rows without a Gram matrix on disk; exact on 20,000; Nyström on the same n rows."""
-    test = min(N_TEST, qm9.TOTAL_MOLECULES - n)
-    rows = [(f"exact, n = {n:,}", run_fit(n=n, n_test=test, memory_limit=memory_limit, cache=cache))]
+def headline(sizes: tuple[int, ...], memory_limit: str, compare: bool, cache: Path | None) -> None:
+    """QM9: exact fits of more and more rows without a Gram matrix on disk; scikit-learn's and Nyström's beside them."""
+    test = min(N_TEST, qm9.TOTAL_MOLECULES - max(sizes))
+    same: dict[str, Any] = {"n_test": test, "cache": cache}
+    rows = [(f"exact, n = {n:,}", run_fit(n=n, memory_limit=memory_limit, **same)) for n in sizes]
     if compare:
-        rows.append(("exact, n = 20,000", run_fit(n=20_000, n_test=test, memory_limit=memory_limit, cache=cache)))
-        nystroem = run_fit(n=n, n_test=test, kernel="nystroem", memory_limit=memory_limit, cache=cache)
-        rows.append((f"Nyström, {CENTRES:,} centres, n = {n:,}", nystroem))
+        for n in (n for n in sizes if n <= SKLEARN_TO):
+            rows.append((f"scikit-learn, n = {n:,}", run_fit("sklearn", n=n, **same)))
+        for n in (n for n in sizes if n >= NYSTROEM_FROM):
+            for m, pivots in NYSTROEM:
+                found = run_fit(n=n, kernel="nystroem", centres=m, pivots=pivots, memory_limit=memory_limit, **same)
+                rows.append((f"Nyström, {m:,} centres ({pivots}), n = {n:,}", found))
     show(f"QM9 within {memory_limit}", rows)
 
 
