@@ -6,7 +6,7 @@
 
 Every run of a step appends a line to ``results.jsonl`` in that folder; then the page is rendered. What is there for
 this code already is skipped, so that a stopped run resumes; a step that fails does not stop the others. Size full
-writes ``docs/measured``, ``docs/performance.md`` and the figures of ``README.md``, unless another folder is given;
+writes ``docs/measured``, ``docs/results/measurements.md`` and the figures of ``README.md``, unless another folder is given;
 other sizes write ``output/measured``.
 """
 
@@ -313,7 +313,7 @@ def main(
     folder = out or Path("docs/measured" if is_published else "output/measured")
     if Path.cwd() != ROOT:  # where the steps run
         folder, cache = (ROOT / folder if out is None else folder.absolute()), cache.absolute()
-    page, readme = (ROOT / "docs" / "performance.md", ROOT / "README.md") if is_published else (None, None)
+    page, readme = (ROOT / "docs" / "results" / "measurements.md", ROOT / "README.md") if is_published else (None, None)
     session = Session(size, folder, cache, retries, again, timeout, page, readme)
     steps = chosen_steps(size, only)
     if lists:

@@ -1,4 +1,4 @@
-"""The pictures of docs/guide.md: ``python -m benchmarks.guide --out docs/images``."""
+"""The pictures of docs/explanation/ridge-to-kernels.md: ``python -m benchmarks.guide --out docs/images``."""
 
 from pathlib import Path
 from typing import Any

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks.report --json docs/measured/results.jsonl --out docs/measured --page docs/performance.md
+    python -m benchmarks.report --json docs/measured/results.jsonl --out docs/measured --page docs/results/measurements.md
         --readme README.md
 
 A file of results has one line for every run of a step: its name, size, command, commit, time, how it ended, whether it

@@ -1,7 +1,7 @@
 """The tiled Cholesky on more workers than there are here: a simulation, checked against real runs.
 
 ``python -m benchmarks.wide --help`` lists the commands. Every command prints lines of JSON on stdout and tables on
-stderr. What the simulation leaves out is said in ``docs/wide-clusters.md``.
+stderr. What the simulation leaves out is said in ``docs/results/wide-clusters.md``.
 """
 
 import json

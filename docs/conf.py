@@ -77,14 +77,15 @@ html_copy_source = False
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "index": "README.md",
-    "changelog": "CHANGELOG.md",
-    "contributing": "CONTRIBUTING.md",
-    "security": "SECURITY.md",
-    "recipes/index": "cluster/README.md",
-    "recipes/dask-cli": "cluster/dask-cli/README.md",
-    "recipes/slurm": "cluster/slurm/README.md",
-    "recipes/compose": "cluster/compose/README.md",
-    "recipes/kubernetes": "cluster/kubernetes/README.md",
+    "reference/changelog": "CHANGELOG.md",
+    "developers/contributing": "CONTRIBUTING.md",
+    "developers/releasing": "RELEASING.md",
+    "explanation/safety": "SECURITY.md",
+    "how-to/recipes/index": "cluster/README.md",
+    "how-to/recipes/dask-cli": "cluster/dask-cli/README.md",
+    "how-to/recipes/slurm": "cluster/slurm/README.md",
+    "how-to/recipes/compose": "cluster/compose/README.md",
+    "how-to/recipes/kubernetes": "cluster/kubernetes/README.md",
 }
 """Pages of the site whose text is elsewhere in the repository, where its readers look for it."""
 PAGE_OF = {(ROOT / file).resolve(): f"{page}.md" for page, file in PAGES.items()}
@@ -119,7 +120,10 @@ def read_page(app, docname, source):
         app.env.note_dependency(str(original))
         source[0] = original.read_text() + "".join(source[0].partition("\n```{toctree}")[1:])
 
-    if docname == "command-line":
+    if docname.startswith("results/"):
+        source[0] = "---\norphan: true\n---\n\n" + source[0]  # linked from the developers' page, not in the navigation
+
+    if docname == "reference/command-line":
         source[0] += "\n".join(commands())
 
     def lead(match):

@@ -1,6 +1,6 @@
 """Every container of rows and targets that dkrr takes: a row of CONTAINERS joins all tests that go through them.
 
-A row that has an `example` is also in the table of docs/inputs.md, which `markdown` writes.
+A row that has an `example` is also in the table of docs/how-to/data.md, which `markdown` writes.
 """
 
 import uuid
@@ -239,7 +239,7 @@ def numbers(shape: tuple[int, ...] = (23, 7), dtype: str = "float64", seed: int 
 
 
 def markdown() -> str:
-    """Table of docs/inputs.md."""
+    """Table of docs/how-to/data.md."""
     lines = ["| container | written as | fit, plan, gram: rows are | predict returns | as y | command line | |"]
     lines.append("|---" * 7 + "|")
     for each in INPUTS:

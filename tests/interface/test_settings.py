@@ -43,7 +43,7 @@ def test_every_setting_is_checked_and_its_default_is_right():
 
 
 def test_every_setting_and_its_variable_are_described():
-    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
     described = dict(re.findall(r"^\| `(dkrr\.[\w.-]+)` \| `(DASK_DKRR__\w+)` \|$", page, re.M))
     rates = {f"rates.{name}" for name in dask.config.get("dkrr.rates")}
     assert set(described) == {f"dkrr.{name}" for name in rates | set(WRONG) - {"rates"}}

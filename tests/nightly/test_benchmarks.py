@@ -43,8 +43,8 @@ def test_the_commands_of_all_sizes_take_their_options(step, tmp_path):
 def test_the_published_page_and_the_readme_are_those_of_the_results():
     docs, readme = table.ROOT / "docs", (table.ROOT / "README.md").read_text()
     runs = report.read_runs(docs / "measured" / "results.jsonl")
-    pictures = report.pictures_in(docs / "measured", docs)
-    assert (docs / "performance.md").read_text() == report.markdown(runs, None, pictures)
+    pictures = report.pictures_in(docs / "measured", docs / "results")
+    assert (docs / "results" / "measurements.md").read_text() == report.markdown(runs, None, pictures)
     assert report.with_block(readme, report.highlights(report.shown_runs(runs, None))) == readme
 
 

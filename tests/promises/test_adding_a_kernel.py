@@ -10,7 +10,9 @@ import pytest
 
 from tests.promises.test_documents import DOCS, ROOT
 
-MODULE, LINE, TYPE, ROW, NAME = re.findall(r"^```\w+\n(.*?)^```", (DOCS / "add-a-kernel.md").read_text(), re.M | re.S)
+MODULE, LINE, TYPE, ROW, NAME = re.findall(
+    r"^```\w+\n(.*?)^```", (DOCS / "developers" / "add-a-kernel.md").read_text(), re.M | re.S
+)
 USES = """
 import json, sys
 import numpy as np

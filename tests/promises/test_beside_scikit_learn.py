@@ -1,6 +1,6 @@
 """A model of scikit-learn and dkrr's of the same objective give the same numbers wherever scikit-learn puts them.
 
-Where they differ is in docs/from-scikit-learn.md, and at the end of this file.
+Where they differ is in docs/how-to/from-scikit-learn.md, and at the end of this file.
 """
 
 import numpy as np
@@ -129,7 +129,7 @@ def test_a_search_of_linear_kernels_finds_what_ridge_cv_finds(settings, fit_inte
     assert_close(alone[1].intercept_, alone[0].intercept_)
 
 
-# Differences: docs/from-scikit-learn.md says why -----------------------------------------------------------------
+# Differences: docs/how-to/from-scikit-learn.md says why ----------------------------------------------------------
 
 
 def test_a_gaussian_process_has_the_same_mean_and_deviations_that_the_data_scale():

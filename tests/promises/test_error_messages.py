@@ -1,4 +1,4 @@
-"""Errors name the argument, its value and a remedy: the most frequent ones, and those of docs/troubleshooting.md.
+"""Errors name the argument, its value and a remedy: the most frequent ones, and those of the page "troubleshooting".
 
 That every wrong argument is refused by name is shown by tests/contracts/test_arguments.py; here are the words.
 """
@@ -17,7 +17,7 @@ from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, DiskSpaceError, DkrrError
 from dkrr.kernels import RBF
 
-PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "troubleshooting.md").read_text()
 DOCUMENTED = re.findall(r"^```text\n(.*?)\n```", PAGE, re.M | re.S)
 N = 24
 RNG = np.random.default_rng(20)
@@ -73,7 +73,7 @@ SHOWN = {
     "… is not positive definite": lambda: ridge(X[CODES], kernel="rbf", alpha=0.0),
     "… is missing, and files never hold code": lambda: saved(kernel=lambda A, B: A @ B.T),
 }
-"""Calls that lead to messages of docs/troubleshooting.md, by their beginnings there."""
+"""Calls that lead to messages of docs/how-to/troubleshooting.md, by their beginnings there."""
 SETTINGS = {
     "alpha has shape (2,); expected a number, or shape (3,): one for each target…": {"alpha": [1.0, 2.0]},
     "kernel is 'gaussian'; expected one of …did you mean 'rbf'?": {"kernel": "gaussian"},

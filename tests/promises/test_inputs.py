@@ -14,7 +14,7 @@ from dkrr.cli import dkrr as command
 from dkrr.errors import InputError
 from tests.inputs import INPUTS, markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "inputs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "data.md"
 SETTINGS = {"kernel": "rbf", "gamma": 0.5}
 N, X = 23, np.random.default_rng(0).normal(size=(23, 3))
 Y = np.sin(X[:, 0]) + X[:, 2]

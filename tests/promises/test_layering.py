@@ -19,7 +19,7 @@ from dkrr.linalg import TASK_MODULES
 
 PACKAGE = Path(dkrr.__file__).parent
 
-PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+PAGE = (PACKAGE.parent / "docs" / "developers" / "architecture.md").read_text()
 LINES = [re.split(r"\s{2,}", line)[0] for line in PAGE.split("```")[1].splitlines() if line[:1].strip()]
 LEVEL = {name: level for level, names in enumerate(reversed(LINES)) for name in names.split(" · ")}
 """Levels of module groups in the drawing of the architecture: what stands on one line does not import each other."""

@@ -1,6 +1,6 @@
 """What the theory says of a fitted model, one fact to a test.
 
-Notation of docs/method.md: f(x) = Σ αᵢ k(x, xᵢ) = φ(x)ᵀw minimises J(f) = Σ vᵢ (yᵢ − f(xᵢ))² + λ‖f‖².
+Notation of docs/developers/numerics.md: f(x) = Σ αᵢ k(x, xᵢ) = φ(x)ᵀw minimises J(f) = Σ vᵢ (yᵢ − f(xᵢ))² + λ‖f‖².
 """
 
 import numpy as np

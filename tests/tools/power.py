@@ -7,7 +7,7 @@
     python -m tests.tools.power run --tests ../old --pytest "-m 'not slow'" --mutants mutants.json \
         --cover before-cover.jsonl --out before.jsonl
     ... cover and run of --tests . --out after.jsonl
-    python -m tests.tools.power compare before.jsonl after.jsonl --mutants mutants.json --write docs/mutants.md
+    python -m tests.tools.power compare before.jsonl after.jsonl --mutants mutants.json --write docs/results/mutants.md
     python -m tests.tools.power run ... --matrix --limit 200 --out matrix.jsonl
     python -m tests.tools.power cover-set matrix.jsonl --cover before-cover.jsonl
 
