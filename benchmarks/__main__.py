@@ -6,8 +6,8 @@
 
 Every run of a step appends a line to ``results.jsonl`` in that folder; then the page is rendered. What is there for
 this code already is skipped, so that a stopped run resumes; a step that fails does not stop the others. Size full
-writes ``docs/measured``, ``docs/results/measurements.md`` and the figures of ``README.md``, unless another folder is given;
-other sizes write ``output/measured``.
+writes ``docs/measured``, ``docs/results/measurements.md`` and the figures of ``README.md``, unless another folder is
+given; other sizes write ``output/measured``.
 """
 
 import fnmatch

@@ -1,4 +1,4 @@
-"""Choosing λ and kernel for molecules, and what error bars promise: the picture and the numbers of docs/how-to/choose.md.
+"""Choosing λ and kernel for molecules, and what error bars promise: picture and numbers of docs/how-to/choose.md.
 
 ``python -m benchmarks.molecules --out docs/images --cache output/cache`` draws it and prints the numbers.
 """

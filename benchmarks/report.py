@@ -2,8 +2,8 @@
 
 ::
 
-    python -m benchmarks.report --json docs/measured/results.jsonl --out docs/measured --page docs/results/measurements.md
-        --readme README.md
+    python -m benchmarks.report --json docs/measured/results.jsonl --out docs/measured
+        --page docs/results/measurements.md --readme README.md
 
 A file of results has one line for every run of a step: its name, size, command, commit, time, how it ended, whether it
 was noisy, and the lines of JSON that it printed. Steps that are not there are named, and the rest is rendered.

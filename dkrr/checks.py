@@ -263,8 +263,8 @@ def _refuse_secrets(url: str, name: str) -> None:
             known = place.rpartition("@")[2] if HOST.fullmatch(host.rpartition("@")[2]) else "..."
             raise InputError(
                 f"{name} is {shown(f'{protocol}://{known}')} with a name, a password or a query; expected a URL "
-                f"without them: give credentials in the environment (docs/how-to/clusters.md), or open the array and give it "
-                f"instead of the URL"
+                f"without them: give credentials in the environment (docs/how-to/clusters.md), or open the array and "
+                f"give it instead of the URL"
             )
 
 

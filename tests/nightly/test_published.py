@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from click.testing import CliRunner
 
 import dkrr
 from dkrr.cli import dkrr as command
@@ -105,13 +104,3 @@ def test_commands_of_a_page_have_known_options(page):
         known = {option for p in command.commands[name].params for option in [*p.opts, *p.secondary_opts]}
         given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
         assert given <= known | {"--help"}, (name, given - known)
-
-
-def test_commands_of_the_tutorial_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = DOCS / "tutorials" / "batch.md"
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
-        exec(compile(block, str(page), "exec"), {})
-    for arguments in commands_of(page, "sh"):
-        done = CliRunner().invoke(command, arguments)
-        assert done.exit_code == 0, (arguments, done.output)

@@ -1,4 +1,4 @@
-"""Kill fits and damage stores at random, and compare what happens then with the undisturbed result
+"""Kill fits and damage stores at random, and compare what happens then with the undisturbed result.
 
 Its results: docs/results/chaos.md.
 """
