@@ -21,13 +21,13 @@ version = release = version_of("dkrr")
 project_copyright = author
 
 extensions = [
-    "myst_nb",
+    "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py"]
+exclude_patterns = ["_build"]
 nitpicky = True
 nitpick_ignore = [("py:class", "numpy.linalg.LinAlgError")]
 # Parts of the types of arguments, which have no pages: the text beside them says what each is. Nor has scikit-learn.
@@ -37,12 +37,9 @@ nitpick_ignore_regex = [
 ]
 default_role = "name"
 
-# Pages, and notebooks that are run for the site.
+# Pages
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-nb_execution_mode = "force"
-nb_execution_raise_on_error = True
-nb_execution_timeout = 60
 
 # API reference
 autosummary_generate = True
