@@ -273,8 +273,8 @@ QUOTES: tuple[Quote, ...] = (
     quote(
         _FAST,
         "iterative-headline",
-        "{few} to {few_error} kcal/mol with 1,500 centres, {many} to {many_error} with 6,000, against {exact} to {error} "
-        "for the exact fit.",
+        "{few} to {few_error} kcal/mol with 1,500 centres, {many} to {many_error} with 6,000, against {exact} to "
+        "{error} for the exact fit.",
         few=of("seconds", "seconds", where=_nystroem(1_500, "rpcholesky")),
         few_error=of("mae", "number", where=_nystroem(1_500, "rpcholesky")),
         many=of("seconds", "seconds", where=_nystroem(6_000, "uniform")),
