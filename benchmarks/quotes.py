@@ -137,6 +137,7 @@ def of(
 
 _README = "README.md"
 _FAST = "docs/explanation/how-fast.md"
+_ELSE = "docs/explanation/something-else.md"
 _COLD = {"what": "dkrr, cold"}
 _DEFAULT_WAY = {"way": "auto"}
 
@@ -248,6 +249,36 @@ QUOTES: tuple[Quote, ...] = (
         small=of("ratio", "number", where={"n": 100}),
         dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY, step="text"),
         sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}, step="text"),
+    ),
+    quote(
+        _ELSE,
+        "logistic-core",
+        "it took {boosting} to an accuracy of {accuracy}; dkrr's classifier took {dkrr} to {dkrr_accuracy}.",
+        boosting=of("seconds", "seconds", where={"what": "HistGradientBoosting"}),
+        accuracy=of("accuracy", "thousandths", where={"what": "HistGradientBoosting"}),
+        dkrr=of("seconds", "seconds", where={"what": "dkrr, cg"}),
+        dkrr_accuracy=of("accuracy", "thousandths", where={"what": "dkrr, cg"}),
+    ),
+    quote(
+        _ELSE,
+        "small",
+        "At 100 rows a fit and a prediction take {time}, {ratio} times scikit-learn's time;",
+        time=of("dkrr.seconds", "seconds", where={"n": 100}),
+        ratio=of("ratio", "number", where={"n": 100}),
+    ),
+    quote(
+        _ELSE,
+        "text",
+        "a linear classifier of scikit-learn took {sklearn}, dkrr {dkrr}, with the same accuracy.",
+        sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
+        dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
+    ),
+    quote(
+        _ELSE,
+        "fourier-line",
+        "It took {peer} for 10⁶ rows, dkrr with the RBF kernel {dkrr}.",
+        peer=of("seconds", "seconds", where={"peer": "celerite2"}),
+        dkrr=of("dkrr_seconds", "seconds", where={"peer": "celerite2"}),
     ),
     _small(100),
     _small(1000),
