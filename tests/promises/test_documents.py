@@ -110,6 +110,16 @@ def test_dependencies_are_those_that_the_documents_name():
     assert named == required
 
 
+def test_pages_on_installing_and_citing_have_what_the_project_says():
+    install, citing = ((DOCS / page).read_text() for page in ("how-to/install.md", "reference/citing.md"))
+    rows = re.findall(r"^\| (`.*?) \|", install.split("## Extras")[1].split("## ")[0], re.M)
+    assert {name for row in rows for name in re.findall(r"`(.+?)`", row)} == {*PROJECT["optional-dependencies"]}
+    assert f"the {len(PROJECT['dependencies'])} required packages" in install
+    *first, last = (each.split(" :: ")[-1] for each in PROJECT["classifiers"] if "Python :: 3." in each)
+    assert f"| Python | {', '.join(first)} and {last}." in install
+    assert f"version = {{{PROJECT['version']}}}," in citing
+
+
 @pytest.mark.parametrize("search", [{}, {"cv": 2, "train_sizes": [0.5]}], ids=["model", "search"])
 @pytest.mark.parametrize("kind", ["KernelRidge", "KernelLogisticRegression"])
 def test_every_parameter_and_attribute_is_described(kind, search):

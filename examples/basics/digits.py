@@ -5,7 +5,7 @@ Handwritten digits
 Ten classes, and the digits that the model finds hardest.
 
 scikit-learn's 1,797 small pictures of digits: one quarter of them trains a softmax of ten
-kernel functions, and the others test it.
+kernel functions, the others are the test.
 """
 
 # %%
@@ -23,7 +23,7 @@ numbers = np.arange(len(X))
 train, test = numbers[::4], numbers[numbers % 4 > 0]
 
 # %%
-# The fit is exact: Newton's method to a relative gradient of 1e-6 here.
+# Newton's method ends at a relative gradient of 1e-6.
 
 model = KernelLogisticRegression(alpha=0.01, kernel="rbf", gamma=0.1, tol=1e-6)
 model.fit(X[train], y[train])
@@ -32,7 +32,7 @@ print(f"{len(steps)} Newton steps, relative gradient {steps[-1].gradient:.1e}")
 print(f"{model.score(X[test], y[test]):.1%} of the test digits are right")
 
 # %%
-# The eight test digits to which the model gives the least probability of the right class.
+# The eight test digits whose right class has the lowest probability.
 
 probabilities = model.predict_proba(X[test])
 of_the_right = probabilities[np.arange(test.size), y[test]]
@@ -42,7 +42,7 @@ figure, panels = plt.subplots(2, 4, figsize=(7, 4), layout="constrained")
 for axes, k in zip(panels.flat, np.argsort(of_the_right), strict=False):
     axes.imshow(X[test[k]].reshape(8, 8), cmap="gray_r")
     axes.set_title(
-        f"{y[test[k]]}: {of_the_right[k]:.0%}, taken for {guesses[k]}", fontsize=9
+        f"{y[test[k]]}: {of_the_right[k]:.0%}, predicted {guesses[k]}", fontsize=9
     )
     axes.set_xticks([])
     axes.set_yticks([])

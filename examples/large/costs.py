@@ -4,14 +4,13 @@ What a fit will cost
 
 Plans for growing problems, without any data.
 
-``dkrr.plan`` needs sizes only. It chooses the solver and the place of the work, and says
-what time, memory and disk they take on this machine. Here both axes are logarithmic, so
-that a factorisation, with n³ / 3 operations, is a steep line, and conjugate gradient a
-flatter one.
+``dkrr.plan`` needs sizes only. It chooses the solver and where it runs, and predicts
+time, memory and disk on this machine. Both axes are logarithmic: a factorisation, with
+n³ / 3 operations, is a steep line, and conjugate gradient a flatter one.
 """
 
 # %%
-# Every number of rows is planned twice: for a factorisation, and as dkrr would do it.
+# Every number of rows is planned twice: for a factorisation, and with dkrr's own choice.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -35,7 +34,7 @@ for n, plan in zip(sizes, chosen, strict=True):
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 for plans, name, style in (
     (direct, "Cholesky", "o-"),
-    (chosen, "what dkrr chooses", "s-"),
+    (chosen, "chosen by dkrr", "s-"),
 ):
     n = sizes[: len(plans)]
     left.loglog(n, [plan.chosen.seconds for plan in plans], style, label=name)

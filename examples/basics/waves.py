@@ -4,8 +4,9 @@ What λ and γ do
 
 Nine fits of the same forty noisy points.
 
-A large γ (a short length) lets a point count only nearby, a small one couples all of
-them. λ says how much of the variation is noise. Neither replaces the other.
+With a large γ (a short length) a point acts only nearby; a small γ couples all points.
+λ, the argument ``alpha``, says how much of the variation is noise. Neither replaces the
+other.
 """
 
 # %%
@@ -22,8 +23,8 @@ y = np.sin(2 * x) + 0.3 * x + 0.25 * rng.standard_normal(40)
 grid = np.linspace(-3.3, 3.3, 400)
 
 # %%
-# In the middle λ and γ are about right. Above λ is too small and the curve follows the
-# noise, below it is too large and the curve is flat.
+# In the middle, λ and γ are about right. Top: λ is too small, and the curve follows the
+# noise. Bottom: λ is too large, and the curve is flat. γ grows from left to right.
 
 figure, panels = plt.subplots(
     3, 3, figsize=(9, 7), sharex=True, sharey=True, layout="constrained"

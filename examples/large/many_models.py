@@ -4,8 +4,8 @@ Many models
 
 A loop over γ and λ that continues where it was interrupted.
 
-A model is saved whole or not at all, so one that exists is complete. Many targets are
-not many models: as columns of y they share one kernel matrix.
+A model that exists at its path is complete, so the loop skips it. Many targets do not
+need many models: as columns of y they share one kernel matrix.
 """
 
 import sys
@@ -27,7 +27,7 @@ for gamma, alpha in product((0.01, 0.1, 1.0), (1e-4, 1e-2)):
     path = folder / f"rbf-{gamma}-{alpha}.zarr"
     if path.exists():
         continue
-    # A fit of hours resumes, too, with store=folder / f"{path.stem}-run.zarr".
+    # A long fit resumes, too, with store=folder / f"{path.stem}-run.zarr".
     model = dkrr.KernelRidge(kernel="rbf", gamma=gamma, alpha=alpha).fit(X, y)
     dkrr.save(model, path)
     print(f"{path.name}: residual {model.solve_result_.residual:.1e}")

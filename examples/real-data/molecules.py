@@ -35,7 +35,7 @@ ENERGIES = {
 
 
 def eigenvalues(elements, positions, size=29):
-    """Sorted eigenvalues of the Coulomb matrix, and zeros for missing atoms."""
+    """Sorted eigenvalues of the Coulomb matrix, padded with zeros."""
     charges = np.array([CHARGES[element] for element in elements])
     distances = np.linalg.norm(positions[:, None] - positions, axis=2) / 0.529177
     np.fill_diagonal(distances, 1)
@@ -46,8 +46,7 @@ def eigenvalues(elements, positions, size=29):
 
 
 # %%
-# The target is the energy that binds the atoms, in kcal/mol: that of the molecule less
-# those of its atoms.
+# The target is the energy of the molecule minus those of its atoms, in kcal/mol.
 
 package = Path(find_spec("qm9pack").submodule_search_locations[0])
 columns = ["Elements", "XYZ_Ang", "InternalEnergy_0K_au"]
@@ -69,8 +68,8 @@ atoms = np.array(
 y = 627.5095 * (table["InternalEnergy_0K_au"].to_numpy() - atoms)
 
 # %%
-# λ and γ are chosen for the Laplacian kernel, and ``train_sizes`` trains on parts of the
-# rows too.
+# λ and γ are chosen for the Laplacian kernel; ``train_sizes`` adds fits to fractions of
+# the rows.
 
 search = KernelRidgeCV(
     np.geomspace(1e-10, 1e-2, 5),
@@ -86,8 +85,8 @@ print(search.best_params_)
 print(fill(curve["conclusion"], 88))
 
 # %%
-# Left the molecules when they were held out; right the root mean square error over the
-# number of molecules.
+# Left: each molecule, predicted by the model without it. Right: root mean square error
+# over the number of molecules.
 
 errors = np.sqrt(-curve["mean_test_score"])
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")

