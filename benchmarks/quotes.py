@@ -136,6 +136,7 @@ def of(
 
 
 _FAST = "docs/explanation/how-fast.md"
+_ELSE = "docs/explanation/something-else.md"
 _COLD = {"what": "dkrr, cold"}
 _DEFAULT_WAY = {"way": "auto"}
 
@@ -302,5 +303,36 @@ QUOTES: tuple[Quote, ...] = (
         "are within a factor of {half} of the measured time; the worst was wrong by a factor of {worst}.",
         half=of("summary.all.seconds.off", "ratio"),
         worst=of("summary.all.seconds.worst_off", "number"),
+    ),
+    quote(
+        _ELSE,
+        "logistic-core",
+        "it took {peer_time} s to an accuracy of {peer}; dkrr's classifier took {time} s to {dkrr}.",
+        peer=of("accuracy", "thousandths", where={"what": "HistGradientBoosting"}),
+        peer_time=of("seconds", "number", where={"what": "HistGradientBoosting"}),
+        dkrr=of("accuracy", "thousandths", where={"what": "dkrr, cg"}),
+        time=of("seconds", "count", where={"what": "dkrr, cg"}),
+    ),
+    quote(
+        _ELSE,
+        "small",
+        "At 100 rows a fit and a prediction take {time}, {ratio} times scikit-learn's time; from 500 rows",
+        time=of("dkrr.seconds", "seconds", where={"n": 100}),
+        ratio=of("ratio", "number", where={"n": 100}),
+    ),
+    quote(
+        _ELSE,
+        "text",
+        "For {n} text messages a linear classifier of scikit-learn took {sklearn}, dkrr {dkrr}, with the same",
+        n=of("n", "count", where=_DEFAULT_WAY),
+        sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
+        dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
+    ),
+    quote(
+        _ELSE,
+        "fourier-line",
+        "It took {peer} s for 10⁶ rows, dkrr with the RBF kernel {dkrr} s.",
+        peer=of("seconds", "ratio", where={"peer": "celerite2"}),
+        dkrr=of("dkrr_seconds", "ratio", where={"peer": "celerite2"}),
     ),
 )
