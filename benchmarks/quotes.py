@@ -135,6 +135,7 @@ def of(
     return Value(path, style, over, where or {}, unit, step)
 
 
+_README = "README.md"
 _FAST = "docs/explanation/how-fast.md"
 _ELSE = "docs/explanation/something-else.md"
 _COLD = {"what": "dkrr, cold"}
@@ -190,6 +191,65 @@ def _large(
 
 
 QUOTES: tuple[Quote, ...] = (
+    quote(
+        _README,
+        "iterative-headline",
+        "All 100,000 molecules: {error} kcal/mol after {exact}, to a relative residual of {residual}. Nyström "
+        "approximations of the same rows: {few_error} with 1,500 centres ({few}) and {many_error} with 6,000 ({many}).",
+        error=of("mae", "number", where=_exact(100_000)),
+        exact=of("seconds", "seconds", where=_exact(100_000)),
+        residual=of("residual", "exponent", where=_exact(100_000)),
+        few=of("seconds", "seconds", where=_nystroem(1_500, "rpcholesky")),
+        few_error=of("mae", "number", where=_nystroem(1_500, "rpcholesky")),
+        many=of("seconds", "seconds", where=_nystroem(6_000, "uniform")),
+        many_error=of("mae", "number", where=_nystroem(6_000, "uniform")),
+    ),
+    quote(
+        _README,
+        "solve-10000",
+        "| 10,000 × 16 (0.8 GB) | {time}, {peak} | {sklearn}, {sklearn_peak} |",
+        time=of("dkrr.seconds", "seconds", where=AUTO),
+        peak=of(PEAK, "bytes", where=AUTO),
+        sklearn=of(SKLEARN, "seconds", where=AUTO),
+        sklearn_peak=of(SKLEARN_PEAK, "bytes", where=AUTO),
+    ),
+    quote(
+        _README,
+        "solve-32768",
+        "| 32,768 × 16 (8.6 GB) within 3 GiB | {time}, {peak} in 3 processes |",
+        time=of("dkrr.seconds", "seconds", where=AUTO),
+        peak=of(PEAK, "bytes", where=AUTO),
+    ),
+    quote(
+        _README,
+        "iterative-headline",
+        "| 100,000 × 79 (80 GB) within 4 GiB | {time}, {peak} |",
+        time=of("seconds", "seconds", where=_exact(100_000)),
+        peak=of("peak_bytes", "bytes", where=_exact(100_000)),
+    ),
+    quote(
+        _README,
+        "selection-grid-20000",
+        "| 20,000 × 79, 10 λ × 5 folds | {time}, {peak} | {peer} (extrapolated) |",
+        time=of("seconds", "seconds"),
+        peak=of("peak_bytes", "bytes"),
+        peer=of("peer_seconds", "seconds"),
+    ),
+    quote(
+        _README,
+        "fourier-fit",
+        "take {million}, 10⁸ take {hundred}, with a certified error",
+        million=of("seconds", "seconds", where={"peer": None}),
+        hundred=of("seconds", "seconds", step="fourier-hundred"),
+    ),
+    quote(
+        _README,
+        "small",
+        "| a hundred rows ({small} × the time here), or a linear model of text ({dkrr} here, {sklearn} there) |",
+        small=of("ratio", "number", where={"n": 100}),
+        dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY, step="text"),
+        sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}, step="text"),
+    ),
     _small(100),
     _small(1000),
     _in_memory(5000),
