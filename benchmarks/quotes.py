@@ -284,7 +284,6 @@ QUOTES: tuple[Quote, ...] = (
     _small(1000),
     _in_memory(5000),
     _in_memory(10_000),
-    _in_memory(14_000),
     _in_memory(16_384, " (one thread)"),
     quote(
         _FAST,
@@ -331,13 +330,6 @@ QUOTES: tuple[Quote, ...] = (
     ),
     quote(
         _FAST,
-        "selection-primal",
-        "| the same, linear kernel | 5,000,000 × 100 | {time} | {ratio} × one pass over the rows |",
-        time=of("seconds", "seconds"),
-        ratio=of("ratio_to_pass", "ratio"),
-    ),
-    quote(
-        _FAST,
         "selection-loo",
         "| leave-one-out errors | 16,384 × 16 | {time} | {ratio} × one fit |",
         time=of("seconds", "seconds"),
@@ -381,7 +373,7 @@ QUOTES: tuple[Quote, ...] = (
     quote(
         _FAST,
         "fourier-line",
-        "celerite2 takes {peer}, dkrr {dkrr} ({ratio} ×).",
+        "celerite2 takes {peer}, dkrr {dkrr} ({ratio} ×), with another kernel",
         peer=of("seconds", "seconds", where={"peer": "celerite2"}),
         dkrr=of("dkrr_seconds", "seconds", where={"peer": "celerite2"}),
         ratio=of("ratio", "number", where={"peer": "celerite2"}),
@@ -401,5 +393,36 @@ QUOTES: tuple[Quote, ...] = (
         "are within a factor of {half} of the measured time; the worst was wrong by a factor of {worst}.",
         half=of("summary.all.seconds.off", "ratio"),
         worst=of("summary.all.seconds.worst_off", "number"),
+    ),
+    quote(
+        _ELSE,
+        "logistic-core",
+        "it took {peer_time} s to an accuracy of {peer}; dkrr's classifier took {time} s to {dkrr}.",
+        peer=of("accuracy", "thousandths", where={"what": "HistGradientBoosting"}),
+        peer_time=of("seconds", "number", where={"what": "HistGradientBoosting"}),
+        dkrr=of("accuracy", "thousandths", where={"what": "dkrr, cg"}),
+        time=of("seconds", "count", where={"what": "dkrr, cg"}),
+    ),
+    quote(
+        _ELSE,
+        "small",
+        "At 100 rows a fit and a prediction take {time}, {ratio} times scikit-learn's time; from 500 rows",
+        time=of("dkrr.seconds", "seconds", where={"n": 100}),
+        ratio=of("ratio", "number", where={"n": 100}),
+    ),
+    quote(
+        _ELSE,
+        "text",
+        "For {n} text messages a linear classifier of scikit-learn took {sklearn}, dkrr {dkrr}, with the same",
+        n=of("n", "count", where=_DEFAULT_WAY),
+        sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
+        dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
+    ),
+    quote(
+        _ELSE,
+        "fourier-line",
+        "It took {peer} s for 10⁶ rows, dkrr with the RBF kernel {dkrr} s.",
+        peer=of("seconds", "ratio", where={"peer": "celerite2"}),
+        dkrr=of("dkrr_seconds", "ratio", where={"peer": "celerite2"}),
     ),
 )
