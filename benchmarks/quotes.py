@@ -261,20 +261,6 @@ QUOTES: tuple[Quote, ...] = (
     ),
     quote(
         _ELSE,
-        "small",
-        "At 100 rows a fit and a prediction take {time}, {ratio} times scikit-learn's time;",
-        time=of("dkrr.seconds", "seconds", where={"n": 100}),
-        ratio=of("ratio", "number", where={"n": 100}),
-    ),
-    quote(
-        _ELSE,
-        "text",
-        "a linear classifier of scikit-learn took {sklearn}, dkrr {dkrr}, with the same accuracy.",
-        sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
-        dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
-    ),
-    quote(
-        _ELSE,
         "fourier-line",
         "It took {peer} for 10⁶ rows, dkrr with the RBF kernel {dkrr}.",
         peer=of("seconds", "seconds", where={"peer": "celerite2"}),
@@ -396,15 +382,6 @@ QUOTES: tuple[Quote, ...] = (
     ),
     quote(
         _ELSE,
-        "logistic-core",
-        "it took {peer_time} s to an accuracy of {peer}; dkrr's classifier took {time} s to {dkrr}.",
-        peer=of("accuracy", "thousandths", where={"what": "HistGradientBoosting"}),
-        peer_time=of("seconds", "number", where={"what": "HistGradientBoosting"}),
-        dkrr=of("accuracy", "thousandths", where={"what": "dkrr, cg"}),
-        time=of("seconds", "count", where={"what": "dkrr, cg"}),
-    ),
-    quote(
-        _ELSE,
         "small",
         "At 100 rows a fit and a prediction take {time}, {ratio} times scikit-learn's time; from 500 rows",
         time=of("dkrr.seconds", "seconds", where={"n": 100}),
@@ -417,12 +394,5 @@ QUOTES: tuple[Quote, ...] = (
         n=of("n", "count", where=_DEFAULT_WAY),
         sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
         dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
-    ),
-    quote(
-        _ELSE,
-        "fourier-line",
-        "It took {peer} s for 10⁶ rows, dkrr with the RBF kernel {dkrr} s.",
-        peer=of("seconds", "ratio", where={"peer": "celerite2"}),
-        dkrr=of("dkrr_seconds", "ratio", where={"peer": "celerite2"}),
     ),
 )
