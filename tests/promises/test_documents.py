@@ -156,12 +156,14 @@ def test_version_is_the_projects():
 
 
 MESSAGES = re.findall(r"^```text\n(.*?)\n```", (DOCS / "how-to" / "troubleshooting.md").read_text(), re.M | re.S)
+RUNBOOK = re.search(r"^## Runbook\n(.*?)^## ", (DOCS / "how-to" / "clusters.md").read_text(), re.M | re.S)[1]
+LOGGED = [said for cell in re.findall(r"^\| (`.*?`) \| ", RUNBOOK, re.M) for said in re.findall(r"`(.+?)`", cell)]
 
 
-def test_the_messages_of_troubleshooting_are_those_of_the_source():
+def test_the_messages_of_troubleshooting_and_of_the_runbook_are_those_of_the_source():
     code = "\n".join(path.read_text() for path in (ROOT / "dkrr").rglob("*.py"))
     source = " ".join(re.sub(r'"\n *f?"', "", code).split())  # strings that stand one below the other are one
-    for message in MESSAGES:
+    for message in MESSAGES + LOGGED:
         parts = [part.strip(" .:;,(") for part in message.split("…")]
         assert max(map(len, parts)) >= 12 and all(part in source for part in parts), message
-    assert len(MESSAGES) > 15
+    assert len(MESSAGES) > 15 and len(LOGGED) > 10
