@@ -44,4 +44,4 @@ def test_only_runs_that_are_shown_are_kept():
     old, new, failed = run_of(started="1"), run_of(started="2"), run_of(status="failed", started="3")
     gone, noisy = run_of(step="a step of the past"), run_of(step="text", noisy=True)
     assert prune([old, gone, new, failed, noisy]) == [new]
-    assert prune(RUNS) == RUNS
+    assert prune(RUNS) == RUNS, "run python -m benchmarks.report --prune"
