@@ -8,6 +8,12 @@ TOGETHER = --numprocesses 2 --dist worksteal
 # They start a hundred processes, each of which would compile the package again.
 export PYTHONDONTWRITEBYTECODE =
 
+# Development versions: the nightly wheels of Scientific Python, and the main branches of what is Python only.
+UPSTREAM = .venv-upstream
+UPSTREAM_PACKAGES = --extra-index-url https://pypi.anaconda.org/scientific-python-nightly-wheels/simple \
+	numpy scipy scikit-learn git+https://github.com/dask/dask git+https://github.com/dask/distributed \
+	git+https://github.com/zarr-developers/zarr-python
+
 # Those of each package that touch what it depends on: stores, saved models, workers, the interface of scikit-learn.
 OLDEST_TESTS = $(addprefix tests/, store data interface contracts/test_rows.py contracts/test_kernels.py \
 	promises/test_exact.py promises/test_scikit_learn.py promises/test_resume.py algorithms/test_fitting_checkpoint.py \
@@ -25,7 +31,7 @@ KERNELS_TESTS = $(addprefix tests/, algorithms contracts data planning/test_deci
 	interface/test_shown.py $(addprefix promises/, test_exact.py test_exact_classes.py test_honest_results.py \
 	test_inputs.py test_platforms.py test_resume.py test_scikit_learn.py test_theory.py))
 
-.PHONY: demo test nightly guard kernels random oldest pythons check docs format clean
+.PHONY: demo test nightly guard kernels random coverage oldest pythons upstream check docs format clean
 
 demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (about 2 minutes)
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
@@ -45,11 +51,22 @@ kernels: $(VENV)/.test  ## The numerical tests with other BLAS kernels, and with
 random: $(VENV)/.test  ## The fast tests in random order, in three processes
 	$(RUN) -m pytest --numprocesses 3 --dist worksteal -p randomly
 
+coverage: $(VENV)/.coverage  ## Branch coverage of the fast tests, and of the processes that they start (10 minutes on 2 cores)
+	$(RUN) -m coverage erase
+	$(RUN) -m coverage run -m pytest $(TOGETHER)
+	$(RUN) -m coverage combine --quiet
+	$(RUN) -m coverage report
+
 oldest: $(OLDEST)/.suite  ## A part of the tests with the smallest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest $(TOGETHER) $(OLDEST_TESTS)
 
 pythons:  ## A fast part of the tests with Python 3.12 and 3.13, and the newest packages
 	.ci/pythons "$(PYTHONS)" $(PYTHONS_TESTS)
+
+upstream:  ## A part of the tests with development versions of NumPy, SciPy, scikit-learn, Zarr and Dask
+	$(MAKE) VENV=$(UPSTREAM) $(UPSTREAM)/.suite
+	$(UPSTREAM)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --pre $(UPSTREAM_PACKAGES)
+	$(UPSTREAM)/bin/python -m pytest $(TOGETHER) $(OLDEST_TESTS)
 
 check: $(VENV)/.test  ## Format, lint and types
 	$(RUN) -m ruff format --check .
@@ -84,4 +101,4 @@ $(OLDEST)/.suite: pyproject.toml .ci/oldest.py | $(OLDEST)/bin/python
 	@touch $@
 
 clean:  ## Remove the environments and what was made
-	rm -rf $(VENV) $(OLDEST) $(addprefix .venv-, $(PYTHONS)) output docs/_build docs/gallery docs/api/examples docs/api/generated
+	rm -rf $(VENV) $(OLDEST) $(UPSTREAM) $(addprefix .venv-, $(PYTHONS)) output docs/_build docs/gallery docs/api/examples docs/api/generated
