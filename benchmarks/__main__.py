@@ -4,10 +4,10 @@
 
     python -m benchmarks --size full [--only solve-16384 --only 'plans-*'] [--out FOLDER]
 
-Every run of a step appends a line to ``results.jsonl`` in that folder; then the page is rendered. What is there for
-this code already is skipped, so that a stopped run resumes; a step that fails does not stop the others. Size full
-writes ``docs/measured``, ``docs/results/measurements.md`` and the figures of ``README.md``, unless another folder is
-given; other sizes write ``output/measured``.
+Every run of a step appends a line to ``results.jsonl`` in that folder; then the page is rendered. Steps that were
+measured with this code are skipped, so that a stopped run resumes; a step that fails does not stop the others. Size
+full writes ``docs/measured`` and ``docs/results/measurements.md``, and prints the quotes on pages that differ from the
+results. Other sizes write ``output/measured``, and ``--out`` names another folder.
 """
 
 import fnmatch
@@ -36,12 +36,11 @@ from rich.console import Console
 from benchmarks.cases import end_tree
 from benchmarks.grids import SIZES, Size
 from benchmarks.machine import LoadMeter, checksum, describe_machine
-from benchmarks.report import Record, best_run, judge, read_runs, render
+from benchmarks.quotes import differences
+from benchmarks.report import judge, render
+from benchmarks.results import RESULTS, ROOT, Record, best_run, read_runs
 from benchmarks.steps import STEPS, Step, step_named
 from dkrr.text import format_seconds
-
-ROOT = Path(__file__).parents[1]
-RESULTS = "results.jsonl"
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,11 @@ class Session:
     again: bool
     timeout: float | None
     """In place of each step's own."""
-    page: Path | None = None
-    """Default: README.md in the folder."""
-    readme: Path | None = None
-    """Page that quotes the figures."""
 
     @property
     def results(self) -> Path:
         """File of the runs."""
-        return self.out / RESULTS
+        return self.out / RESULTS.name
 
     def lines(self, step: Step) -> Path:
         """File for the lines of another step that this one uses."""
@@ -276,7 +271,7 @@ def run_all(session: Session, steps: Sequence[Step], console: Console) -> list[s
         if run["status"] != "complete":
             failed.append(step.name)
         # After every step, so that what there is can be read while the rest runs.
-        render(session.results, session.out, page=session.page, readme=session.readme)
+        render(session.results, session.out)
     return failed
 
 
@@ -313,8 +308,7 @@ def main(
     folder = out or Path("docs/measured" if is_published else "output/measured")
     if Path.cwd() != ROOT:  # where the steps run
         folder, cache = (ROOT / folder if out is None else folder.absolute()), cache.absolute()
-    page, readme = (ROOT / "docs" / "results" / "measurements.md", ROOT / "README.md") if is_published else (None, None)
-    session = Session(size, folder, cache, retries, again, timeout, page, readme)
+    session = Session(size, folder, cache, retries, again, timeout)
     steps = chosen_steps(size, only)
     if lists:
         for step in steps:
@@ -326,7 +320,9 @@ def main(
     if calibrates:
         calibrate(steps, console)
     failed = run_all(session, steps, console)
-    console.print(f"page: {render(session.results, folder, page=page, readme=readme)}")
+    console.print(f"page: {render(session.results, folder)}")
+    for difference in differences(read_runs(RESULTS), ROOT) if is_published else ():
+        click.echo(difference, err=True)
     if failed:
         raise click.ClickException(f"failed: {', '.join(failed)}")
 

@@ -2,7 +2,13 @@
 
 ``python -m benchmarks.logistic small`` (and ``flights``, ``core``, ``path``) prints one line of JSON a fit on stdout
 and a table on stderr. Every fit of ``flights`` and ``core`` runs in a fresh process, so that its peak memory is its
-own; the rows (see :mod:`benchmarks.flights`) lie in a temporary folder meanwhile.
+own; the rows (see :mod:`benchmarks.flights`) lie in a temporary folder meanwhile. ``peak_bytes`` is the largest peak of
+the processes that did the work, ``process_peak_bytes`` that of the calling process.
+
+``step_over_ridge`` of ``core`` is the mean time of a Newton step over the time of a ridge regression of the same rows,
+solver and limit, with λ' = 8 λ: at p = ½ that is the shift of a Newton system. γ and λ of ``core`` and ``path`` are the
+best of a coarse grid at 3,000 rows; those of ``small`` are not tuned. ``probability_difference`` of ``flights`` is the
+largest difference from scikit-learn's ``LogisticRegression(C=1)``, most of which is its tolerance.
 """
 
 import json

@@ -1,12 +1,17 @@
-"""Plans against reality: what plans promise over what happens.
+"""Plans against reality: predicted over measured times, traffic and memory.
 
 ::
 
     python -m benchmarks.plans grid --size full --json output/plans.jsonl
     python -m benchmarks.plans draw --json output/plans.jsonl --out output/plans.png
 
-Every fit runs in a process of its own. The cases are in `benchmarks.grids`, the entries of a line in
-``benchmarks/README.md``. All ratios are predicted / measured.
+Every fit runs in its own process. The cases are in `benchmarks.grids`. All ratios are predicted / measured;
+``ratios_at_iterations`` are those of a plan with the iterations and the rank that the fit needed, so that only the
+error of the cost model remains. Traffic below 1 MiB is not compared. A time that is off by more than 2 is not a miss if
+the plan's range of seconds contains it.
+
+Plans have the rates of ``dkrr calibrate`` if it was run, else those of the quick measurement (``rates_from``).
+``DASK_DKRR__PROFILE_DIRECTORY=EMPTY DASK_DKRR__QUICK_MEASUREMENT=false`` shows plans with dkrr's defaults.
 """
 
 import fnmatch

@@ -5,8 +5,27 @@
     python -m benchmarks.regret run --size full --json output/before.jsonl
     python -m benchmarks.regret compare output/before.jsonl output/after.jsonl
 
-Every fit runs in a process of its own. The problems are in `benchmarks.grids`, what is tried of each in
-`benchmarks.ways`, the entries of a line in ``benchmarks/README.md``. All ratios of plans are predicted / measured.
+Every fit runs in its own process. The problems are in `benchmarks.grids`: ridge and logistic regressions and
+searches, 200 to 50,000 rows, each within two memory limits; the smaller one does not hold the matrix. What is tried of
+each is in `benchmarks.ways`: the chosen way, then up to four others in the order of their plans. A way whose plan takes
+more than five times the best plan is left out (``skipped``). A way is ended after 1.3 times the best time before it.
+
+Entries of a line, which is one problem within one limit:
+
+``regret``
+    Time of the chosen way over that of the best one that the planner takes unasked. ``regret_of_all``: with those that
+    it does not take (conjugate gradient where its iterations cannot be known).
+``runs``
+    Ways that were run, the chosen one first; ``seconds`` without ``planning_seconds``. Fits of less than a second are
+    repeated, and the median of all but the first counts.
+``seconds_ratio``, ``peak_ratio``
+    Predicted / measured.
+``changes``
+    Choices that change if one rate is twice or half as large, each with its ``cost``: its time over that of the choice
+    by the true rates, ``measured``, ``at least``, or ``planned`` where it was not run.
+
+Lines of the same dkrr and problem are not measured again without ``--again``. Times differ by a few per cent from run
+to run: repeat before you believe in a regret below 1.1.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,17 +1,16 @@
-"""Render what `python -m benchmarks` gathered: Markdown and pictures for the docs.
+"""Render what `python -m benchmarks` recorded: the page of results and the pictures, and what pages say of them.
 
 ::
 
-    python -m benchmarks.report --json docs/measured/results.jsonl --out docs/measured
-        --page docs/results/measurements.md --readme README.md
+    python -m benchmarks.report              # docs/results/measurements.md, the pictures, and quotes that differ
+    python -m benchmarks.report --goals      # goals that are not met
+    python -m benchmarks.report --prune      # leave only the runs that are shown in the file of results
 
-A file of results has one line for every run of a step: its name, size, command, commit, time, how it ended, whether it
-was noisy, and the lines of JSON that it printed. Steps that are not there are named, and the rest is rendered.
+Steps that were not measured are named, and the rest is rendered. Runs that other work disturbed are not shown.
 """
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,52 +20,37 @@ from typing import Any
 import click
 
 from benchmarks.grids import SIZES
+from benchmarks.pictures import crash_rows, draw_errors_by_rows, draw_errors_by_time
 from benchmarks.plans import draw as draw_plans
-from benchmarks.steps import SENTENCES, STEPS, Column, Goal, Sentence, Step, Style
+from benchmarks.quotes import differences
+from benchmarks.results import (
+    RESULTS,
+    ROOT,
+    Record,
+    best_runs,
+    cell,
+    lines_of,
+    look,
+    prune,
+    quotient,
+    read_runs,
+)
+from benchmarks.steps import STEPS, Column, Goal, Step, Style
 from dkrr.text import format_bytes, format_seconds
 
-Record = dict[str, Any]
-
-_REDUCE: dict[str, Any] = {"max": max, "min": min, "sum": sum, "median": median}
+PAGE = ROOT / "docs" / "results" / "measurements.md"
+"""Page of the results in docs/measured."""
+README_PICTURE = ROOT / "docs" / "images" / "readme-qm9.png"
 HEAD = """\
-Made by `python -m benchmarks`; do not edit. `benchmarks/README.md` explains the entries. Times are wall times. Peers
-use all cores and run after dkrr, each in a process of its own. Unless stated otherwise the kernel is RBF with γ = 1/d,
-λ = 0.01 and d = 16. Runs during which other work kept more than 0.2 of a core busy are marked: do not quote them.
+Made by `python -m benchmarks`; do not edit. Times are wall times. Peak memory of a fit is the sum over its workers and
+the calling process. Peers use all cores and run after dkrr, each in its own process. Unless stated otherwise the kernel
+is RBF with γ = 1/d, λ = 0.01 and d = 16. Of repetitions, the one with the median time is shown.
+
+`cholesky` is float64 throughout; `auto` may refine a factor in float32, or take conjugate gradient. SciPy forms all of
+K, factors it in place by `cholesky(K.T, lower=True, overwrite_a=True)` and solves. "Of GEMM": the rate of n³/3
+operations over the whole time, divided by the rate of matrix products in the same processes. Haswell kernels: the same
+with `OPENBLAS_CORETYPE=Haswell`.
 """
-LEGEND = """\
-Time and memory of dkrr over a peer's, with those of the peer in brackets. GEMM: n³/3 operations over the whole time, as
-part of the rate of matrix products in the same processes. SciPy forms all of K, factors it in place by
-`cholesky(K.T, lower=True, overwrite_a=True)` and solves. `cholesky` is float64 throughout; `auto` may refine a factor
-in float32, or take conjugate gradient, to the true residual that its section gives. Haswell: the same with
-`OPENBLAS_CORETYPE=Haswell`.
-"""
-BLOCK = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.S)
-"""Part of a page that `render` replaces by what it measured."""
-_BLUE, _GREY, _QUIET = "#1763a6", "#aeb7c0", "#52606d"
-
-
-def look(record: Any, path: str) -> Any:
-    """Value at a path, None if the path does not exist; see `benchmarks.steps`."""
-    for alternative in path.split(","):
-        where, _, reduce = alternative.partition("|")
-        value = record
-        for name in where.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None and reduce:
-            values = list(value.values()) if isinstance(value, Mapping) else list(value)
-            value = _REDUCE[reduce](values) if values else None
-        if value is not None and value != []:
-            return value
-    return None
-
-
-def quotient(record: Record, path: str, over: str) -> Any:
-    """Value at a path, over that at another where one is given."""
-    value = look(record, path)
-    if not over:
-        return value
-    divisor = look(record, over)
-    return value / divisor if value is not None and divisor else None
 
 
 @dataclass(frozen=True)
@@ -107,53 +91,17 @@ def judge(goal: Goal, records: Iterable[Record]) -> Verdict:
     return Verdict(goal, max(values) if goal.at_most is not None else min(values))
 
 
-def read_runs(path: Path) -> list[Record]:
-    """Runs of steps in a file; a last line that was cut off by a kill does not count."""
-    runs = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            run = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(run, dict) and "step" in run:
-            runs.append(run)
-    return runs
-
-
-def best_run(runs: Sequence[Record], step: Step, size: str | None) -> Record | None:
-    """The run to show: of the largest size, complete rather than failed, quiet rather than noisy, and the latest."""
-    mine = [run for run in runs if run["step"] == step.name and size in (None, run["size"])]
-    return max(
-        enumerate(mine),
-        key=lambda pair: (
-            pair[1]["status"] == "complete",
-            SIZES.index(pair[1]["size"]),
-            not pair[1]["noisy"],
-            pair[0],
-        ),
-        default=(0, None),
-    )[1]
-
-
-def cell(value: Any, style: str) -> str:
-    """Value as text of a table."""
-    if value is None:
-        return "–"
-    if isinstance(value, list | tuple):
-        return ", ".join(str(v) for v in value)
-    if style == "text" or isinstance(value, str):
-        return str(value).replace("|", "\\|").replace("\n", " ")
-    styles: dict[str, Any] = {
-        "count": lambda v: f"{v:,.0f}",
-        "seconds": format_seconds,
-        "bytes": lambda v: format_bytes(int(v)),
-        "ratio": lambda v: f"{v:.3g}" if abs(v) >= 100 or 0 < abs(v) < 0.01 else f"{v:.2f}",
-        "fine": lambda v: f"{v:.4f}",
-        "percent": lambda v: f"{v:.0%}",
-        "number": lambda v: f"{v:.1f}",
-        "exponent": lambda v: f"{v:.1e}",
-    }
-    return str(styles[style](value))
+def goals_missed(shown: Mapping[str, Record]) -> list[str]:
+    """A line for each goal that the shown runs do not meet."""
+    lines = []
+    for step in STEPS:
+        for goal in step.goals if step.name in shown else ():
+            verdict, run = judge(goal, shown[step.name]["records"]), shown[step.name]
+            if verdict.is_met is False:
+                remark = ", noisy" if run["noisy"] else ""
+                remark += "" if run["size"] == "full" else f", size {run['size']}"
+                lines.append(f"{step.name}: {goal.text}: {verdict.value:.3g}, goal {verdict.bound}{remark}")
+    return lines
 
 
 def columns_of(step: Step, records: Sequence[Record]) -> tuple[Column, ...]:
@@ -212,64 +160,34 @@ def markdown(runs: Sequence[Record], size: str | None, pictures: Mapping[str, Se
     size : str or None
         Show this size only; None: the largest of each step.
     pictures : mapping of str to sequence of str
-        Links of files to show, by the step that they belong to ("" before all).
+        Links of files to show, by the step that they belong to.
     """
-    shown = shown_runs(runs, size)
-    missing = [step.name for step in STEPS if step.name not in shown and not step.on_request]
-    lines = [
-        "# Measured performance",
-        "",
-        *HEAD.splitlines(),
-        "",
-        *highlights(shown),
-    ]
+    found = best_runs(runs, size)
+    shown = {name: run for name, run in found.items() if not run["noisy"]}
+    missing = [step.name for step in STEPS if step.name not in found and not step.on_request]
+    noisy = [name for name in found if name not in shown]
+    lines = ["# Measured performance", "", *HEAD.splitlines(), "", *_origin(shown)]
     if missing:
         lines += ["", f"**Not measured**: {', '.join(missing)}."]
-    lines += _pictures(pictures.get("", ()))
-    lines += ["", "## Goals", "", *_goals(shown)]
+    if noisy:
+        lines += ["", f"**Not shown**, since other work disturbed the runs: {', '.join(noisy)}."]
     for step in STEPS:
         if step.name in shown:
             lines += _section(step, shown[step.name], pictures.get(step.name, ()))
     return "\n".join(lines) + "\n"
 
 
-def shown_runs(runs: Sequence[Record], size: str | None) -> dict[str, Record]:
-    """The run of each step that is shown, by its name."""
-    return {step.name: run for step in STEPS if (run := best_run(runs, step, size)) is not None}
-
-
-def highlights(shown: Mapping[str, Record]) -> list[str]:
-    """What the README quotes: machine and date, the solves beside the peers, and a sentence for every other claim."""
+def _origin(shown: Mapping[str, Record]) -> list[str]:
+    """Where and when the runs were made."""
     if not shown:
         return ["Nothing is measured."]
-    return [
-        *_origin(shown),
-        "",
-        *_solves(shown),
-        "",
-        *LEGEND.splitlines(),
-        "",
-        *(_sentence(sentence, shown) for sentence in SENTENCES),
-    ]
-
-
-def _origin(shown: Mapping[str, Record]) -> list[str]:
-    """Where and when the runs were made, and what of it differs between them."""
     machines = dict.fromkeys(_machine_text(run["machine"]) for run in shown.values())
-    commits = dict.fromkeys(str(run["commit"]) for run in shown.values())
     dates = sorted({str(run["started"])[:10] for run in shown.values()})
     kernels = dict.fromkeys(_kernels(run["machine"]) for run in shown.values() if not run["machine"].get("environment"))
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    lines = []
-    if len(machines) == len(commits) == 1:
-        lines.append(f"Measured {when} at commit {next(iter(commits))}, on {next(iter(machines))}.")
-    else:
-        lines += [f"Measured {when}, **not all in one run**; do not compare across machines or commits:", ""]
-        for key in dict.fromkeys((_machine_text(r["machine"]), str(r["commit"])) for r in shown.values()):
-            names = [n for n, r in shown.items() if (_machine_text(r["machine"]), str(r["commit"])) == key]
-            lines.append(f"- commit {key[1]}, {key[0]}: {', '.join(names)}")
-    found = "; ".join(filter(None, kernels))
-    return [*lines, *(["", f"BLAS: {found}."] if found else [])]
+    lines = [f"Measured {when}. Each section has its date and commit; compare only sections that have the same.", ""]
+    lines += [f"- {machine}" for machine in machines]
+    return [*lines, *(f"- BLAS: {found}" for found in kernels if found)]
 
 
 def _machine_text(machine: Mapping[str, Any]) -> str:
@@ -288,208 +206,42 @@ def _kernels(machine: Mapping[str, Any]) -> str:
     )
 
 
-def _solves(shown: Mapping[str, Record]) -> list[str]:
-    """The median run of each solver of `benchmarks.solve`, beside the same with other kernels."""
-    headings = (
-        "n",
-        "limit",
-        "solver",
-        "time",
-        "peak memory",
-        "of GEMM",
-        "SciPy",
-        "scikit-learn",
-        "Dask",
-        "Haswell kernels",
-    )
-    rows = []
-    for step in STEPS:
-        run, other = shown.get(step.name), shown.get(f"{step.name}-haswell")
-        if run is None or step.module != "solve" or step.environment:
-            continue
-        for record in medians_of(run):
-            ours, peers = record["dkrr"], record["peers"]
-            peak = look(record, "dkrr.memory.peak_bytes_by_process|sum")
-            same = [r for r in medians_of(other or {"records": []}) if r["settings"]["solver"] == _solver(record)]
-            rows.append(
-                (
-                    f"{record['settings']['n']:,}",
-                    record["settings"]["memory_limit"],
-                    f"{_solver(record)}: {look(ours, 'plan.summary') or '?'}" + (", NOISY" if run["noisy"] else ""),
-                    format_seconds(ours["seconds"]),
-                    format_bytes(int(peak)),
-                    cell(look(record, "ratios.gemm"), "ratio"),
-                    *(_beside(ours["seconds"], peak, peers, name) for name in ("scipy", "sklearn", "dask")),
-                    "; ".join(map(_with_scipy, same)) or "–",
-                )
-            )
-    if not rows:
-        return ["No solve is measured."]
-    return ["| " + " | ".join(headings) + " |", "|---:|---|---|" + "---:|" * 3 + "---|" * 4] + [
-        "| " + " | ".join(row) + " |" for row in rows
-    ]
-
-
-def _with_scipy(record: Record) -> str:
-    seconds = float(record["dkrr"]["seconds"])
-    return f"{format_seconds(seconds)}; SciPy {_beside(seconds, None, record['peers'], 'scipy')}"
-
-
-def _solver(record: Record) -> str:
-    return str(record["settings"].get("solver", "cholesky"))
-
-
-def medians_of(run: Record) -> list[Record]:
-    """Of the repetitions of `benchmarks.solve` in a run, that of the median time, for each solver."""
-    by_solver: dict[str, list[Record]] = {}
-    for record in run["records"]:
-        if record.get("benchmark") == "solve":
-            by_solver.setdefault(_solver(record), []).append(record)
-    ordered = (sorted(same, key=lambda r: float(r["dkrr"]["seconds"])) for same in by_solver.values())
-    return [same[(len(same) - 1) // 2] for same in ordered]
-
-
-def _beside(seconds: float, peak: float | None, peers: Mapping[str, Any], name: str) -> str:
-    """Time and memory over a peer's; where it crashed, that, and its second run on one thread."""
-    peer = peers.get(name)
-    if peer is None:
-        return "–"
-    if "seconds" not in peer:
-        words = str(peer.get("outcome", "no result"))
-        again = f"{name}_one_thread"
-        return f"{words}; on one thread {_beside(seconds, peak, peers, again)}" if again in peers else words
-    memory = peer.get("peak_bytes_of_all_workers", peer["peak_bytes"])
-    ratios = f"{seconds / peer['seconds']:.2f} × the time"
-    ratios += "" if peak is None else f", {peak / memory:.2f} × the memory"
-    return f"{ratios} ({format_seconds(peer['seconds'])}, {format_bytes(int(memory))})"
-
-
-def _sentence(sentence: Sentence, shown: Mapping[str, Record]) -> str:
-    """A claim as an item of a list, or that it was not measured."""
-    run = shown.get(sentence.step)
-    figures = {}
-    for name, value in sentence.values.items():
-        found = [
-            float(number)
-            for record in (run["records"] if run else ())
-            if all(look(record, path) == wanted for path, wanted in value.where.items())
-            and isinstance(number := quotient(record, value.path, value.over), int | float)
-        ]
-        if not found:
-            return f"- Not measured: {sentence.step}."
-        figures[name] = cell(median(found), value.style)
-    assert run is not None
-    marks = [f"size {run['size']}"] * (run["size"] != "full") + ["NOISY, do not quote"] * bool(run["noisy"])
-    return f"- {sentence.text.format(**figures)}" + (f" ({', '.join(marks)})" if marks else "")
-
-
-def _goals(shown: Mapping[str, Record]) -> list[str]:
-    lines = ["| goal | bound | measured | met |", "|---|---:|---:|---|"]
-    for step in STEPS:
-        run = shown.get(step.name)
-        for goal in step.goals:
-            verdict = judge(goal, [] if run is None else run["records"])
-            met = {True: "yes", False: "**no**", None: "not measured"}[verdict.is_met]
-            if run is not None and verdict.value is not None:
-                met += ", noisy" if run["noisy"] else ""
-                met += "" if run["size"] == "full" else f", size {run['size']}"
-            lines.append(f"| {goal.text} | {verdict.bound} | {cell(verdict.value, 'ratio')} | {met} |")
-    return lines
-
-
 def _section(step: Step, run: Record, pictures: Sequence[str]) -> list[str]:
-    load = run.get("load", {}).get("other_cores_busy_during")
-    noise = "quiet" if step.is_timed else "simulated"
-    if step.is_timed and run["noisy"]:
-        where = "some of its runs" if load is None else f"others kept {load} cores busy in the mean"
-        noise = f"NOISY, do not quote ({where})"
     lines = [
         "",
         f"## {step.title}",
         "",
         "`" + " ".join([*(f"{k}={v}" for k, v in step.environment.items()), run["command"]]) + "`",
         "",
-        f"{run['started'][:10]}, commit {run['commit']}, {format_seconds(run['seconds'])}, {noise}"
-        + (f"; {kernels}." if (kernels := _kernels(run["machine"])) and step.is_timed else "."),
+        f"{run['started'][:10]}, commit {run['commit']}, {format_seconds(run['seconds'])}"
+        + ("." if step.is_timed else ", simulated."),
     ]
     lines += ["", step.notes] if step.notes else []
     if run["status"] != "complete":
         lines += ["", f"**{run['status']}**: {cell(run.get('error') or 'no message', 'text')}"]
-    rows = rows_of(step, run["records"])
+    records = lines_of(step, run)
+    rows = rows_of(step, records)
     if rows:
-        lines += ["", *table(columns_of(step, run["records"]), rows)]
-    return lines + _pictures(pictures)
+        lines += ["", *table(columns_of(step, records), rows)]
+    return lines + [line for name in pictures for line in ("", f"![{Path(name).stem}]({name})")]
 
 
-def _pictures(names: Sequence[str]) -> list[str]:
-    return [line for name in names for line in ("", f"![{Path(name).stem}]({name})")]
-
-
-def draw_peers(records: Sequence[Record], path: Path) -> None:
-    """Time and memory of dkrr and of its peers as bars.
-
-    Parameters
-    ----------
-    records : sequence of dict
-        Lines of `benchmarks.solve`, one for each group of bars.
-    path : Path
-        PNG to write.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    bars: list[tuple[str, float, float, str]] = []
-    for k, record in enumerate(records):
-        n, ours = record["settings"]["n"], record["dkrr"]
-        # Lines of one command have the same peers: they are drawn after its last solver.
-        is_last = k + 1 == len(records) or records[k + 1]["peers"] != record["peers"]
-        peak = look(record, "dkrr.memory.peak_bytes_by_process|sum")
-        bars.append(
-            (f"dkrr {_solver(record)}, n = {n:,}, {record['settings']['memory_limit']}", ours["seconds"], peak, _BLUE)
-        )
-        for name, peer in record["peers"].items() if is_last else ():
-            if "seconds" in peer:
-                peak = peer.get("peak_bytes_of_all_workers", peer["peak_bytes"])
-                label = f"{name.replace('_', ', ', 1).replace('_', ' ')}, n = {peer.get('n', n):,}"
-                bars.append((label, peer["seconds"], peak, _GREY))
-    figure = Figure(figsize=(11, 1.0 + 0.34 * len(bars)), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, column, scale, heading in (
-        (left, 1, 1.0, "seconds"),
-        (right, 2, 2.0**30, "GiB, all processes that work"),
-    ):
-        values = [bar[column] / scale for bar in bars]  # type: ignore[operator]
-        drawn = axes.barh(range(len(bars)), values, color=[bar[3] for bar in bars], height=0.72)
-        axes.bar_label(drawn, [f"{v:.3g}" for v in values], padding=3, fontsize=8, color=_QUIET)
-        axes.set_xlabel(heading)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.margins(x=0.12)
-    left.set_yticks(range(len(bars)), [bar[0] for bar in bars], fontsize=9)
-    left.tick_params(axis="y", length=0)
-    left.invert_yaxis()
-    figure.savefig(path)
-
-
-def draw_all(runs: Sequence[Record], size: str | None, out: Path) -> None:
+def draw_all(runs: Sequence[Record], size: str | None, out: Path, readme_picture: Path) -> None:
     """Draw what can be drawn from the lines."""
-    solved = []
-    for step in STEPS:
-        run = best_run(runs, step, size)
-        if run is None:
-            continue
-        if not step.environment:
-            solved += [record for record in medians_of(run) if record.get("peers")]
-        points = [r for r in run["records"] if r.get("benchmark") == "plans grid" and "ratios" in r]
-        if points:
-            draw_plans(points, out / "plans.png")
-    if solved:
-        draw_peers(solved, out / "peers.png")
+    shown = {name: run["records"] for name, run in best_runs(runs, size).items() if not run["noisy"]}
+    points = [r for r in shown.get("plans-grid", ()) if "ratios" in r]
+    if points:
+        draw_plans(points, out / "plans.png")
+    molecules = shown.get("iterative-headline", [])
+    if any("mae" in record for record in molecules):
+        crashes_at = crash_rows([record for records in shown.values() for record in records])
+        draw_errors_by_rows(molecules, readme_picture, crashes_at)
+        draw_errors_by_time(molecules, out / "molecules.png")
 
 
 def pictures_in(out: Path, folder: Path) -> dict[str, list[str]]:
-    """Links from a page in a folder to the pictures that exist in another, by step; "" before all."""
-    names = {"": ("peers.png",), "plans-grid": ("plans.png",)}
+    """Links from a page in a folder to the pictures that exist in another, by step."""
+    names = {"plans-grid": ("plans.png",), "iterative-headline": ("molecules.png",)}
     names |= {step.name: (*step.pictures, *names.get(step.name, ())) for step in STEPS}
     return {
         step: [Path(os.path.relpath(out / name, folder)).as_posix() for name in several if (out / name).exists()]
@@ -497,9 +249,7 @@ def pictures_in(out: Path, folder: Path) -> dict[str, list[str]]:
     }
 
 
-def render(
-    results: Path, out: Path, size: str | None = None, page: Path | None = None, readme: Path | None = None
-) -> Path:
+def render(results: Path, out: Path, size: str | None = None) -> Path:
     """Write the page and its pictures.
 
     Parameters
@@ -510,47 +260,48 @@ def render(
         Folder of the pictures, and of those that steps made.
     size : str or None
         Show this size only; None: the largest of each step.
-    page : Path, optional
-        Default: README.md in `out`.
-    readme : Path, optional
-        A page whose block between ``<!-- measured -->`` and ``<!-- /measured -->`` is replaced by the highlights.
 
     Returns
     -------
     Path
-        The page.
+        The page: docs/results/measurements.md for what is published, else README.md in `out`.
     """
+    is_published = out.resolve() == RESULTS.parent
+    page = PAGE if is_published else out / "README.md"
     runs = read_runs(results)
     out.mkdir(parents=True, exist_ok=True)
-    draw_all(runs, size, out)
-    page = out / "README.md" if page is None else page
-    page.parent.mkdir(parents=True, exist_ok=True)
+    draw_all(runs, size, out, README_PICTURE if is_published else out / README_PICTURE.name)
     page.write_text(markdown(runs, size, pictures_in(out, page.parent)))
-    if readme is not None:
-        readme.write_text(with_block(readme.read_text(), highlights(shown_runs(runs, size))))
     return page
 
 
-def with_block(text: str, lines: Sequence[str]) -> str:
-    """Text of a page with other lines in its block."""
-    if not BLOCK.search(text):
-        raise click.ClickException("the page has no block between <!-- measured --> and <!-- /measured -->")
-    return BLOCK.sub(lambda found: found[1] + "\n".join(["", *lines, ""]) + "\n" + found[2], text)
-
-
 @click.command()
-@click.option("--json", "json_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the page.")
-@click.option("--size", type=click.Choice(SIZES), help="Show this size only; default: the largest of each step.")
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Default: README.md in that folder.")
 @click.option(
-    "--readme", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page whose block is replaced too."
+    "--json", "json_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=RESULTS,
+    help="File of runs; default: docs/measured/results.jsonl.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the pictures; default: the file's."
 )
-def main(json_path: Path, out: Path, size: str | None, page: Path | None, readme: Path | None) -> None:
-    """Render a file of results."""
-    if not read_runs(json_path):
+@click.option("--size", type=click.Choice(SIZES), help="Show this size only; default: the largest of each step.")
+@click.option("--goals", is_flag=True, help="Print the goals that are not met, and render nothing.")
+@click.option("--prune", "prunes", is_flag=True, help="First remove all runs that are not shown from the file.")
+def main(json_path: Path, out: Path | None, size: str | None, goals: bool, prunes: bool) -> None:
+    """Render a file of results, and print the quotes on pages that differ from docs/measured/results.jsonl."""
+    runs = read_runs(json_path)
+    if not runs:
         raise click.ClickException(f"{json_path} has no runs of `python -m benchmarks`")
-    click.echo(str(render(json_path, out, size, page, readme)), err=True)
+    if goals:
+        for line in goals_missed(best_runs(runs, size)):
+            click.echo(line)
+        return
+    if prunes:
+        kept = prune(runs)
+        json_path.write_text("".join(json.dumps(run) + "\n" for run in kept))
+        click.echo(f"{json_path}: {len(kept)} of {len(runs)} runs kept", err=True)
+    click.echo(str(render(json_path, json_path.parent if out is None else out, size)), err=True)
+    for difference in differences(read_runs(RESULTS), ROOT):
+        click.echo(difference)
 
 
 if __name__ == "__main__":

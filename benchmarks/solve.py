@@ -4,8 +4,36 @@ One command, one line of JSON on stdout for each repetition and a table on stder
 
     python -m benchmarks.solve --n 16384 --d 16 --memory-limit 2GiB --client --timeline output/timeline.png
 
-What the entries mean is in ``benchmarks/README.md``. Every rate counts n³/3 operations, the factorisation's, though
-the time is that of everything: Gram matrix, factorisation, substitution, true residual, and all the disk traffic.
+It fits ``KernelRidge(alpha=1e-2, kernel="rbf", gamma=1/d, form="dual")`` to standard normal rows and y = sin x₀ +
+noise, always the same. Every rate counts n³/3 operations, the factorisation's, though the time is that of everything:
+Gram matrix, factorisation, substitution, true residual, and all the disk traffic.
+
+Entries of a line, in bytes and seconds:
+
+``ratios``
+    Rate of dkrr over a peer's: above 1, dkrr is faster. ``gemm_factorisation_only``: the same for the time from the
+    first to the last task of the factorisation, which forms the tiles of the Gram matrix too.
+``gemm``
+    Sum of the rates of 2048³ float64 products (1024³ where a worker has less than 512 MiB), all workers at once, by the
+    routine that dkrr calls. With ``--client`` in the very processes that fitted; else in others like them, right after.
+``dkrr.memory``
+    Highest resident memory of each process that worked ("caller" for a fit in memory), and of the calling process
+    before and during the fit, with the data and the libraries.
+``dkrr.store``
+    Bytes of tiles read and written, as the tasks counted them; ``_model``: by the formulas of the algorithm; ``_plan``:
+    with the rows of X, which the tasks do not count.
+``dkrr.stages``
+    When each stage began and ended after the start of the fit; busy worker-seconds; idle = seconds × workers − busy.
+``dkrr.seconds_by_kind``
+    Worker-seconds of each stage: ``read`` is waiting for tiles, ``gram`` the kernel, ``write`` waiting for writes,
+    ``other`` the rest of the tasks, ``idle`` between tasks.
+``coef_norm``
+    ‖α‖₂ of dkrr and of each peer: equal to rounding if all solved the same problem.
+
+With ``--client`` the planner uses 0.70 of the memory of the client's workers, against 0.92 of its own: a tight limit
+may give another tile; ``--tile`` fixes it. scikit-learn calls the upper variant of POTRF, which crashes in threaded
+OpenBLAS 0.3.30 and 0.3.31 from about 16,000 rows on; after a crash it runs again on one thread. Blocks of the Dask peer
+are equal: its ``n`` is rounded down to whole ones.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The table of benchmarks, as data: what is run at each size, what is shown of it, and what it should reach.
 
-A path such as ``dkrr.plan.tile`` leads through the entries of a line of JSON; ``|max``, ``|min`` and ``|sum`` behind it
-take one of the values there. ``a,b`` is the first that is there.
+A path such as ``dkrr.plan.tile`` leads through the entries of a line of JSON. ``|max``, ``|min``, ``|sum`` and
+``|median`` behind it reduce the values at the path, and ``|peak`` adds the peak memory of a fit's processes (see
+`benchmarks.results`). ``a,b`` is the first path that exists.
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 from benchmarks.grids import Size
 
-Style = Literal["text", "count", "seconds", "bytes", "ratio", "fine", "percent", "number", "exponent"]
+Style = Literal["text", "count", "seconds", "bytes", "ratio", "thousandths", "fine", "percent", "number", "exponent"]
 
 
 @dataclass(frozen=True)
@@ -44,28 +45,6 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Value:
-    """One figure of a sentence."""
-
-    path: str
-    style: Style
-    over: str = ""
-    """Path of what the value is divided by."""
-    where: Mapping[str, Any] = field(default_factory=dict)
-    """Lines that count; their median is the figure."""
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """A claim of the README and of the head of the page, with the figures that one step measured."""
-
-    step: str
-    text: str
-    """With the names of the values in braces."""
-    values: Mapping[str, Value]
-
-
-@dataclass(frozen=True)
 class Step:
     """One command and its table."""
 
@@ -78,6 +57,10 @@ class Step:
     goals: tuple[Goal, ...] = ()
     where: Mapping[str, Any] = field(default_factory=dict)
     """Lines that are rows of the table."""
+    same: tuple[str, ...] = ()
+    """Paths whose values the repetitions of one measurement share; the page shows the one with the median time."""
+    time: str = "seconds"
+    """Path of that time."""
     is_timed: bool = True
     """False: simulated or drawn, which other load does not change."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -120,9 +103,9 @@ _FOURIER_PEERS = (
 )
 HASWELL = {"OPENBLAS_CORETYPE": "Haswell"}
 """Environment in which OpenBLAS takes its kernels for AVX2, whatever newer instructions the processor has."""
-_SKLEARN = "peers.sklearn.seconds,peers.sklearn_one_thread.seconds"
-_SKLEARN_PEAK = "peers.sklearn.peak_bytes,peers.sklearn_one_thread.peak_bytes"
-_PEAK = "dkrr.memory.peak_bytes_by_process|sum"
+SKLEARN = "peers.sklearn.seconds,peers.sklearn_one_thread.seconds"
+SKLEARN_PEAK = "peers.sklearn.peak_bytes,peers.sklearn_one_thread.peak_bytes"
+PEAK = "dkrr|peak"
 _SOLVE = (
     Column("n", "settings.n", "count"),
     Column("limit", "settings.memory_limit"),
@@ -131,7 +114,7 @@ _SOLVE = (
     Column("time", "dkrr.seconds", "seconds"),
     Column("projected", "dkrr.projected_seconds", "seconds"),
     Column("true residual", "dkrr.residual", "exponent"),
-    Column("peak, all processes that work", _PEAK, "bytes"),
+    Column("peak, all processes", PEAK, "bytes"),
     Column("largest over the projected", "dkrr.memory.largest_over_projected", "ratio"),
     Column("n³/3 over the time, GFLOP/s", "dkrr.gflops", "number"),
     Column("of GEMM", "ratios.gemm", "ratio"),
@@ -142,10 +125,10 @@ _SOLVE = (
     Column("dkrr / SciPy", "dkrr.seconds", "ratio", over="peers.scipy.seconds"),
     Column("scikit-learn", "peers.sklearn.seconds,peers.sklearn.outcome", "seconds"),
     Column("on one thread", "peers.sklearn_one_thread.seconds,peers.sklearn_one_thread.outcome", "seconds"),
-    Column("peak", _SKLEARN_PEAK, "bytes"),
-    Column("dkrr / scikit-learn", "dkrr.seconds", "ratio", over=_SKLEARN),
+    Column("peak", SKLEARN_PEAK, "bytes"),
+    Column("dkrr / scikit-learn", "dkrr.seconds", "ratio", over=SKLEARN),
     Column("Dask", "peers.dask.seconds,peers.dask.outcome", "seconds"),
-    Column("peak", "peers.dask.peak_bytes_of_all_workers", "bytes"),
+    Column("peak", "peers.dask|peak", "bytes"),
     Column("dkrr / Dask", "dkrr.seconds", "ratio", over="peers.dask.seconds"),
 )
 _FIT = (
@@ -192,11 +175,11 @@ _LOGISTIC = (
     Column("", "failed,crashed,timed_out"),
 )
 _LOGISTIC_FIT = {"estimator": "logistic"}
-_WITHIN = {"memory_limit": "500MB", "solver": "auto"}
+WITHIN = {"memory_limit": "500MB", "solver": "auto"}
 _COLD = {"what": "dkrr, cold"}
 _SMOKE_SOLVE = "--n 600 --peers gemm --gemm-seconds 0.05 --client --force-workers"
-_DIRECT, _AUTO = {"settings.solver": "cholesky"}, {"settings.solver": "auto"}
-_FLOAT32 = {"settings.solver": "float32"}
+DIRECT, AUTO = {"settings.solver": "cholesky"}, {"settings.solver": "auto"}
+FLOAT32 = {"settings.solver": "float32"}
 _BOTH, _TILES = "--solver cholesky --solver auto", "--solver cholesky --solver float32"
 
 
@@ -206,8 +189,8 @@ def _peer_goals(
     """Bounds of the factorisation on tiles."""
     what = f"{name}'s, n = {n:,} on tiles"
     return (
-        Goal(f"time over {what}", "dkrr.seconds", seconds, at_most=most_time, where=_DIRECT),
-        Goal(f"peak memory over {what}", _PEAK, memory, at_most=most_memory, where=_DIRECT),
+        Goal(f"time over {what}", "dkrr.seconds", seconds, at_most=most_time, where=DIRECT),
+        Goal(f"peak memory over {what}", PEAK, memory, at_most=most_memory, where=DIRECT),
     )
 
 
@@ -225,16 +208,18 @@ def _in_memory(n: int, limit: str, repeat: int, minutes: float, most: float) -> 
         },
         minutes=minutes,
         columns=_SOLVE,
+        same=("settings.solver",),
+        time="dkrr.seconds",
         goals=(
-            Goal(f"time over SciPy's, {what}, auto", "dkrr.seconds", scipy, at_most=most, where=_AUTO),
-            Goal(f"time over scikit-learn's, {what}, auto", "dkrr.seconds", _SKLEARN, at_most=0.25, where=_AUTO),
+            Goal(f"time over SciPy's, {what}, auto", "dkrr.seconds", scipy, at_most=most, where=AUTO),
+            Goal(f"time over scikit-learn's, {what}, auto", "dkrr.seconds", SKLEARN, at_most=0.25, where=AUTO),
             *(
-                [Goal(f"peak memory over SciPy's, {what}, auto", _PEAK, memory, at_most=0.5, where=_AUTO)]
+                [Goal(f"peak memory over SciPy's, {what}, auto", PEAK, memory, at_most=0.5, where=AUTO)]
                 if n >= 10_000  # of fewer rows the libraries take most
                 else []
             ),
-            Goal(f"true residual, {what}, auto", "dkrr.residual", at_most=1e-12, where=_AUTO),
-            Goal(f"time over SciPy's, {what}, cholesky", "dkrr.seconds", scipy, at_most=1.0, where=_DIRECT),
+            Goal(f"true residual, {what}, auto", "dkrr.residual", at_most=1e-12, where=AUTO),
+            Goal(f"time over SciPy's, {what}, cholesky", "dkrr.seconds", scipy, at_most=1.0, where=DIRECT),
         ),
     )
 
@@ -333,12 +318,12 @@ _SOLVES = (
         minutes=2.9,
         columns=_SOLVE,
         goals=(
-            Goal("part of the GEMM rate, n = 16,384", "ratios.gemm", at_least=0.75, where=_DIRECT),
+            Goal("part of the GEMM rate, n = 16,384", "ratios.gemm", at_least=0.75, where=DIRECT),
             *_peer_goals(
                 16_384,
                 "dask.array.linalg.cholesky",
                 "peers.dask.seconds",
-                "peers.dask.peak_bytes_of_all_workers",
+                "peers.dask|peak",
                 most_time=0.75,
                 most_memory=0.35,
             ),
@@ -356,8 +341,8 @@ _SOLVES = (
         minutes=3.8,
         columns=_SOLVE,
         goals=(
-            Goal("part of the GEMM rate, n = 32,768", "ratios.gemm", at_least=0.85, where=_DIRECT),
-            Goal("part of the GEMM rate, n = 32,768, float32", "ratios.gemm", at_least=1.2, where=_FLOAT32),
+            Goal("part of the GEMM rate, n = 32,768", "ratios.gemm", at_least=0.85, where=DIRECT),
+            Goal("part of the GEMM rate, n = 32,768, float32", "ratios.gemm", at_least=1.2, where=FLOAT32),
         ),
         pictures=("timeline-32768.png",),
     ),
@@ -393,8 +378,8 @@ STEPS: tuple[Step, ...] = (
         },
         (*_FIT[:1], Column("limit", "memory_limit"), *_FIT[1:]),
         (
-            Goal("peak memory, n = 10,000 within 500 MB, MB", "peak_bytes", unit=1e6, at_most=500.0, where=_WITHIN),
-            Goal("true residual, n = 10,000 within 500 MB", "residual", at_most=1e-6, where=_WITHIN),
+            Goal("peak memory, n = 10,000 within 500 MB, MB", "peak_bytes", unit=1e6, at_most=500.0, where=WITHIN),
+            Goal("true residual, n = 10,000 within 500 MB", "residual", at_most=1e-6, where=WITHIN),
         ),
         minutes=1.0,
     ),
@@ -926,6 +911,7 @@ STEPS: tuple[Step, ...] = (
             minutes=minutes,
             on_request=bool(peers) or minutes > 2,
             notes=notes,
+            same=("peer",),
         )
         for name, title, options, sized, peers, goals, minutes, notes in (
             (
@@ -1071,117 +1057,6 @@ STEPS: tuple[Step, ...] = (
             ("blas-haswell", "Dense building blocks, all threads, Haswell kernels", 4096, "Haswell kernels", HASWELL),
             ("blas-one-thread", "Dense building blocks, one thread", 2048, "one thread", {"OPENBLAS_NUM_THREADS": "1"}),
         )
-    ),
-)
-
-
-def _of(path: str, style: Style, over: str = "", **where: Any) -> Value:
-    return Value(path, style, over, where)
-
-
-def _beside_scipy(n: int) -> Sentence:
-    """What a factor in float32 takes beside SciPy and scikit-learn."""
-    return Sentence(
-        f"solve-{n}",
-        f"In memory, n = {n:,}: "
-        "{time} to a true residual of {residual}, {scipy} × the time of SciPy's Gram + POTRF + solve with as many "
-        "threads and {memory} × its memory, {sklearn} × scikit-learn's time.",
-        {
-            "time": _of("dkrr.seconds", "seconds", **_AUTO),
-            "residual": _of("dkrr.residual", "exponent", **_AUTO),
-            "scipy": _of("dkrr.seconds", "ratio", over="peers.scipy.seconds", **_AUTO),
-            "memory": _of(_PEAK, "ratio", over="peers.scipy.peak_bytes", **_AUTO),
-            "sklearn": _of("dkrr.seconds", "ratio", over=_SKLEARN, **_AUTO),
-        },
-    )
-
-
-SENTENCES: tuple[Sentence, ...] = (
-    *(_beside_scipy(n) for n in (10_000, 14_000, 16_384)),
-    Sentence(
-        "solve-32768",
-        "n = 32,768 within 3 GiB, out of core: n³/3 operations over the whole time are {cholesky} of the rate of GEMM "
-        "in float64 in the same processes with a factor in float64, {float32} with one in float32.",
-        {
-            "cholesky": _of("ratios.gemm", "ratio", **_DIRECT),
-            "float32": _of("ratios.gemm", "ratio", **_FLOAT32),
-        },
-    ),
-    Sentence(
-        "fourier-fit",
-        "10⁶ rows in two columns, γL² = 50: {time} to a true residual of {residual}; of the same rows and kernel, "
-        "{sklearn} × scikit-learn's time for 14,000 and {gpytorch} × that of KISS-GP in GPyTorch for 100,000, whose "
-        "predictions are off by {off}.",
-        {
-            "time": Value("seconds", "seconds", where=_NO_PEER),
-            "residual": Value("residual", "exponent", where=_NO_PEER),
-            "sklearn": _of("ratio", "fine", peer="sklearn"),
-            "gpytorch": _of("ratio", "fine", peer="gpytorch"),
-            "off": _of("difference", "exponent", peer="gpytorch"),
-        },
-    ),
-    Sentence(
-        "fourier-hundred",
-        "10⁸ rows in two columns, from Zarr: {time}, {peak}, to a true residual of {residual}.",
-        {
-            "time": _of("seconds", "seconds"),
-            "peak": _of("peak_bytes", "bytes"),
-            "residual": _of("residual", "exponent"),
-        },
-    ),
-    Sentence(
-        "iterative-beside",
-        'n = 10,000 within 500 MB, `solver="auto"`, to a true residual of {residual}: {time} and {peak}, '
-        "{scipy} × SciPy's time and {memory} × its memory.",
-        {
-            "residual": _of("residual", "exponent", **_WITHIN),
-            "time": _of("seconds", "seconds", **_WITHIN),
-            "peak": _of("peak_bytes", "bytes", **_WITHIN),
-            "scipy": _of("ratios.scipy.seconds", "ratio"),
-            "memory": _of("ratios.scipy.peak_bytes", "ratio"),
-        },
-    ),
-    Sentence(
-        "iterative-headline",
-        "QM9, n = 100,000, 79 columns, within 4 GiB and without disk, exact to a true residual of {residual}: {time} "
-        "({projected} projected), {peak}; R² {r2} on held-out molecules, {fewer} with 20,000 rows, {nystroem} with a "
-        "Nyström approximation of the same rows.",
-        {
-            "residual": _of("residual", "exponent", n=100_000, kernel="rbf"),
-            "time": _of("seconds", "seconds", n=100_000, kernel="rbf"),
-            "projected": _of("projected_seconds", "seconds", n=100_000, kernel="rbf"),
-            "peak": _of("peak_bytes", "bytes", n=100_000, kernel="rbf"),
-            "r2": _of("r2", "ratio", n=100_000, kernel="rbf"),
-            "fewer": _of("r2", "ratio", n=20_000),
-            "nystroem": _of("r2", "ratio", kernel="nystroem"),
-        },
-    ),
-    Sentence(
-        "plans-grid",
-        "Plans beside measurements: half of the times are within a factor of {half}, the worst is off by {worst}; "
-        "bytes read are within a factor of {read}; the least projected over measured memory is {memory}.",
-        {
-            "half": _of("summary.all.seconds.off", "ratio"),
-            "worst": _of("summary.all.seconds.worst_off", "ratio"),
-            "read": _of("summary.all.read_bytes.worst_off", "fine"),
-            "memory": _of("summary.all.peak_bytes.least", "ratio"),
-        },
-    ),
-    Sentence(
-        "logistic-core",
-        "Kernel logistic regression of 10,000 flights within 2 × 512 MiB: a Newton step takes {cholesky} × the time of "
-        "a ridge regression with Cholesky, {cg} × with conjugate gradient.",
-        {
-            "cholesky": _of("step_over_ridge", "ratio", what="dkrr, cholesky"),
-            "cg": _of("step_over_ridge", "ratio", what="dkrr, cg"),
-        },
-    ),
-    Sentence(
-        "small",
-        "Small fits, a fit and one predicted row over scikit-learn's time: {n100} at n = 100, {n500} at 500, {n1000} "
-        "at 1,000, {n2000} at 2,000, {n5000} at 5,000; one row predicted by a fitted model: {row}.",
-        {f"n{n}": _of("ratio", "ratio", n=n) for n in (100, 500, 1000, 2000, 5000)}
-        | {"row": _of("one_row_ratio", "ratio")},
     ),
 )
 

@@ -11,6 +11,7 @@ from docutils import nodes
 from sphinx.errors import ExtensionError
 from sphinx.ext.autosummary import ImportExceptionGroup, get_import_prefixes_from_env, import_by_name
 from sphinx.util.docutils import SphinxRole
+from sphinx_gallery.sorting import ExplicitOrder
 
 import dkrr
 from dkrr.cli.main import dkrr as dkrr_command
@@ -21,13 +22,13 @@ version = release = version_of("dkrr")
 project_copyright = author
 
 extensions = [
-    "myst_nb",
+    "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py"]
+exclude_patterns = ["_build"]
 nitpicky = True
 nitpick_ignore = [("py:class", "numpy.linalg.LinAlgError")]
 # Parts of the types of arguments, which have no pages: the text beside them says what each is. Nor has scikit-learn.
@@ -37,12 +38,9 @@ nitpick_ignore_regex = [
 ]
 default_role = "name"
 
-# Pages, and notebooks that are run for the site.
+# Pages
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-nb_execution_mode = "force"
-nb_execution_raise_on_error = True
-nb_execution_timeout = 60
 
 # API reference
 autosummary_generate = True
@@ -51,12 +49,18 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 templates_path = ["api/templates"]
 
-# Examples, which are run for the site.
+# Examples, which are run for the site, in groups.
+GALLERY = {
+    "basics": ["waves", "rings", "error_bars", "digits"],
+    "real-data": ["delays", "molecules", "messages"],
+    "large": ["costs", "many_models", "columns"],
+}
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": r"\.py$",
-    "within_subsection_order": "FileNameSortKey",
+    "subsection_order": ExplicitOrder([f"../examples/{group}" for group in GALLERY]),
+    "within_subsection_order": ExplicitOrder([f"{name}.py" for names in GALLERY.values() for name in names]),
     "backreferences_dir": "api/examples",
     "doc_module": ("dkrr",),
     "reference_url": {"dkrr": None},
@@ -80,7 +84,6 @@ PAGES = {
     "reference/changelog": "CHANGELOG.md",
     "developers/contributing": "CONTRIBUTING.md",
     "developers/releasing": "RELEASING.md",
-    "explanation/safety": "SECURITY.md",
     "how-to/recipes/index": "cluster/README.md",
     "how-to/recipes/dask-cli": "cluster/dask-cli/README.md",
     "how-to/recipes/slurm": "cluster/slurm/README.md",
@@ -90,6 +93,7 @@ PAGES = {
 """Pages of the site whose text is elsewhere in the repository, where its readers look for it."""
 PAGE_OF = {(ROOT / file).resolve(): f"{page}.md" for page, file in PAGES.items()}
 PAGE_OF[ROOT / "examples" / "README.rst"] = "gallery/index.rst"
+PAGE_OF |= {path: f"gallery/{path.parent.name}/{path.stem}.rst" for path in (ROOT / "examples").glob("*/*.py")}
 LINK = re.compile(r"\]\(([^()#\s]+)")
 SIGN = re.compile(r"(`[^`]*`)|(\||(?<=\w)_(?!\w))")
 MODULES = [dkrr, *(one for one in (getattr(dkrr, name) for name in dkrr.__all__) if inspect.ismodule(one))]

@@ -29,6 +29,7 @@ class Container:
     make: Callable[[np.ndarray, Any], Any]
     """From rows (n, d) or a vector of targets (n,), and a folder."""
     name: str = ""
+    """How tests and their messages call it, where it is in the table of the documentation."""
     example: str = ""
     """How it is written, in Python or as a path; "" if it is not in the table of the documentation."""
     in_memory: bool = False
@@ -45,7 +46,6 @@ class Container:
     """Whether blocks are CSR, and empty entries take no memory."""
     keeps_dtype: bool = True
     """Whether float32 stays float32."""
-    note: str = ""
 
 
 def columns_of(X):
@@ -173,7 +173,6 @@ HELD = {"in_memory": True, "is_lazy": False}
 SPARSE_HELD = {**HELD, "is_sparse": True, "is_target": False}
 PATH = {"is_path": True}
 LOSSY = {"keeps_dtype": False}
-COPIED, COUNTED = "copied once to Parquet", "rows are counted"
 
 CONTAINERS = [
     Container("lists", lambda X, folder: X.tolist(), "lists", "`[[1.0, 2.0], ...]`", **HELD, **LOSSY),
@@ -184,31 +183,31 @@ CONTAINERS = [
     Container("csc", lambda X, folder: sp.csc_array(X), **SPARSE_HELD),
     Container("coo", lambda X, folder: sp.coo_array(X), **SPARSE_HELD),
     Container("csr matrix", lambda X, folder: sp.csr_matrix(X), **SPARSE_HELD),
-    Container("pandas", pandas, "pandas", "`DataFrame`, `Series`", **HELD, note="names as in scikit-learn"),
-    Container("polars", polars, "polars", "`DataFrame`", **HELD),
-    Container("polars lazy", lambda X, f: polars(X, f).lazy(), "polars, lazy", "`LazyFrame`", note=COPIED),
+    Container("pandas", pandas, "pandas", "`pandas.DataFrame`", **HELD),
+    Container("polars", polars, "polars", "`polars.DataFrame`", **HELD),
+    Container("polars lazy", lambda X, f: polars(X, f).lazy(), "polars, lazy", "`polars.LazyFrame`"),
     Container("arrow", arrow, "Arrow", "`pyarrow.Table`", **HELD),
-    Container("xarray of dask", xarray_of_dask, "xarray of Dask", "`DataArray`"),
+    Container("xarray of dask", xarray_of_dask, "xarray of Dask", "`xarray.DataArray` of Dask"),
     Container("dask", dask_array, "Dask array", "`dask.array.Array`"),
-    Container("dask of csr", dask_of_csr, "Dask array, sparse", "of `csr_array` blocks", is_target=False),
-    Container("dask frame", dask_frame, "Dask DataFrame", "`DataFrame`, `Series`", note="names as in scikit-learn"),
-    Container("filtered", hidden_length, "Dask DataFrame, unknown lengths", "`frame[frame.a > 0]`", note=COUNTED),
+    Container("dask of csr", dask_of_csr, "Dask array, sparse", "`dask.array.Array`", is_target=False),
+    Container("dask frame", dask_frame, "Dask DataFrame", "`dask.dataframe.DataFrame`"),
+    Container("filtered", hidden_length, "Dask DataFrame, unknown lengths", "`dask.dataframe.DataFrame`"),
     Container("memory map", memory_map, "memory map", "`np.load(..., mmap_mode='r')`", is_lazy=False),
     Container("zarr", zarr_array, is_shared=True),
     Container("zarr v2", lambda X, f: zarr_array(X, f, chunks=(5, *X.shape[1:]), zarr_format=2), is_shared=True),
     Container("zarr in a group", zarr_in_a_group, is_shared=True),
     Container("zarr in memory", lambda X, f: zarr_array(X, zarr.storage.MemoryStore()), **HELD),
-    Container("zarr in shards", zarr_in_shards, "Zarr array", "`zarr.Array` (v2, v3, shards)", is_shared=True),
+    Container("zarr in shards", zarr_in_shards, "Zarr array", "`zarr.Array`", is_shared=True),
     Container("obstore", zarr_in_obstore, "Zarr array in obstore", "`zarr.Array`", is_shared=True),
     Container("zarr path", zarr_path, **PATH, is_shared=True),
-    Container("zarr group path", group_path, "Zarr", "`x.zarr`, `x.zarr/group/array`, URL", **PATH, is_shared=True),
+    Container("zarr group path", group_path, "Zarr", "`x.zarr`, `x.zarr/group/array`", **PATH, is_shared=True),
     Container("npy", npy, ".npy", "`x.npy`", is_lazy=False, **PATH, is_shared=True),
     Container("npz", npz, ".npz", "`x.npz::name`", **HELD, **PATH),
     Container("sparse npz", sparse_npz, ".npz, sparse", "`x.npz`", **SPARSE_HELD, **PATH),
-    Container("parquet", parquet, "Parquet", "`x.parquet`, `x.parquet::a,b*`, URL", **PATH),
-    Container("parquet folder", parquet_folder, "Parquet, a folder", "`folder`, `year=2013/...`, URL", **PATH),
-    Container("csv", csv, "CSV", "`x.csv`, `x.tsv`, `x.csv.gz`, `data/*.csv`, URL", **PATH, **LOSSY, note=COPIED),
-    Container("feather", feather, "Arrow file", "`x.feather`, `x.arrow`, URL", **PATH, note=COPIED),
+    Container("parquet", parquet, "Parquet", "`x.parquet`, `x.parquet::a,b*`", **PATH),
+    Container("parquet folder", parquet_folder, "Parquet, a folder", "`folder`", **PATH),
+    Container("csv", csv, "CSV", "`x.csv`, `x.tsv.gz`, `data/*.csv`", **PATH, **LOSSY),
+    Container("feather", feather, "Arrow file", "`x.feather`, `x.arrow`", **PATH),
     Container("hdf5", hdf5, "HDF5", "`x.h5::group/data`", **PATH),
     Container("staged", staged, is_shared=True),
     Container("staged csr", lambda X, f: staged(sp.csr_array(X), f), is_shared=True, is_sparse=True, is_target=False),
@@ -238,13 +237,34 @@ def numbers(shape: tuple[int, ...] = (23, 7), dtype: str = "float64", seed: int 
     return X.astype(dtype)
 
 
+TABLE = {
+    "lists, NumPy": ("lists", "NumPy array", ".npz"),
+    "SciPy sparse": ("SciPy sparse", ".npz, sparse"),
+    "pandas, polars, Arrow": ("pandas", "polars", "Arrow"),
+    "tables in files": ("Parquet", "Parquet, a folder", "CSV", "Arrow file"),
+    "NumPy on disk": ("memory map", ".npy"),
+    "Zarr": ("Zarr array", "Zarr array in obstore", "Zarr"),
+    "HDF5": ("HDF5",),
+    "Dask, xarray, lazy polars": (
+        "Dask array",
+        "Dask array, sparse",
+        "Dask DataFrame",
+        "Dask DataFrame, unknown lengths",
+        "xarray of Dask",
+        "polars, lazy",
+    ),
+}
+"""Rows of the table of the documentation, and the containers of each, which are read and predicted alike."""
+
+
 def markdown() -> str:
     """Table of docs/how-to/data.md."""
-    lines = ["| container | written as | fit, plan, gram: rows are | predict returns | as y | command line | |"]
-    lines.append("|---" * 7 + "|")
-    for each in INPUTS:
-        is_held, is_lazy = ("in memory" if each.in_memory else "read in blocks"), each.is_lazy
-        known = [each.name, each.example, is_held, "lazy Dask array" if is_lazy else "ndarray"]
-        cells = [*known, "yes" if each.is_target else "no", "yes" if each.is_path else "–", each.note]
-        lines.append("| " + " | ".join(cells) + " |")
+    lines = ["| data | in Python | as a path | rows are | `predict` returns |", "|---" * 5 + "|"]
+    for row, names in TABLE.items():
+        same = [next(each for each in INPUTS if each.name == name) for name in names]
+        ((is_held, is_lazy),) = {(each.in_memory, each.is_lazy) for each in same}
+        examples = {each.example: each.is_path for each in same}.items()
+        cells = [", ".join(text for text, is_path in examples if is_path == kind) or "–" for kind in (False, True)]
+        held, returned = "in memory" if is_held else "read in blocks", "a lazy Dask array" if is_lazy else "an ndarray"
+        lines.append("| " + " | ".join([row, *cells, held, returned]) + " |")
     return "\n".join(lines) + "\n"

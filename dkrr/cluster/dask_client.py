@@ -83,6 +83,7 @@ class Watch:
         begins: bool = False,
     ) -> None:
         self.client, self._ended, self._known_of_memory, self._begins = client, ended, known_of_memory, begins
+        self._address = getattr(client.scheduler, "address", None) or "its address"  # none once it is lost
         self._without_since: float | None = None
         self._waiting: Any = None
         self._stopped = threading.Event()
@@ -206,9 +207,8 @@ class Watch:
                     f"another memory_limit or fewer workers if memory was short"
                 )
         elif self._is_disconnected(seconds):
-            address = getattr(self.client, "_start_arg", None) or "its address"
             raise ClusterError(
-                f"the Dask scheduler at {address} is lost: it ended, or the connection to it did. {KEPT}: "
+                f"the Dask scheduler at {self._address} is lost: it ended, or the connection to it did. {KEPT}: "
                 f"start the cluster again, and run again with the same store= and a new client"
             )
 

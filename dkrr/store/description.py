@@ -15,8 +15,8 @@ from dkrr.store.paths import NAMES
 from dkrr.store.places import Place, place_at, refuse_links
 from dkrr.store.replacing import arrays_below
 
-FORMAT_VERSION = 6
-"""Format of the stores of runs, and of models."""
+FORMAT_VERSION = 1
+"""Format of the stores of runs, and of models: a new one comes with a minor version, which still reads the last one."""
 
 CHUNK_ENTRIES = 2**20
 """Entries of a chunk of sparse rows."""
@@ -45,6 +45,7 @@ COPY = re.compile("rows(-[0-9a-z]+)?")
 """Name of the copy of X in a run."""
 
 TEXT, ID, CHECKSUM = re.compile(".*", re.DOTALL), re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
+VERSION = re.compile(r"[0-9][0-9a-z.+]{0,30}")
 SIZE, COUNT = range(MAX_WHOLE + 1), range(1, MAX_WHOLE + 1)
 
 
@@ -213,6 +214,15 @@ SAVE_AGAIN = "Save the model again, copy it again from where it is whole, or fit
 """Remedy for a damaged model."""
 
 
+def writer_of(found: Mapping[str, Any]) -> str:
+    """Version of dkrr that wrote a description, in words of a message."""
+    versions = found.get("versions")
+    version = versions.get("dkrr") if isinstance(versions, dict) else None
+    if not fits(version, VERSION):
+        return "the version that wrote it"
+    return f"dkrr {version}, which wrote it"
+
+
 def check_description(url: str, found: Mapping[str, Any], forms: Mapping[str, Any], remedy: str = "") -> None:
     """Refuse the description of a run or a model of another format, or with entries that dkrr does not write.
 
@@ -235,11 +245,9 @@ def check_description(url: str, found: Mapping[str, Any], forms: Mapping[str, An
     """
     kind = found["kind"]
     if found.get("format") != FORMAT_VERSION:
-        versions = found.get("versions")
-        who = f"that wrote it ({shown(versions)})" if versions else "of dkrr that wrote it"
         raise WrongStoreError(
-            f"{url} is a dkrr {kind} of format {shown(found.get('format'))}, not of format {FORMAT_VERSION}: fit "
-            f"again, or use the version {who}{remedy}"
+            f"{url} is a dkrr {kind} of format {shown(found.get('format'))}, and this version reads format "
+            f"{FORMAT_VERSION}: use {writer_of(found)}, or fit again{remedy if kind == 'run' else ''}"
         )
     check_entries(f"the {kind} {url}", found, forms, remedy=remedy)
 

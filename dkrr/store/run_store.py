@@ -12,7 +12,16 @@ import dkrr
 from dkrr.checks import shown
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError, WrongStoreError
 from dkrr.store.chunks import ChunkedArray
-from dkrr.store.description import CHECKPOINT_NOTE, CHECKSUM, COPY, FORMAT_VERSION, RUN, check_description, fits
+from dkrr.store.description import (
+    CHECKPOINT_NOTE,
+    CHECKSUM,
+    COPY,
+    FORMAT_VERSION,
+    RUN,
+    check_description,
+    fits,
+    writer_of,
+)
 from dkrr.store.format import NAME, read_group, write_group
 from dkrr.store.lock import check_owned
 from dkrr.store.matrix import TiledMatrix, TileGrid
@@ -20,6 +29,8 @@ from dkrr.store.paths import NAMES
 from dkrr.store.places import Place, is_foreign_file, place_at, refuse_links
 from dkrr.store.replacing import STORE
 
+VERSIONS = {"dkrr": dkrr.__version__}
+"""What a run says of the program that began it."""
 PLAN, WORK, N_BATCHES, CHECKPOINT, PIVOTS = "plan", "work", "n-batches", "checkpoint", "pivots"
 """Names of notes: text of the plan; result, once the run has ended; number of batches of targets; the last complete
 checkpoint; the group of the preconditioner's pivots."""
@@ -189,7 +200,7 @@ class RunStore:
         """
         if self.description() is None:
             empty: dict[str, Any] = {"fingerprint": None, "layout": {}, "rows": None, "matrices": {}, "notes": {}}
-            kind = {"kind": "run", "format": FORMAT_VERSION, "versions": {"dkrr": dkrr.__version__}}
+            kind = {"kind": "run", "format": FORMAT_VERSION, "versions": VERSIONS}
             self._write(kind | {"id": os.urandom(16).hex()} | empty)
 
     def claim(self, fingerprint: dict[str, Any], layout: dict[str, Any], notes: dict[str, Any] | None = None) -> None:
@@ -207,13 +218,19 @@ class RunStore:
         Raises
         ------
         StoreError
-            If the store belongs to another problem.
+            If the store belongs to another problem, or another version of dkrr began the run.
         """
         fingerprint = json.loads(json.dumps(fingerprint))
-        theirs = self._described()["fingerprint"]
+        described = self._described()
+        theirs = described["fingerprint"]
         if theirs is None:
-            self._update(fingerprint=fingerprint, layout=layout, rows=None, notes=notes or {})
+            self._update(versions=VERSIONS, fingerprint=fingerprint, layout=layout, rows=None, notes=notes or {})
             return
+        if described.get("versions") != VERSIONS:  # its numbers and ours may differ in the last digits
+            raise WrongStoreError(
+                f"the run {self.url} can be resumed only by the version of dkrr that began it, and this is "
+                f"{dkrr.__version__}: use {writer_of(described)}, or give another store= or delete this one"
+            )
         names = sorted(fingerprint.keys() | theirs.keys())
         differing = {k: (fingerprint.get(k), theirs.get(k)) for k in names if fingerprint.get(k) != theirs.get(k)}
         if differing:

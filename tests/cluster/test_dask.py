@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from itertools import count
+from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
 import dask
@@ -19,7 +20,7 @@ from numpy.testing import assert_allclose
 import dkrr
 from benchmarks.local_client import local_client
 from dkrr.cluster import Progress, Task
-from dkrr.cluster.dask_client import check_folder_is_shared, connect
+from dkrr.cluster.dask_client import Watch, check_folder_is_shared, connect
 from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.cluster.process import ambient_client
@@ -130,6 +131,15 @@ def test_the_first_error_is_reported_where_the_scheduler_is_lost_too(client, tmp
             DaskExecutor(client).run(tasks, Progress())
     finally:
         (tmp_path / "go").touch()
+
+
+def test_a_lost_scheduler_is_told_by_its_address():
+    """Also where the client was made from a cluster object, which has none any more."""
+    client = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://127.0.0.1:8786"), status="running")
+    watch = Watch(client)
+    client.scheduler, client.status = None, "closed"
+    with pytest.raises(ClusterError, match=r"scheduler at tcp://127\.0\.0\.1:8786 is lost.*same store="):
+        watch.refuse_a_lost_scheduler(0.0)
 
 
 @pytest.mark.nightly

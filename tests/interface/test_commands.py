@@ -399,7 +399,7 @@ def test_the_command_of_the_snakefile_fits(folder, data):
 
 @pytest.mark.nightly
 def test_the_example_of_many_models_continues(tmp_path):
-    script = [sys.executable, str(ROOT / "examples" / "many_models.py"), str(tmp_path)]
+    script = [sys.executable, str(ROOT / "examples" / "large" / "many_models.py"), str(tmp_path)]
     first = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
     models = sorted(path.name for path in tmp_path.iterdir())
     assert len(first) == len(models) == 6 and all("residual" in line for line in first)

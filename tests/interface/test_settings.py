@@ -42,14 +42,21 @@ def test_every_setting_is_checked_and_its_default_is_right():
         setting(name)  # its default
 
 
-def test_every_setting_and_its_variable_are_described():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
-    described = dict(re.findall(r"^\| `(dkrr\.[\w.-]+)` \| `(DASK_DKRR__\w+)` \|$", page, re.M))
+def test_every_setting_is_described_and_has_the_variable_of_the_rule():
+    """The page shows the file of defaults, where a comment stands above each, and one variable as an example."""
+    page = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
+    (shown,) = re.findall(r"^```\{literalinclude\} (.*)$", page.read_text(), re.M)
+    defaults = (page.parent / shown).read_text()
+    for name in (one.rpartition(".")[2] for one in WRONG):
+        assert re.search(rf"^ *#.*\n *{name}:|^ *{name}:\n *#", defaults, re.M), name
     rates = {f"rates.{name}" for name in dask.config.get("dkrr.rates")}
-    assert set(described) == {f"dkrr.{name}" for name in rates | set(WRONG) - {"rates"}}
-    for setting_name, variable in described.items():
+    names = {f"dkrr.{name}" for name in rates | set(WRONG) - {"rates"}}
+    variables = {name: f"DASK_{name.upper().replace('.', '__').replace('-', '_')}" for name in names}
+    for name, variable in variables.items():
         with dask.config.set(dask.config.collect_env({variable: "7"})):
-            assert dask.config.get(setting_name) == 7
+            assert dask.config.get(name) == 7
+    (example,) = re.findall(r"`(dkrr\.[\w.-]+)` is\s+`(DASK_\w+)`", page.read_text())
+    assert example in variables.items()
 
 
 def test_a_system_without_a_temporary_folder_names_the_setting(monkeypatch):

@@ -1,4 +1,4 @@
-"""What is published: wheel, sdist, description and citation, the pages of the site, notebook and examples."""
+"""What is published: wheel, sdist, description and citation, the commands on the pages."""
 
 import inspect
 import re
@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
 from email import message_from_string
 from pathlib import Path
@@ -19,7 +18,7 @@ import yaml
 import dkrr
 from dkrr.cli import dkrr as command
 from tests import typed_program
-from tests.promises.test_documents import DOCS, PAGES, ROOT
+from tests.promises.test_documents import PAGES, ROOT
 
 
 def test_wheel_and_sdist_hold_what_they_should_and_the_index_takes_both(tmp_path):
@@ -69,25 +68,6 @@ def test_a_typed_program_is_accepted_and_its_mistakes_are_refused_with_the_types
 
 
 PAGES_WITH_COMMANDS = [page for page in PAGES if re.search(r"^(\$ )?(dask )?dkrr ", page.read_text(), re.M)]
-
-
-def test_the_notebook_runs_and_is_stored_without_outputs(tmp_path):
-    import nbformat
-    from nbclient import NotebookClient
-    from traitlets.config import Config
-
-    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
-        notebook = nbformat.read(path, as_version=4)
-        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        assert not any(cell.outputs or cell.execution_count for cell in code)
-        # Sockets in a folder with a short name, instead of ports, which another process may take first.
-        with tempfile.TemporaryDirectory(prefix="kernel-") as folder:
-            config = Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/k"}})
-            where = {"metadata": {"path": str(tmp_path)}}
-            NotebookClient(notebook, config=config, timeout=120, resources=where).execute()
-        assert any(output.output_type == "display_data" for cell in code for output in cell.outputs)
-
-
 COMMAND = re.compile(r"^(?:\$ )?(?:dask )?dkrr ((?:.*\\\n)*.*)", re.M)
 
 

@@ -3,19 +3,23 @@
 Which way is chosen is in the golden file.
 """
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import dkrr
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.kernels import RBF
+from dkrr.planning import detection
 from dkrr.planning.problem import Spectrum
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.searches import SelectionPlan
 from dkrr.planning.selection import FoldSizes, plan_scores
 from dkrr.planning.uncertainty import plan_uncertainty
 from dkrr.solvers import Cholesky, ConjugateGradient
+from dkrr.text import format_bytes, format_seconds
 from tests.planning.problems import GIB, MIB, machine, problem
 
 CG = ConjugateGradient()
@@ -167,3 +171,21 @@ def test_too_little_memory_names_what_suffices():
     assert planned(worker_memory=needed).seconds > 0
     with pytest.raises(MemoryLimitError):
         planned(worker_memory=needed - 2 * 2**20)
+
+
+PAGE = Path(dkrr.__file__).parents[1] / "docs" / "how-to" / "clusters.md"
+ROW = re.compile(r"^\| ([\d,]+) \| (\d+) × (\d+) \| (\S+ GiB) \| (auto|cholesky) \| (.*) \|$", re.M)
+
+
+def test_the_sizing_table_of_the_docs_has_the_planners_numbers(monkeypatch):
+    """Those of dkrr's default rates, whatever was measured on this machine."""
+    monkeypatch.setattr(detection, "recorded_baseline", int)
+    rows = ROW.findall(PAGE.read_text())
+    assert len(rows) >= 6
+    for n, workers, cores, memory, solver, shown in rows:
+        size = {"workers": int(workers), "cores": int(cores), "worker_memory": memory}
+        kernel = {"n_features": 20, "kernel": "rbf", "alpha": 0.01, "solver": solver}
+        plan = dkrr.plan(n_samples=int(n.replace(",", "")), **kernel, **size)
+        least, most = map(format_seconds, plan.seconds_range)
+        time = format_seconds(plan.seconds) + (f" ({least} to {most})" if least != most else "")
+        assert shown == f"{format_bytes(plan.peak_bytes)} | {format_bytes(plan.disk_bytes)} | {time}", (n, solver)

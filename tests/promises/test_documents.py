@@ -110,6 +110,16 @@ def test_dependencies_are_those_that_the_documents_name():
     assert named == required
 
 
+def test_pages_on_installing_and_citing_have_what_the_project_says():
+    install, citing = ((DOCS / page).read_text() for page in ("how-to/install.md", "reference/citing.md"))
+    rows = re.findall(r"^\| (`.*?) \|", install.split("## Extras")[1].split("## ")[0], re.M)
+    assert {name for row in rows for name in re.findall(r"`(.+?)`", row)} == {*PROJECT["optional-dependencies"]}
+    assert f"the {len(PROJECT['dependencies'])} required packages" in install
+    *first, last = (each.split(" :: ")[-1] for each in PROJECT["classifiers"] if "Python :: 3." in each)
+    assert f"| Python | {', '.join(first)} and {last}." in install
+    assert f"version = {{{PROJECT['version']}}}," in citing
+
+
 @pytest.mark.parametrize("search", [{}, {"cv": 2, "train_sizes": [0.5]}], ids=["model", "search"])
 @pytest.mark.parametrize("kind", ["KernelRidge", "KernelLogisticRegression"])
 def test_every_parameter_and_attribute_is_described(kind, search):
@@ -146,12 +156,14 @@ def test_version_is_the_projects():
 
 
 MESSAGES = re.findall(r"^```text\n(.*?)\n```", (DOCS / "how-to" / "troubleshooting.md").read_text(), re.M | re.S)
+RUNBOOK = re.search(r"^## Runbook\n(.*?)^## ", (DOCS / "how-to" / "clusters.md").read_text(), re.M | re.S)[1]
+LOGGED = [said for cell in re.findall(r"^\| (`.*?`) \| ", RUNBOOK, re.M) for said in re.findall(r"`(.+?)`", cell)]
 
 
-def test_the_messages_of_troubleshooting_are_those_of_the_source():
+def test_the_messages_of_troubleshooting_and_of_the_runbook_are_those_of_the_source():
     code = "\n".join(path.read_text() for path in (ROOT / "dkrr").rglob("*.py"))
     source = " ".join(re.sub(r'"\n *f?"', "", code).split())  # strings that stand one below the other are one
-    for message in MESSAGES:
+    for message in MESSAGES + LOGGED:
         parts = [part.strip(" .:;,(") for part in message.split("…")]
         assert max(map(len, parts)) >= 12 and all(part in source for part in parts), message
-    assert len(MESSAGES) > 15
+    assert len(MESSAGES) > 15 and len(LOGGED) > 10

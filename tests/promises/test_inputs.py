@@ -12,7 +12,7 @@ import dkrr
 from dkrr import KernelRidge
 from dkrr.cli import dkrr as command
 from dkrr.errors import InputError
-from tests.inputs import INPUTS, markdown
+from tests.inputs import INPUTS, TABLE, markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "data.md"
 SETTINGS = {"kernel": "rbf", "gamma": 0.5}
@@ -80,3 +80,5 @@ def test_the_command_line_takes_its_path(given, known, tmp_path):
 
 def test_the_documentation_has_the_table_of_these_containers():
     assert markdown() in PAGE.read_text()
+    assert sorted(name for names in TABLE.values() for name in names) == sorted(given.name for given in INPUTS)
+    assert all(given.is_target == ("sparse" not in given.name) for given in INPUTS)  # as the page says below it

@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 
 from dkrr import KernelRidge
 from dkrr.errors import NotPositiveDefiniteError
+from dkrr.features import TaylorMap
 from dkrr.kernels import RBF, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
 from dkrr.kernels.interactions import InteractionMap
 from dkrr.kernels.nystroem import whitened
@@ -75,3 +76,33 @@ def test_primal_and_dual_are_one_model_as_the_representer_theorem_says(phi):
     other = w + 1e-3 * np.random.default_rng(1).standard_normal(w.shape)
     J, larger = (v @ (Y - b - features @ u) ** 2 + LAMBDA * (u**2).sum(axis=0) for u in (w, other))
     assert (larger > J).all()
+
+
+def test_formulas_that_are_often_misprinted():
+    """Signs and inverses as in dkrr, each with the wrong formula that texts have in its place.
+
+    - XᵀXw + λw = Xᵀy, with a plus: the gradient of ‖y − Xw‖² + λ‖w‖² is −2Xᵀ(y − Xw) + 2λw.
+    - α = (K + λI)⁻¹y, with an inverse.
+    - α = (y − Xw)/λ: targets minus predictions. With a mean in place of the sum, (1/n)‖y − Xw‖² + λ‖w‖², nλ takes the
+      place of λ; a factor ½ before both terms changes nothing.
+    - The multipliers of the constraint z = Xw − y are −λα, not α: in ½‖z‖² + ½λ‖w‖² + μᵀ(Xw − y − z) they are μ = z.
+    - The Taylor map's kernel is exp(−‖x − z‖²/2σ²): γ = 1/2σ², not 1/σ or 1/σ², and a minus.
+    """
+    y, identity = Y[:, 0], np.eye(60)
+    primal, dual = (KernelRidge(LAMBDA, form=form).fit(X, y) for form in ("primal", "dual"))
+    w, alpha, K = primal.coef_, dual.dual_coef_, X @ X.T
+    assert_allclose(X.T @ X @ w + LAMBDA * w, X.T @ y)
+    assert not np.allclose(X.T @ X @ w - LAMBDA * w, X.T @ y)
+    assert_allclose(alpha, np.linalg.inv(K + LAMBDA * identity) @ y, rtol=1e-9)
+    assert not np.allclose(alpha, (K + LAMBDA * identity) @ y)
+    assert_allclose(alpha, (y - X @ w) / LAMBDA, rtol=1e-9)
+    assert_allclose(w, X.T @ alpha, rtol=1e-9)
+    multipliers = X @ w - y
+    assert_allclose(multipliers, -LAMBDA * alpha, rtol=1e-9)
+    assert_allclose(w, -X.T @ multipliers / LAMBDA, rtol=1e-9)
+    sigma, near = 2.0, X[:5]
+    phi = TaylorMap(25, gamma=1 / (2 * sigma**2)).transform(near)
+    squares = ((near[:, None] - near[None, :]) ** 2).sum(axis=2)
+    assert_allclose(phi @ phi.T, np.exp(-squares / (2 * sigma**2)))
+    assert_allclose(phi @ phi.T, RBF(gamma=1 / (2 * sigma**2))(near))
+    assert not np.allclose(phi @ phi.T, np.exp(-squares / sigma**2))

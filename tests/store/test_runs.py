@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import re
 import shutil
+from pathlib import Path
 
 import dask
 import dask.array as da
@@ -16,15 +18,16 @@ from numpy.testing import assert_array_equal
 
 import dkrr
 from dkrr.cli import dkrr as command
-from dkrr.errors import DkrrError, InputError, StoreError
+from dkrr.errors import DkrrError, InputError, StoreError, WrongStoreError
 from dkrr.store import RunStore
 from dkrr.store.description import FORMAT_VERSION
 from dkrr.store.format import read_group, write_group
 from dkrr.store.inspection import TileMap, map_in_text
 from dkrr.store.lock import owned
 from dkrr.store.places import free_bytes, place_at
-from tests.stores import flip
+from tests.stores import edit, flip
 
+FORMATS = Path(__file__).parents[2] / "docs" / "reference" / "formats.md"
 PROBLEM = {"X": "9f2c", "shape": [10, 3], "alpha": [1.0], "kernel": {"kernel": "rbf", "gamma": 0.1}, "weights": None}
 LAYOUT = {"form": "dual", "tile": 5, "panel": 5, "n_update_parts": 1}
 
@@ -145,7 +148,10 @@ FOREIGN = {
     "zarr array": (lambda path: zarr.create_array(path, shape=(3,), dtype="f8"), NOT_A_RUN),
     "broken": (folder_with("zarr.json", "{"), NOT_A_RUN),
     "model": (group_of("model", 1), "is a saved model of dkrr, not the store of a run"),
-    "later": (group_of("run", FORMAT_VERSION + 1), f"run of format {FORMAT_VERSION + 1}, not of format"),
+    "later": (
+        group_of("run", FORMAT_VERSION + 1),
+        f"run of format {FORMAT_VERSION + 1}, and this version reads format",
+    ),
 }
 
 
@@ -162,12 +168,24 @@ def test_what_is_not_the_store_of_a_run_is_refused_and_untouched(tmp_path, make,
 
 
 @pytest.mark.parametrize("kind", ["run", "model"])
-def test_a_store_of_another_version_is_refused_with_the_version_that_wrote_it(tmp_path, kind):
-    write_group(str(tmp_path / "s"), {"kind": kind, "format": FORMAT_VERSION - 1, "versions": {"dkrr": "0.1.0"}})
-    words = rf"dkrr {kind} of format 5, not of format 6: fit again, or use the version that wrote it.*'dkrr': '0\.1\.0'"
+def test_a_store_of_another_format_is_refused_with_the_version_that_wrote_it(tmp_path, kind):
+    """With the words of the page."""
+    shown = re.search(r"```text\n(.*?)\n```", FORMATS.read_text(), re.S)[1]
+    assert shown.startswith("model.zarr is a dkrr model of format 2")
+    words = shown.replace("dkrr model", f"dkrr {kind}").replace("model.zarr", str(tmp_path / "s"))
+    write_group(str(tmp_path / "s"), {"kind": kind, "format": FORMAT_VERSION + 1, "versions": {"dkrr": "0.2.0"}})
     for use in (dkrr.verify, *([dkrr.status] if kind == "run" else [dkrr.load])):
-        with pytest.raises(StoreError, match=words):
+        with pytest.raises(WrongStoreError) as caught:
             use(tmp_path / "s")
+        assert str(caught.value).startswith(words)
+
+
+def test_a_run_is_resumed_only_by_the_version_that_began_it(tmp_path):
+    fit(dkrr.KernelRidge, tmp_path / "run.zarr")
+    edit(tmp_path / "run.zarr", versions={"dkrr": "0.0.9"})
+    with pytest.raises(WrongStoreError, match=r"this is .*: use dkrr 0\.0\.9, which wrote it, or give another store="):
+        fit(dkrr.KernelRidge, tmp_path / "run.zarr")
+    assert dkrr.status(tmp_path / "run.zarr").problem
 
 
 def test_what_is_damaged_is_found_and_computed_again(place):

@@ -72,6 +72,8 @@ def test_the_image_holds_what_the_manifests_use():
     copied = [line.split()[1:] for line in lines if line.startswith("COPY")]
     assert all((CLUSTER.parent / source).exists() for *sources, _ in copied for source in sources)
     assert ["cluster/wait_for_workers.py", "/opt/dkrr/"] in copied
+    (installed,) = [line.split() for line in lines if line.startswith("RUN pip install")]
+    assert '".[cloud]"' in installed, "for stores in buckets"
     assert "/opt/dkrr/wait_for_workers.py" in POD["containers"][0]["args"][0]
 
 
