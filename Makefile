@@ -8,12 +8,6 @@ TOGETHER = --numprocesses 2 --dist worksteal
 # They start a hundred processes, each of which would compile the package again.
 export PYTHONDONTWRITEBYTECODE =
 
-# Development versions: the nightly wheels of Scientific Python, and the main branches of what is Python only.
-UPSTREAM = .venv-upstream
-UPSTREAM_PACKAGES = --extra-index-url https://pypi.anaconda.org/scientific-python-nightly-wheels/simple \
-	numpy scipy scikit-learn git+https://github.com/dask/dask git+https://github.com/dask/distributed \
-	git+https://github.com/zarr-developers/zarr-python
-
 # Those of each package that touch what it depends on: stores, saved models, workers, the interface of scikit-learn.
 OLDEST_TESTS = $(addprefix tests/, store data interface contracts/test_rows.py contracts/test_kernels.py \
 	promises/test_exact.py promises/test_scikit_learn.py promises/test_resume.py algorithms/test_fitting_checkpoint.py \
@@ -31,7 +25,7 @@ KERNELS_TESTS = $(addprefix tests/, algorithms contracts data planning/test_deci
 	interface/test_shown.py $(addprefix promises/, test_exact.py test_exact_classes.py test_honest_results.py \
 	test_inputs.py test_platforms.py test_resume.py test_scikit_learn.py test_theory.py))
 
-.PHONY: demo test nightly guard kernels random coverage oldest pythons upstream check docs format clean
+.PHONY: demo test nightly guard kernels random coverage oldest pythons check docs format clean
 
 demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (about 2 minutes)
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
@@ -62,11 +56,6 @@ oldest: $(OLDEST)/.suite  ## A part of the tests with the smallest versions that
 
 pythons:  ## A fast part of the tests with Python 3.12 and 3.13, and the newest packages
 	.ci/pythons "$(PYTHONS)" $(PYTHONS_TESTS)
-
-upstream:  ## A part of the tests with development versions of NumPy, SciPy, scikit-learn, Zarr and Dask
-	$(MAKE) VENV=$(UPSTREAM) $(UPSTREAM)/.suite
-	$(UPSTREAM)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --pre $(UPSTREAM_PACKAGES)
-	$(UPSTREAM)/bin/python -m pytest $(TOGETHER) $(OLDEST_TESTS)
 
 check: $(VENV)/.test  ## Format, lint and types
 	$(RUN) -m ruff format --check .
@@ -101,4 +90,4 @@ $(OLDEST)/.suite: pyproject.toml .ci/oldest.py | $(OLDEST)/bin/python
 	@touch $@
 
 clean:  ## Remove the environments and what was made
-	rm -rf $(VENV) $(OLDEST) $(UPSTREAM) $(addprefix .venv-, $(PYTHONS)) output docs/_build docs/gallery docs/api/examples docs/api/generated
+	rm -rf $(VENV) $(OLDEST) $(addprefix .venv-, $(PYTHONS)) output docs/_build docs/gallery docs/api/examples docs/api/generated
