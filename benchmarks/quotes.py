@@ -428,4 +428,11 @@ QUOTES: tuple[Quote, ...] = (
         sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
         dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
     ),
+    quote(
+        "docs/explanation/how-it-solves.md",
+        "iterative-headline",
+        "It had {few} columns for 20,000 molecules and {many} for 100,000",
+        few=of("rank", "count", where=_exact(20_000)),
+        many=of("rank", "count", where=_exact(100_000)),
+    ),
 )
