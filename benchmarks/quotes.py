@@ -139,6 +139,7 @@ _README = "README.md"
 _FAST = "docs/explanation/how-fast.md"
 _ELSE = "docs/explanation/something-else.md"
 _FEW = "docs/how-to/few-columns.md"
+_CHOOSE = "docs/how-to/choose.md"
 _COLD = {"what": "dkrr, cold"}
 _DEFAULT_WAY = {"way": "auto"}
 
@@ -305,6 +306,15 @@ QUOTES: tuple[Quote, ...] = (
         "an exact fit of fewer molecules is more accurate here: 50,000 take {time} to {error}.",
         time=of("seconds", "seconds", where=_exact(50_000)),
         error=of("mae", "number", where=_exact(50_000)),
+    ),
+    quote(
+        _CHOOSE,
+        "selection-grid-20000",
+        "10 λ × 5 folds took {time}, {ratio} × as long as one fit; `GridSearchCV` of scikit-learn takes {peer} "
+        "(extrapolated)",
+        time=of("seconds", "seconds"),
+        ratio=of("ratio", "ratio"),
+        peer=of("peer_seconds", "seconds"),
     ),
     quote(
         _FAST,
