@@ -346,7 +346,7 @@ def parse_bytes(value: Any, name: str = "memory_limit") -> int:
         )
     if number < 10**6 and not unit:
         likely = "GB" if number < 256 else "MB"
-        raise InputError(f"{name} is {shown(value)}, so few bytes; expected a unit with it: {number:g} {likely}?")
+        raise InputError(f"{name}={shown(value)} is {number:g} bytes; did you mean '{number:g} {likely}'?")
     return int(number)
 
 

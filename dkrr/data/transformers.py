@@ -215,7 +215,7 @@ def _together(transformer: Any, blocks: Iterable[Any], max_bytes: int, shape: tu
 
 
 def _tried(transformer: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns that a transformer learns by; InputError with its own message."""
+    """Call a method of a transformer; re-raise its error as InputError."""
     squares = np.errstate(over="raise") if isinstance(transformer, StandardScaler) else nullcontext()
     try:
         with squares:

@@ -258,7 +258,7 @@ def _check_attributes(attributes: dict[str, Any], name: str, n_bytes: int, dtype
         if key.startswith("__") or callable(getattr(kind, key, None)):
             raise StoreError(f"{name} has the attribute {shown(key)}")
         if key == "memory" and node["content"] != "null":
-            raise StoreError(f"{name} has a memory, which is a place; expected None")
+            raise StoreError(f"{name} has memory=..., a cache folder, which a saved model cannot name; expected memory=None")
         if key == "dtype" and node["__loader__"] != "TypeNode":
             is_array = node["__loader__"] == "DTypeNode"  # without values
             found = f'"{dtypes[node["content"]["file"]].name}"' if is_array else node["content"]

@@ -278,9 +278,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """Refuse standard deviations without k(x, x)."""
         if self._model.kernel.is_precomputed:
             raise InputError(
-                "kernel is 'precomputed', and k(x, x) of new rows is not known, which their variance takes; expected a "
-                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals() and "
-                "log_marginal_likelihood() do without"
+                "kernel is 'precomputed', which does not give k(x, x) of new rows, and standard deviations need it; "
+                "expected a kernel of dkrr or a function of rows; or use predict_interval, loo_residuals() or "
+                "log_marginal_likelihood(), which do not need it"
             )
 
     def _by_blocks(

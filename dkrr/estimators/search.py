@@ -82,7 +82,7 @@ def checked_curve(
     InputError
         If an argument cannot be used.
     """
-    seed = whole(random_state, "random_state", 0, "any seed serves")
+    seed = whole(random_state, "random_state", 0)
     if train_sizes is None:
         return None
     if folds.is_loo:

@@ -200,7 +200,7 @@ class GeneratedPosterior(FactoredProcess):
         return self._quadratic
 
     def _errors(self, take: Callable[[slice, Array], Any]) -> list[Any]:
-        """What is taken of y − f of every block of rows."""
+        """Apply `take(rows, residuals)` to every block of rows; list of the results."""
         model, data = self._model, self.data
 
         def of_block(where: slice, values: Array) -> Any:

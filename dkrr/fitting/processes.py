@@ -249,7 +249,7 @@ class Processes:
         return with_spectrum(request.problem(), request.rows)
 
     def kept(self) -> dict[float, Kept]:
-        """By λ, what a saved model holds of the processes, where a factor is affordable."""
+        """Saved state of each posterior with a Cholesky factor, by λ."""
         return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, FactoredProcess)}
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
@@ -323,7 +323,7 @@ class Processes:
         self._kept_folds[name_of(folds)] = list(kept)
 
     def kept_folds(self, folds: Sequence[Numbers]) -> dict[float, KeptFolds]:
-        """By λ, what a saved model holds of the models that leave out these folds; empty where they are not known."""
+        """Saved state of the models that leave out these folds, by λ; empty where they are not known."""
         if self._given.learns or not self.knows_models_of(folds):
             return {}
         models = self.fold_models(folds)

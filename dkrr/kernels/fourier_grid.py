@@ -102,7 +102,7 @@ def grid_columns(kernel: Kernel, n_features: int) -> tuple[int, ...]:
 
 
 class Waves(NamedTuple):
-    """What a grid has of one column."""
+    """Frequencies of a grid along one column: period, and largest wave number."""
 
     period: float
     most: int
@@ -246,7 +246,7 @@ class FourierGrid(FeatureMap):
         return transform_bytes(grid.n_modes, 0) + 64 * grid.dimension
 
     def grid(self, n_features: int) -> "Grid":
-        """Its waves, for rows of so many columns.
+        """Grid of frequencies for rows with `n_features` columns.
 
         Parameters
         ----------
@@ -629,7 +629,10 @@ def _gaussian_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[f
 
 
 def _matern_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[float], n_features: int) -> Series:
-    """Of a Matérn kernel, whose weights fall as a power: multivariate t with 2ν degrees of freedom, of scale 1 / ℓ."""
+    """Fourier series of a Matérn kernel.
+
+    Its weights, the density of a multivariate t with 2ν degrees of freedom and scale 1 / ℓ, decay as a power.
+    """
     kernel, d, factor, share = phi.base, len(columns), 2 if phi.doubled else 1, phi.error / (len(columns) + 1)
     assert isinstance(kernel, Matern)
     nu, scales = kernel.nu, np.broadcast_to(np.asarray(kernel.length_scale, np.float64), n_features)

@@ -103,7 +103,10 @@ class Middle:
 
 
 def shared(shifts: Array) -> Array:
-    """The same, or smaller by no more than SHARED, with fewer values."""
+    """Shifts rounded down to fewer distinct values, by at most a factor SHARED.
+
+    Columns of equal shifts share a factorisation.
+    """
     found = shifts.copy()
     for t in np.unique(shifts):
         if t in found:  # none that is smaller has taken it

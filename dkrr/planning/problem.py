@@ -74,7 +74,7 @@ NOTHING_SET = Because()
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run that has begun cut its matrix; the run that resumes it keeps it."""
+    """Tile sizes of a stored run; a resumed run must keep them."""
 
     form: Form
     tile: int

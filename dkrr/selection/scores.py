@@ -337,7 +337,7 @@ class FoldSystems:
         return freed_predictions(products, sums) + self._means
 
     def shares_of_constants(self, sums: Array, fold: int) -> Array:
-        """How much of each target's size the system of the constants is multiplied by, of shape (t',).
+        """Ratio ‖b r₁‖ / ‖y‖ for each target, of shape (t',): how much rounding the intercept contributes.
 
         With β = β_y − b β_1 the residual is r_y − b r_1, and b is large where K is nearly constant.
         """

@@ -93,7 +93,7 @@ class SelectionRequest:
         return self if units is None else replace(self, values=values, units=units)
 
     def last_fit(self) -> Refit | None:
-        """What takes the solutions for all rows of one kernel: of the only one, they are those of the last fit."""
+        """Collector of the full-data solutions, which become the last fit; None if there are several kernels."""
         tol = self.settings[0].tol if len(self.settings) == 1 else self.tol
         return Refit(tol) if self.refit and self.search is None else None
 
@@ -297,7 +297,7 @@ class Candidate:
 
 @dataclass
 class _Work:
-    """What scores one kernel with every λ."""
+    """Scoring of one kernel for all λ: its settings, data and score sheet."""
 
     settings: Settings
     """Its settings, with the accuracy of scores and a store of its own."""
