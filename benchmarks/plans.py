@@ -42,7 +42,7 @@ MEDIAN_SECONDS = 1.25
 WORST_SECONDS = 2.0
 """... and every plan by at most this one."""
 WORST_BYTES = 1.05
-"""The same for bytes that are read and written (at the iterations that it took: no plan knows the spectrum)."""
+"""The same for bytes that are read and written (at the iterations that it took: no plan has the spectrum)."""
 MIN_PEAK_RATIO = 1.0
 """Projected / measured peak memory, which no fit may exceed."""
 WITHIN_MEDIAN = 0.9

@@ -65,7 +65,7 @@ def _pointer(a: Array) -> int:
 
 
 def _leading(a: Array) -> int:
-    # With a single row the stride means nothing; BLAS still wants at least the row's length.
+    # With a single row the stride means nothing; BLAS still needs at least the row's length.
     return int(max(a.strides[0] // a.itemsize if a.shape[0] > 1 else 0, a.shape[1], 1))
 
 
@@ -100,7 +100,7 @@ SMALL_FLOPS = 1e8
 
 
 class _OneThread:
-    """The limit is of the whole process: the first block that wants it sets it, the last one lifts it."""
+    """The limit is of the whole process: the first block that needs it sets it, the last one lifts it."""
 
     def __init__(self) -> None:
         self._lock, self._blocks = Lock(), 0

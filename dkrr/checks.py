@@ -208,7 +208,7 @@ def refuse_others_than_kept(url: str, name: str) -> None:
         raise InputError(
             f"{name} is {shown(url)}: runs, models and predictions are kept in folders and in buckets "
             f"({', '.join(f'{protocol}://' for protocol in BUCKETS)}); expected one of these: mount the file system, "
-            f"or copy what is there"
+            f"or copy the data"
         )
 
 
@@ -422,7 +422,7 @@ def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
 
 def checked_candidates(alphas: Any) -> NDArray[np.float64]:
     """Values of λ to choose from, finite and ≥ 0, in the order in which they are given."""
-    values = np.atleast_1d(numbers(alphas, "alphas", "numbers >= 0, or None for a range of its own"))
+    values = np.atleast_1d(numbers(alphas, "alphas", "numbers >= 0, or None for an automatic range"))
     if values.ndim != 1 or values.size == 0:
         raise InputError(f"alphas has shape {values.shape}; expected at least one number, in one dimension")
     _refuse_negative(values, alphas, "alphas")

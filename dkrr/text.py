@@ -130,7 +130,7 @@ def format_count(count: int) -> str:
 
 
 def escape(text: object) -> str:
-    """Text that shows as it is, in an element or between quotes in an attribute."""
+    """Text that shows unchanged, in an element or between quotes in an attribute."""
     return html.escape(printable(str(text)), quote=True)
 
 

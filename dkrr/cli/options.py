@@ -23,7 +23,7 @@ class PathText(click.types.StringParamType):
     """A path or URL, checked where it is used; shells complete it as a file."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        """What a shell completes: files, by itself."""
+        """Names of files, which a shell completes."""
         return [CompletionItem(incomplete, type="file")]
 
 

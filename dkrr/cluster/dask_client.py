@@ -1,4 +1,4 @@
-"""Clients of Dask: what their workers have, hold and see, and waiting for them, but not for ever.
+"""Clients of Dask: what their workers have, hold and see, and waiting for them, but not forever.
 
 Dask's client says neither that its scheduler is lost nor that all workers are: futures are cancelled without a reason
 when the scheduler is lost, and wait until there are workers again. Workers do come back where the cluster replaces them
@@ -282,7 +282,7 @@ class StageEvents(Progress):
         self._client.loop.add_callback(self._send, event)
 
     async def _send(self, event: dict[str, Any]) -> None:
-        with suppress(*LOST):  # the fit has an error of its own for a lost scheduler
+        with suppress(*LOST):  # the fit has its own error for a lost scheduler
             await self._client.scheduler.log_event(topic=TOPIC, msg=event)
 
 
@@ -351,7 +351,7 @@ def held_when_ready(watch: Watch, kernel: Any, urls: Sequence[str], modules: Seq
     kernel : Kernel
         A user's own may import a library.
     urls : sequence of str
-        Stores that tasks will open; those of another machine need libraries of their own.
+        Stores that tasks will open; those of another machine need their own libraries.
     modules : sequence of str
         Modules that tasks will need.
     """

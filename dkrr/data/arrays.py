@@ -194,7 +194,7 @@ class MemoryRows(ArrayRows):
 
 
 def csr_rows(X: Any, name: str) -> Rows:
-    """Rows of a sparse matrix of any format, checked; the user's matrix stays as it is."""
+    """Rows of a sparse matrix of any format, checked; the user's matrix is not changed."""
     check_structure(X, name)
     return MemoryRows(canonical(sp.csr_array(X if X.ndim == 2 else X.reshape(-1, 1))))
 

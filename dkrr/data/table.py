@@ -137,7 +137,7 @@ class Table:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """What each column holds: "number" (flags too), "text", "category", "date" or "other"."""
+        """Kind of each column: "number" (flags too), "text", "category", "date" or "other"."""
         return {column.name: column.kind for column in self.columns}
 
     def select(self, patterns: str | Iterable[str], name: str = "columns") -> Table:

@@ -233,7 +233,7 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
     Returns
     -------
     X, y, sample_weight
-        Tables where they are in one; whatever else was given stays as it is.
+        Tables where they are in one; all other values are returned unchanged.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
 
 
 def opened(value: Any, name: str = "X") -> Any:
-    """Table that a value is, unless it is a DataFrame of pandas; anything else as it is."""
+    """Table that a value is, unless it is a DataFrame of pandas; anything else unchanged."""
     if is_pandas_like(value):
         return value
     table = as_table(value, name)
@@ -264,7 +264,7 @@ def opened(value: Any, name: str = "X") -> Any:
 
 
 def in_memory(value: Any) -> Any:
-    """DataFrame of a table, for kernels of text and other objects; anything else as it is."""
+    """DataFrame of a table, for kernels of text and other objects; anything else unchanged."""
     value = opened(value)
     return value.to_pandas() if isinstance(value, Table) else value
 

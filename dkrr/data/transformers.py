@@ -106,7 +106,7 @@ def input_blocks(inputs: Rows) -> Iterator[Any]:
 
 
 def checked_transformer(transformer: Any, kernel: Kernel) -> Any:
-    """Fitted transformer as it is, or an unfitted copy of an unfitted one.
+    """Fitted transformer unchanged, or an unfitted copy of an unfitted one.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def is_fitted(transformer: Any) -> bool:
 
 
 def fitted_transformer(transformer: Any, inputs: Rows, memory_limit: int | str | None) -> Any:
-    """Transformer that is fitted to all rows; one that was fitted before as it is.
+    """Transformer that is fitted to all rows; one that was fitted before is unchanged.
 
     Rows that are read in blocks are learned from block by block by a transformer with `partial_fit`, and put together
     in memory for others.
@@ -466,7 +466,7 @@ class TransformedRows(Rows):
         return self.inputs.task_edges(height)
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        """See base class; rows are transformed in blocks of their own, which are cut."""
+        """See base class; rows are transformed in their own blocks, which are cut."""
         for where, block in self._blocks_from(start, stop):
             yield from cut(block, where.start, start, height)
 

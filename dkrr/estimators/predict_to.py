@@ -83,7 +83,7 @@ def predict_to(
         folder may lie in it.
     keep : str or sequence of str, optional
         Names or patterns of columns of X, a table or DataFrame, that are copied beside the
-        predictions. None: the index of a DataFrame, if it has one of its own.
+        predictions. None: the index of a DataFrame, if it has one that is not the default.
     probabilities : bool, default=False
         Write the probabilities of all classes instead of labels.
     return_std : bool, default=False

@@ -46,7 +46,7 @@ LEAST_QUADRATIC = 1e-4
 
 
 def in_threads(n: int) -> Callable[[str, Callable[[int, int], Any]], list[Any]]:
-    """Values of a function of segments of n rows, each in a thread of its own."""
+    """Values of a function of segments of n rows, each in its own thread."""
 
     def each(stage: str, function: Callable[[int, int], Any]) -> list[Any]:  # noqa: ARG001
         threads = usable_threads()

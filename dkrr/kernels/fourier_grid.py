@@ -134,8 +134,9 @@ def _alias(gamma: float, period: float, length: float) -> float:
 class FourierGrid(FeatureMap):
     """Features of the RBF kernel in a box, √wⱼ (cos θⱼ, sin θⱼ): k(x, z) = φ(x)ᵀφ(z) within a certified error.
 
-    For rows in one to three columns, of which there may be millions. `KernelRidge(kernel="rbf")` takes it by itself;
-    by name it serves as any map. Sums, products and multiples of RBF kernels have one grid together.
+    For rows in one to three columns, of which there may be millions. `KernelRidge(kernel="rbf")` chooses it
+    where it is cheaper; by name it serves as any map. Sums, products and multiples of RBF kernels have one grid
+    together.
 
     Parameters
     ----------
@@ -192,7 +193,7 @@ class FourierGrid(FeatureMap):
             object.__setattr__(self, "box", box)
 
     def in_box(self, box: Sequence[tuple[float, float]]) -> "FourierGrid":
-        """The same for rows in a box.
+        """Feature map of the same kernel for rows in a box.
 
         Parameters
         ----------

@@ -227,7 +227,7 @@ class DualObjective(Objective):
             raise NotPositiveDefiniteError(
                 f"kernel logistic regression with λ = alpha = {alpha:g}: {error}. The kernel is not positive "
                 f"semidefinite on these rows, or λ is below what rounding in K allows: increase alpha, or use a "
-                f"positive semidefinite kernel. dkrr never adds a jitter of its own; steps in a given store are kept",
+                f"positive semidefinite kernel. dkrr never adds its own jitter; steps in a given store are kept",
                 error.row,
             ) from None
 

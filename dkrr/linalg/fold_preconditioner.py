@@ -153,7 +153,7 @@ class FoldLowRank(Preconditioner):
         self._assign(sets, shift)
         self._middles = dict[tuple[int, float], Middle]()
         if factor.rank:
-            grams = [self._gram(each) for each in squares]  # by tasks of their own
+            grams = [self._gram(each) for each in squares]  # by separate tasks
             with ThreadPoolExecutor(n_threads) as pool:
                 for found in pool.map(self._middles_of, range(len(grams)), squares, grams):
                     self._middles |= found

@@ -44,7 +44,7 @@ class Preconditioner(ABC):
         ----------
         residuals : ndarray of shape (n, k)
         columns : ndarray of shape (k,)
-            Right-hand sides that they belong to, which may have shifts of their own.
+            Right-hand sides that they belong to, which may have their own shifts.
 
         Returns
         -------

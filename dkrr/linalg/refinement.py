@@ -91,12 +91,12 @@ def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: L
     values = ", ".join(f"{a:g}" for a in alphas)
     if error.row < 0:  # of an iteration, which meets no pivots
         return (
-            f"{matrix} with λ = alpha = {values}: {error}. {remedy}. dkrr never adds a jitter of its own; "
+            f"{matrix} with λ = alpha = {values}: {error}. {remedy}. dkrr never adds its own jitter; "
             f"checkpoints in a given store are kept."
         )
     return (
         f"{matrix} is not positive definite with λ = alpha = {values}: the pivot of {what} {error.row} (counted "
-        f"from 0) is not positive. {remedy}. dkrr never adds a jitter of its own."
+        f"from 0) is not positive. {remedy}. dkrr never adds its own jitter."
     )
 
 

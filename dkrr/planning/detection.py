@@ -76,7 +76,7 @@ def detect(
     root : Path
         Where the limits of this process's control groups are looked up.
     worker_memory : int or str, optional
-        Memory of each of so many `workers` on machines of their own, which need not exist.
+        Memory of each of so many `workers` on their own machines, which need not exist.
     cores : int, optional
         Cores of each of them, which run a task each; None: 1.
     rows : str, optional

@@ -200,7 +200,7 @@ _known: dict[Any, Any] = {}
 
 
 def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
-    """The problem with what its kernel takes; as it is where that is known, decides nothing or cannot be measured.
+    """The problem with what its kernel takes; unchanged where that is known, decides nothing or cannot be measured.
 
     Rows of a Dask array are not computed for it, and a kernel that fails is left to the fit, which says why. Without
     rows in memory kernels of numbers are measured on random ones.

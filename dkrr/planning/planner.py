@@ -132,7 +132,7 @@ def _check_intervals(problem: Problem) -> None:
 
 
 def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:
-    """The same with the models that leave out folds, where each is a fit of its own."""
+    """Strategy with the models that leave out folds, where each is a separate fit."""
     if not problem.folds_are_fitted:
         return c
     seconds = problem.interval_folds * c.seconds

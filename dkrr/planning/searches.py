@@ -163,7 +163,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class SelectionPlan(Explained):
-    """What a search will do, what it should cost, and why.
+    """Work that a search will do, its projected cost, and the reasons.
 
     ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. What is said of one way to the
     scores (`method`, `plan`, `reasons`, ...) is that of the kernel that takes longest.
@@ -214,7 +214,7 @@ class SelectionPlan(Explained):
 
     @property
     def sizes(self) -> FoldSizes:
-        """What it depends on of the folds."""
+        """Sizes of the folds, which the plan depends on."""
         return self.main.sizes
 
     @property
@@ -235,7 +235,7 @@ class SelectionPlan(Explained):
 
     @property
     def rejected(self) -> tuple[Reason, ...]:
-        """What else there is."""
+        """Rejected ways of the search and of its last fit."""
         longest = [max(group.plans, key=lambda plan: plan.seconds) for group in self.groups()]
         found = {(reason.code, plan.summary()): reason for plan in longest for reason in plan.rejected}
         return tuple(found.values())

@@ -46,7 +46,7 @@ def in_range(targets: Array, score: Score, *, per_target: bool) -> tuple[Array, 
 
 
 class ScoreSheet:
-    """Scores of every λ and fold, for each target by itself or for all together.
+    """Scores of every λ and fold, for each target separately or for all together.
 
     Leave-one-out has one score, of the predictions of all rows together.
 
@@ -60,7 +60,7 @@ class ScoreSheet:
     is_vector : bool
         Targets are given as a vector, and so are they to `score`.
     per_target : bool
-        Each target has scores of its own.
+        Each target has its own scores.
     keeps_predictions : bool
         Predictions of every λ are kept.
     units : ndarray of shape (t,), optional
@@ -93,7 +93,7 @@ class ScoreSheet:
 
     @property
     def is_loo(self) -> bool:
-        """Whether one score is of the predictions of all rows, each by a model of its own."""
+        """Whether one score is of the predictions of all rows, each by its own model."""
         return self._folds.is_loo
 
     @property
@@ -352,7 +352,7 @@ class FoldSystems:
 
     @property
     def per_target(self) -> bool:
-        """Whether every target has scores of its own."""
+        """Whether every target has its own scores."""
         return self._sheet.per_target
 
     @property

@@ -7,7 +7,7 @@ A chunk is a Zarr v3 shard of uncompressed blocks of rows, with two checksums ea
 The index gives Zarr the position of every block with its CRC-32C; the second checksum lies where Zarr does not read.
 
 JSON is written and read by dkrr itself: bounded, checked, and written at once. The description of a run or a model is
-the attribute ``dkrr`` of its group, with a checksum of its own beside it.
+the attribute ``dkrr`` of its group, with its own checksum beside it.
 """
 
 import hashlib
@@ -131,7 +131,7 @@ def checksum(array: Any, before: int = 0) -> int:
 
 
 def tail_of(block: Any, label: bytes) -> bytes:
-    """Checksum of a block, and the second one, which goes on with its label."""
+    """Checksum of a block, and the second one, which also covers its label."""
     plain = google_crc32c.value(block)
     return struct.pack("<II", plain, google_crc32c.extend(plain, label))
 

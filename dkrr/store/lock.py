@@ -47,7 +47,7 @@ STALE_SECONDS = 60.0
 SETTLE_SECONDS = 0.5
 """Time in which two clients of a server without conditional requests see each other."""
 MAX_BYTES = 16 * 2**10
-"""Longest document that is read: what dkrr writes has some hundred bytes."""
+"""Longest document that is read: what dkrr writes has a few hundred bytes."""
 _STARTED_WITHIN = 5.0
 """Seconds by which the start of one process may differ: the clock by which it is told may be set."""
 FIRST_NAMESPACE = 0xEFFFFFFC
