@@ -25,7 +25,7 @@ KERNELS_TESTS = $(addprefix tests/, algorithms contracts data planning/test_deci
 	interface/test_shown.py $(addprefix promises/, test_exact.py test_exact_classes.py test_honest_results.py \
 	test_inputs.py test_platforms.py test_resume.py test_scikit_learn.py test_theory.py))
 
-.PHONY: demo test nightly guard kernels random oldest pythons check docs format clean
+.PHONY: demo test nightly guard kernels random coverage oldest pythons check docs format clean
 
 demo: $(VENV)/.demo  ## Fit 20,000 molecules within 1 GiB and show the result (about 2 minutes)
 	$(RUN) -m benchmarks.demo --n 20000 --memory-limit 1GiB --out output
@@ -44,6 +44,12 @@ kernels: $(VENV)/.test  ## The numerical tests with other BLAS kernels, and with
 
 random: $(VENV)/.test  ## The fast tests in random order, in three processes
 	$(RUN) -m pytest --numprocesses 3 --dist worksteal -p randomly
+
+coverage: $(VENV)/.coverage  ## Branch coverage of the fast tests, and of the processes that they start (10 minutes on 2 cores)
+	$(RUN) -m coverage erase
+	$(RUN) -m coverage run -m pytest $(TOGETHER)
+	$(RUN) -m coverage combine --quiet
+	$(RUN) -m coverage report
 
 oldest: $(OLDEST)/.suite  ## A part of the tests with the smallest versions that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest $(TOGETHER) $(OLDEST_TESTS)

@@ -1,4 +1,4 @@
-"""The pictures of docs/explanation/ridge-to-kernels.md: ``python -m benchmarks.guide --out docs/images``."""
+"""Pictures of small examples for docs/explanation and docs/how-to: ``python -m benchmarks.guide --out docs/images``."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from dkrr.kernels import RBF
 from dkrr.store import TileGrid
 
 INK, BLUE, ORANGE, GREY = "#1f2933", "#1763a6", "#e8963a", "#8a94a0"
-SIGMAS = (0.1, 0.5, 3.0)
+GAMMAS = (50.0, 2.0, 0.05)
 LAMBDAS = (1e-6, 1e-1, 10.0)
 
 
@@ -20,10 +20,10 @@ LAMBDAS = (1e-6, 1e-1, 10.0)
 @click.option("--out", default="docs/images", show_default=True, help="Folder of the pictures.")
 @click.option("--n", default=40, show_default=True, help="Rows of the fits.")
 def main(out: str, n: int) -> None:
-    """Draw fits in one dimension, a Gram matrix with its tiles, probabilities of two rings, and errors of a fit."""
+    """Draw fits in one dimension, tiles of a Gram matrix, probabilities of two rings, scores, and errors of a fit."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in (("fits", fits), ("gram", gram), ("rings", rings), ("errors", errors)):
+    for name, draw in (("fits", fits), ("gram", gram), ("rings", rings), ("scores", scores), ("errors", errors)):
         path = folder / f"guide-{name}.png"
         draw(n).savefig(path, dpi=120)
         click.echo(path)
@@ -36,63 +36,80 @@ def _plain(axes: Any) -> None:
 
 
 def fits(n: int) -> Figure:
-    """Kernel ridge regression of a noisy wave, for several λ (down) and σ (across)."""
+    """Kernel ridge regression of a noisy wave, for several λ (down) and γ (across)."""
     rng = np.random.default_rng(0)
     x = np.sort(rng.uniform(-3, 3, n))
     y = np.sin(2 * x) + 0.3 * x + 0.25 * rng.normal(size=n)
     grid = np.linspace(-3.3, 3.3, 600)
     figure = Figure(figsize=(9, 6), layout="constrained")
-    panels = figure.subplots(len(LAMBDAS), len(SIGMAS), sharex=True, sharey=True)
+    panels = figure.subplots(len(LAMBDAS), len(GAMMAS), sharex=True, sharey=True)
     for line, alpha in zip(panels, LAMBDAS, strict=True):
-        for axes, sigma in zip(line, SIGMAS, strict=True):
-            model = KernelRidge(alpha=alpha, kernel=RBF(gamma=1 / (2 * sigma**2))).fit(x[:, None], y)
+        for axes, gamma in zip(line, GAMMAS, strict=True):
+            model = KernelRidge(alpha=alpha, kernel=RBF(gamma=gamma)).fit(x[:, None], y)
             axes.plot(x, y, ".", color=GREY, markersize=4)
             axes.plot(grid, np.sin(2 * grid) + 0.3 * grid, color=ORANGE, linewidth=1)
             axes.plot(grid, model.predict(grid[:, None]), color=BLUE, linewidth=1.6)
             axes.set_ylim(-2.6, 2.6)
-            axes.set_title(f"λ = {alpha:g}, σ = {sigma:g}", fontsize=9, color=INK)
+            axes.set_title(f"λ = {alpha:g}, γ = {gamma:g}", fontsize=9, color=INK)
             _plain(axes)
     return figure
 
 
-def errors(n: int) -> Figure:  # noqa: ARG001
-    """Diabetes after a year over the body mass index: scores over λ, and the model that was chosen with its errors."""
+def scores(n: int) -> Figure:  # noqa: ARG001
+    """Diabetes after a year from ten measurements: the error of rows left out over λ, for several γ."""
     from sklearn.datasets import load_diabetes
 
     X, y = load_diabetes(return_X_y=True, scaled=False)
-    bmi, whole = X[:, [2]], (X - X.mean(axis=0)) / X.std(axis=0)
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    folds = 10
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    folds, gammas = 10, (0.00625, 0.025, 0.1)
     search = KernelRidgeCV(
-        np.geomspace(0.03, 300, 13), gamma=[0.003, 0.02, 0.2], cv=folds, fit_intercept=True, early_stopping=False
+        np.geomspace(0.01, 100, 9),
+        gamma=list(gammas),
+        cv=folds,
+        transformer="standardize",
+        fit_intercept=True,
+        early_stopping=False,
     )
-    search.fit(whole, y)
+    search.fit(X, y)
     results = search.cv_results_
-    for gamma, colour in zip((0.003, 0.02, 0.2), (BLUE, ORANGE, GREY), strict=True):
+    for gamma, colour in zip(gammas, (BLUE, ORANGE, GREY), strict=True):
         here = [k for k, p in enumerate(results["params"]) if p["gamma"] == gamma]
         alphas = [results["params"][k]["alpha"] for k in here]
         means, spread = (results[f"{name}_test_score"][here] for name in ("mean", "std"))
-        left.semilogx(alphas, np.sqrt(-means), "o-", color=colour, markersize=3, label=f"γ = {gamma:g}")
-        low, high = np.sqrt(-means - spread / folds**0.5), np.sqrt(-means + spread / folds**0.5)
-        left.fill_between(alphas, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.semilogx(alphas, np.sqrt(-means), "o-", color=colour, markersize=3, label=f"γ = {gamma:g}")
+        low, high = (np.sqrt(-means + sign * spread / (folds - 1) ** 0.5) for sign in (-1, 1))
+        axes.fill_between(alphas, low, high, color=colour, alpha=0.12, linewidth=0)
     best = search.best_index_
-    left.plot(search.alpha_, (-results["mean_test_score"][best]) ** 0.5, "k*", markersize=12)
-    left.set(xlabel="λ", ylabel="error of rows left out (root mean square)", title="ten measurements")
-    left.legend(frameon=False)
+    axes.plot(search.alpha_, (-results["mean_test_score"][best]) ** 0.5, "k*", markersize=12, label="best")
+    axes.set(xlabel="λ", ylabel="error of rows left out (root mean square)", title="442 patients, 10 columns")
+    axes.legend(frameon=False)
+    return figure
+
+
+def errors(n: int) -> Figure:  # noqa: ARG001
+    """Diabetes after a year over the body mass index: a model with both kinds of error bars."""
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True, scaled=False)
+    bmi = X[:, [2]]
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
     model = KernelRidge(alpha=0.3, kernel=RBF(gamma=0.01), fit_intercept=True).fit(bmi, y)
     grid = np.linspace(15, 50, 300)[:, None]
     mean, std = model.predict(grid, return_std=True)
     lower, upper = model.predict_interval(grid, coverage=0.9)
-    right.plot(bmi, y, ".", color=GREY, markersize=3)
-    right.plot(grid, mean, color=BLUE)
-    right.fill_between(
+    axes.plot(bmi, y, ".", color=GREY, markersize=3)
+    axes.plot(grid, mean, color=BLUE, label="f")
+    axes.fill_between(
         grid[:, 0], mean - 2 * std, mean + 2 * std, color=BLUE, alpha=0.25, linewidth=0, label="f ± 2 std"
     )
-    right.plot(grid, lower, "--", color=ORANGE, linewidth=1, label="90 % of new targets (CV+)")
-    right.plot(grid, upper, "--", color=ORANGE, linewidth=1)
-    right.set(xlabel="body mass index", ylabel="progression", title="one of them", ylim=(-60, 400))
-    right.legend(frameon=False, fontsize=8)
+    axes.plot(grid, lower, "--", color=ORANGE, linewidth=1, label="90 % of new targets (CV+)")
+    axes.plot(grid, upper, "--", color=ORANGE, linewidth=1)
+    axes.set(
+        xlabel="body mass index", ylabel="progress of the disease", title="442 patients, one column", ylim=(-60, 400)
+    )
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 

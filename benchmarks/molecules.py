@@ -1,6 +1,6 @@
-"""Choosing λ and kernel for molecules, and what error bars promise: picture and numbers of docs/how-to/choose.md.
+"""λ and kernel for molecules, and the coverage of error bars: pictures of docs/how-to/choose.md and error-bars.md.
 
-``python -m benchmarks.molecules --out docs/images --cache output/cache`` draws it and prints the numbers.
+``python -m benchmarks.molecules --out docs/images --cache output/cache`` draws them and prints the numbers.
 """
 
 from pathlib import Path
@@ -40,8 +40,9 @@ def main(out: Path, cache: Path, n: int) -> None:
     """Scores over λ, learning curves, and the coverage of intervals for familiar and for new molecules."""
     sample = qm9.load(SAMPLE, cache=cache)
     counts = np.rint(sample.descriptors[:, qm9.COUNTS]).astype(int)
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    over_alpha, over_rows, coverage = figure.subplots(1, 3)
+    choice, intervals = Figure(figsize=(9.5, 4.2), layout="constrained"), Figure(figsize=(6.5, 4), layout="constrained")
+    over_alpha, over_rows = choice.subplots(1, 2)
+    coverage = intervals.subplots()
     for axes in (over_alpha, over_rows, coverage):
         axes.spines[["top", "right"]].set_visible(False)
     rows = np.arange(n)
@@ -51,9 +52,10 @@ def main(out: Path, cache: Path, n: int) -> None:
     _draw_alphas(over_alpha, by_row)
     _draw_curves(over_rows, by_row, by_formula)
     _draw_coverage(coverage, _coverages(sample, counts, n))
-    path = out / "selection-molecules.png"
-    figure.savefig(path, dpi=120)
-    click.echo(path)
+    for name, figure in (("selection", choice), ("intervals", intervals)):
+        path = out / f"{name}-molecules.png"
+        figure.savefig(path, dpi=120)
+        click.echo(path)
 
 
 def _standardised(sample: qm9.Molecules, rows: Integers) -> tuple[Floats, Floats]:
@@ -65,7 +67,8 @@ def _standardised(sample: qm9.Molecules, rows: Integers) -> tuple[Floats, Floats
 
 def _searched(sample: qm9.Molecules, rows: Integers, cv: Any, groups: Integers | None = None) -> KernelRidgeCV:
     X, y = _standardised(sample, rows)
-    search = KernelRidgeCV(ALPHAS, kernel=list(KERNELS), gamma=1 / X.shape[1], cv=cv, train_sizes=SIZES, refit=False)
+    settings: dict[str, Any] = {"gamma": 1 / X.shape[1], "cv": cv, "train_sizes": SIZES, "refit": False}
+    search = KernelRidgeCV(ALPHAS, kernel=list(KERNELS), early_stopping=False, **settings)
     search.fit(X[rows], y[rows], groups=groups)
     curve = search.learning_curve_
     click.echo(f"{type(cv).__name__}: {search.best_params_}, error {(-search.best_score_) ** 0.5:.2f} kcal/mol")

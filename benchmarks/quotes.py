@@ -138,6 +138,7 @@ def of(
 _README = "README.md"
 _FAST = "docs/explanation/how-fast.md"
 _ELSE = "docs/explanation/something-else.md"
+_FEW = "docs/how-to/few-columns.md"
 _COLD = {"what": "dkrr, cold"}
 _DEFAULT_WAY = {"way": "auto"}
 
@@ -394,5 +395,44 @@ QUOTES: tuple[Quote, ...] = (
         n=of("n", "count", where=_DEFAULT_WAY),
         sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
         dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
+    ),
+    *(
+        quote(
+            _FEW,
+            step,
+            row,
+            dkrr=of("dkrr_seconds", "seconds", where={"peer": peer}),
+            peer=of("seconds", "seconds", where={"peer": peer}),
+        )
+        for step, peer, row in (
+            ("fourier-fit", "sklearn", "| 14,000 × 2 | {dkrr} | {peer}, scikit-learn |"),
+            ("fourier-fit", "gpytorch", "| 100,000 × 2 | {dkrr} | {peer}, GPyTorch (KISS-GP)"),
+            ("fourier-line", "celerite2", "| 1,000,000 × 1 | {dkrr} | **{peer}**, celerite2"),
+        )
+    ),
+    quote(
+        _FEW,
+        "fourier-fit",
+        "10⁶ rows take {two} s in two columns, {three} s in three; 10⁸ rows in two, from Zarr, {hundred} s and {peak} "
+        "GiB",
+        two=of("seconds", "number", where={"peer": None}),
+        three=of("seconds", "count", step="fourier-space"),
+        hundred=of("seconds", "count", step="fourier-hundred"),
+        peak=of("peak_bytes", "number", unit=2.0**30, step="fourier-hundred"),
+    ),
+    quote(
+        "docs/how-to/text-and-graphs.md",
+        "text",
+        "a linear model of scikit-learn is much faster: {sklearn} against {dkrr} for {n} messages,",
+        n=of("n", "count", where=_DEFAULT_WAY),
+        sklearn=of("fit_seconds", "seconds", where={"way": "scikit-learn"}),
+        dkrr=of("fit_seconds", "seconds", where=_DEFAULT_WAY),
+    ),
+    quote(
+        "docs/explanation/how-it-solves.md",
+        "iterative-headline",
+        "It had {few} columns for 20,000 molecules and {many} for 100,000",
+        few=of("rank", "count", where=_exact(20_000)),
+        many=of("rank", "count", where=_exact(100_000)),
     ),
 )

@@ -28,7 +28,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no ty
         One of `BUCKETS`.
     """
 
-    cachable = False
+    cacheable = False
 
     def __init__(self, protocol: str) -> None:
         super().__init__()

@@ -98,6 +98,26 @@ def test_links_lead_somewhere():
             assert "://" in link or (page.parent / link).exists(), f"{page}: {link}"
 
 
+DECISIONS = DOCS / "developers" / "decisions"
+DECISION = re.compile(
+    r"# (\d+)\. (.+)\n\nStatus: (?:accepted|superseded by \d+) · Date: 20\d\d-\d\d-\d\d\n"
+    r"\n## Context\n[^#]+\n## Decision\n[^#]+(?:\n## Consequences\n[^#]+)?(?:\n## Rejected\n[^#]+)?"
+)
+
+
+def test_decisions_are_short_and_of_one_form_and_in_the_index():
+    pages, index = sorted(DECISIONS.glob("0*.md")), (DECISIONS / "index.md").read_text()
+    for page in pages:
+        text = page.read_text()
+        form = DECISION.fullmatch(re.sub(r"\]\([^)]*\)|(?s:^```.*?^```)", "", text, flags=re.M))
+        assert form and int(form[1]) == int(page.name[:4]), f"{page.name} departs from the template of index.md"
+        assert len(text.split()) <= 400, f"{page.name} has {len(text.split())} words"
+        assert f"| {form[1]} | [{form[2]}]({page.name}) |" in index, f"{page.name} has no row in index.md"
+        for name in re.findall(r"`([\w/]+\.py)`", text):
+            assert any((ROOT / folder / name).exists() for folder in ("", "dkrr", "tests")), f"{page.name}: {name}"
+    assert len(pages) == index.count("](0")
+
+
 def test_dependencies_are_those_that_the_documents_name():
     groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     required = {(re.split(r"[\[>=<;]", one)[0], extra) for extra, group in groups.items() for one in group}

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from functools import reduce
@@ -339,6 +340,27 @@ def test_the_class_of_a_transformer_that_anyone_named_is_not_imported(tmp_path, 
     assert dkrr.verify(tmp_path / "evil.zarr").is_whole
     refused(tmp_path / "evil.zarr", "'evil.Transformer', which a file cannot hold")
     assert "evil" not in sys.modules and not (tmp_path / "ran").exists()
+
+
+def test_nothing_is_sent_to_anybody(tmp_path, monkeypatch):
+    """From a fit to a report: no connection leaves this machine, and no name of a host is looked up."""
+    connect, found = socket.socket.connect, []
+
+    def noted(self, address):
+        is_here = self.family == socket.AF_UNIX or str(address[0]) in ("127.0.0.1", "::1", "localhost")
+        found.extend([] if is_here else [address])
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", noted)
+    monkeypatch.setattr(socket.socket, "connect_ex", noted)
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **how: found.append(asked) or look_up(*asked, **how))
+    dkrr.save(dkrr.KernelRidge(kernel="rbf", transformer="standardize").fit(X, Y), tmp_path / "m.zarr")
+    again = dkrr.load(tmp_path / "m.zarr")
+    dkrr.predict_to(again, X, tmp_path / "p.csv")
+    assert dkrr.verify(tmp_path / "m.zarr").is_whole and dkrr.plan(X, kernel="rbf")
+    assert [result.exit_code for result in about(tmp_path / "m.zarr")] == [0] * 4
+    assert command("info").exit_code == 0 and not found
 
 
 class TestNames:
