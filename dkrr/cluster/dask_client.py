@@ -310,7 +310,7 @@ def workers_without(client: Client, path: Path) -> list[str]:
 
 
 def check_path_is_shared(client: Client, path: Path, what: str) -> None:
-    """Refuse before work starts if some worker does not see a path that this process sees.
+    """Refuse before work starts if a worker cannot reach a path that this process reaches.
 
     Raises
     ------
@@ -320,8 +320,8 @@ def check_path_is_shared(client: Client, path: Path, what: str) -> None:
     blind = workers_without(client, path)
     if blind:
         raise StoreError(
-            f"the workers {', '.join(blind)} do not see {what}. Every worker must reach X and the store: put them on a "
-            f"shared file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
+            f"the workers {', '.join(blind)} cannot reach {what}. Every worker must reach X and the store: put them on "
+            f"a shared file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
         )
 
 

@@ -170,7 +170,7 @@ class Source:
                         return
         if row < stop:
             raise InputError(
-                f"{self.label} ends behind row {row - 1}, and had at least {plural(stop, 'row')} when it was opened; "
+                f"{self.label} ends after row {row - 1}, and had at least {plural(stop, 'row')} when it was opened; "
                 "expected the same rows as long as it is used: write others under another name"
             )
 
@@ -336,7 +336,7 @@ def _whole(path: str, batches: Iterable[Any]) -> Iterator[Any]:
             end = (end + part)[-HEADER_BYTES:]
     if not end.rstrip().endswith(b'"'):
         raise InputError(
-            f"{path} has a quote in row {n_rows - 1} (counted from 0) that is not closed, so that all lines behind it "
+            f"{path} has a quote in row {n_rows - 1} (counted from 0) that is not closed, so that all lines after it "
             f"are one text; expected a second one: close it, or double it ('\"\"') where it is a part of the text"
         )
 

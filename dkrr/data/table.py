@@ -183,7 +183,7 @@ class Table:
         Parameters
         ----------
         names : iterable of str
-            Columns to leave out; a name that the table does not have is no error.
+            Columns to leave out; names that the table does not have are ignored.
 
         Returns
         -------

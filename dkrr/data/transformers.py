@@ -343,14 +343,14 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
         raise InputError(f"{name} makes {plural(found.shape[0], 'row')} of {block.shape[0]}; expected one for each")
     if found.dtype.kind not in "biuf":
         found = _as_numbers(found, transformer)
-    check_exact(found, f"X behind {name}", first)
+    check_exact(found, f"X after {name}", first)
     if found.dtype.name not in ("float64", "float32"):
         found = found.astype(np.float64)
     bad = first_bad(found)
     if bad is not None:
         what, row, column = bad
         raise InputError(
-            f"Input X contains {what}: row {first + row} has it in column {_name(transformer, column)!r} behind the "
+            f"Input X contains {what}: row {first + row} has it in column {_name(transformer, column)!r} after the "
             f"transformer; expected finite numbers: put a SimpleImputer into the transformer (--impute), or leave such "
             f"rows out"
         )
@@ -367,7 +367,7 @@ def _as_numbers(array: NDArray[Any], transformer: Any) -> NDArray[np.float64]:
             out[:, k] = column
         except (TypeError, ValueError) as error:
             raise InputTypeError(
-                f"column {_name(transformer, k)!r} behind the transformer does not hold numbers ({error}); expected "
+                f"column {_name(transformer, k)!r} after the transformer does not hold numbers ({error}); expected "
                 f"numbers: encode it by OneHotEncoder or OrdinalEncoder, or drop it"
             ) from error
     return out

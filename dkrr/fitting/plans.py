@@ -553,9 +553,7 @@ def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) ->
     from dkrr.data.transformers import checked_transformer, fitted_transformer, inputs_of, transformed_inputs
 
     if X is None:
-        raise InputError(
-            "transformer is given without X; expected X, or n_samples and n_features of the rows behind it"
-        )
+        raise InputError("transformer is given without X; expected X, or n_samples and n_features of the rows after it")
     unfitted, inputs = checked_transformer(transformer, kernel), inputs_of(X)
     return transformed_inputs(fitted_transformer(unfitted, inputs, memory_limit), inputs)
 

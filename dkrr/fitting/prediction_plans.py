@@ -145,7 +145,7 @@ def _place(rows: Rows, processes: Processes | None) -> tuple[bool, Reason]:
         from dkrr.cluster.dask_client import workers_without
 
         if workers_without(client, path):
-            text = f"in this process, since some workers do not see the model at {path}"
+            text = f"in this process, since some workers cannot reach the model at {path}"
             return False, Reason("model-not-shared", text)
     return True, ON_WORKERS
 

@@ -106,7 +106,7 @@ class Settings:
             raise InputError(
                 "kernel is 'additive_chi2', −Σ (x − z)² / (x + z) as scikit-learn defines it: all of its values are "
                 "negative and k(x, x) is 0, so that no ridge regression or classification has it as its kernel; "
-                "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' behind "
+                "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' after "
                 "transformer=AdditiveChi2Sampler() of sklearn.kernel_approximation, for Σ 2 x z / (x + z)"
             )
         return cls(

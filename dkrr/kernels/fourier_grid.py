@@ -184,7 +184,7 @@ class FourierGrid(FeatureMap):
         if self.box is not None:
             refuse_masked(self.box, "box")
             box: tuple[tuple[float, float], ...] = ()
-            with suppress(TypeError, ValueError):  # of what is no array
+            with suppress(TypeError, ValueError):  # of values that are not arrays
                 given = np.asarray(self.box)
                 if given.dtype.kind in "iuf" and given.shape[1:] == (2,):
                     box = tuple((float(low), float(high)) for low, high in given)

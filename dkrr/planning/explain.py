@@ -357,8 +357,9 @@ def _why_products(p: Problem, products: TileProducts, slots: int) -> list[Reason
         return reasons
     whole = products.all_tiles * products.tile**2 * products.itemsize
     text = (
-        f"the whole matrix would take {format_bytes(whole)} of memory; its tiles are formed at every pass (if "
-        f"that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with solver='cg' reads them)"
+        f"the whole matrix would take {format_bytes(whole)} of memory; tiles that are not kept are formed at "
+        f"every pass (if that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with solver='cg' "
+        f"reads them)"
     )
     return [*reasons, Reason("tiles-formed-again", text)]
 

@@ -289,7 +289,7 @@ def _conjugate_gradient_with_room(problem: Problem, resources: Resources, form: 
     if problem.interval_folds and not problem.folds_are_fitted:
         return ""
     found = _candidates(replace(problem, solver=ConjugateGradient()), resources, form)
-    return "" if all(c.refused for c in found) else "give solver='cg' (conjugate gradient), which has room"
+    return "" if all(c.refused for c in found) else "give solver='cg' (conjugate gradient), which fits"
 
 
 def _allowed_and_remedy(needed: int, resources: Resources) -> str:

@@ -462,7 +462,7 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
         iterating = next(stage.seconds for stage in plan.chosen.stages if stage.name == "conjugate gradient")
         share = _share_of_a_race(plan)
         seconds -= (1.0 - share) * iterating
-        text = "the time is a mean over which λ may be the best: those that have lost are given up"
+        text = "the time is a mean over the λ that may be the best: all that are clearly worse are given up"
         reasons.append(Reason("lost-are-given-up", text))
     seconds *= ceil(t / width)
     if not sizes.train_on_the_rest:

@@ -114,7 +114,7 @@ class ChunkedArray:
         found = _metadata_at(url)
         layout = layout_of(found)
         if layout is None and found.get("node_type") == "group":
-            raise StoreError(f"{url} is a group and no array; expected an array that dkrr wrote")
+            raise StoreError(f"{url} is a group, not an array; expected an array that dkrr wrote")
         if layout is None:
             raise _unreadable(url, f"its {NAME} is not one that dkrr writes")
         return cls(url, *layout, identity)

@@ -64,9 +64,7 @@ def layout_of_rows(shape: tuple[int, ...], dtype: Any, rows_per_chunk: int | Non
 def metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, height: int) -> dict[str, Any]:
     """Metadata of an array for readers of Zarr v3; blocks have `height` rows."""
     if sys.byteorder != "little":
-        raise StoreError(
-            "stores hold numbers with the lowest byte first; expected a machine that does, as nearly all do"
-        )
+        raise StoreError("stores are little-endian; expected a machine that is, as nearly all are")
     kind = np.dtype(dtype)
     number = {"name": "bytes"} | ({"configuration": {"endian": "little"}} if kind.itemsize > 1 else {})
     index = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -216,7 +214,7 @@ def read_group(url: str) -> dict[str, Any] | None:
     if found is None:
         return None
     if found.get("node_type") == "array":
-        raise StoreError(f"{url} is an array, and no group")
+        raise StoreError(f"{url} is an array, not a group")
     attributes = found.pop("attributes", {})
     if not isinstance(attributes, dict):
         raise _damaged(url, "its attributes are not a JSON object")

@@ -280,7 +280,7 @@ def _replace_folder(new: Path, path: Path, listed: re.Pattern[str]) -> None:
                 old.rename(path)
         except OSError:
             raise StoreError(
-                f"{path} could not be replaced ({error}), and what was there is at {old} now: rename it to {path}"
+                f"{path} could not be replaced ({error}), and its earlier content is at {old} now: rename it to {path}"
             ) from error
         raise
     _delete_replaced(old, listed)
