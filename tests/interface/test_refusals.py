@@ -52,7 +52,7 @@ REFUSED = [
     (f"{FIT} --alpha 1,2", r"KernelRidgeCV \(dkrr select\) chooses among several"),
     (f"{FIT} --gamma 1,2", "dkrr select chooses among several"),
     ("fit --x x.npy --y labels.npy --logistic --model m.zarr --alpha 1,2", "--alpha has several values"),
-    (f"{FIT} --memory-limit 2000", "expected a unit with it: 2000 MB"),
+    (f"{FIT} --memory-limit 2000", "is 2000 bytes; did you mean '2000 MB'"),
     # Options that do not go together
     ("plan --n 10", "--n and --d"),
     ("plan --n 10 --d 0", "--d is 0; expected a whole number of at least 1"),
