@@ -224,7 +224,9 @@ def measure(library: str, endpoint: str, mebibytes: int, repetitions: int) -> di
 
 @click.command()
 @click.option("--mebibytes", default=32, show_default=True, help="Size of the large object.")
-@click.option("--repetitions", default=5, show_default=True, help="The least time of so many is reported.")
+@click.option(
+    "--repetitions", default=5, show_default=True, help="Number of repetitions, of which the least time is reported."
+)
 @click.option("--library", type=click.Choice(LIBRARIES), hidden=True)
 @click.option("--endpoint", hidden=True)
 def main(mebibytes: int, repetitions: int, library: str | None, endpoint: str | None) -> None:

@@ -67,7 +67,7 @@ class Watch:
     ----------
     client : distributed.Client
     ended : callable, optional
-        Returns the exit status of the process with the scheduler; None if it still runs after so many seconds.
+        Returns the exit status of the process with the scheduler; None if it still runs after that time.
     known_of_memory : callable, optional
         Returns words for the workers' memory, in brackets, for errors.
     begins : bool, default=False

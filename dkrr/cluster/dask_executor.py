@@ -50,7 +50,7 @@ class DaskExecutor:
         Called before the first task: waits until the workers are ready, and returns words for the memory that they have
         and need, for the error if workers die.
     ended : callable, optional
-        Returns the exit status of the process with the scheduler; None if it still runs after so many seconds.
+        Returns the exit status of the process with the scheduler; None if it still runs after that time.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ class LocalWorkers:
             return False
 
     def ended(self, seconds: float = 1.0) -> int | None:
-        """Exit status of the process, negative for a signal; None if it still runs after so many seconds."""
+        """Exit status of the process, negative for a signal; None if it still runs after that time."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:

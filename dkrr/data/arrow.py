@@ -437,7 +437,7 @@ def _height(schema: Any) -> int:
 
 
 def _grouped(batches: Iterable[Any], schema: Any, height: int) -> Iterator[Any]:
-    """Tables of so many rows, of batches."""
+    """Tables with a given number of rows each, from batches."""
     tables = (pyarrow.Table.from_batches([batch]).cast(schema) for batch in batches)
     return regrouped(tables, height, pyarrow.concat_tables)
 
@@ -541,7 +541,7 @@ def _numpy_type(kind: Any) -> np.dtype[Any]:
 
 
 def kept_arrays(kept: Table, height: int) -> Iterator[list[NDArray[Any]]]:
-    """Columns of so many consecutive rows after the other, as arrays of `kept_types`.
+    """Columns of consecutive blocks of rows, as arrays of `kept_types`.
 
     Raises
     ------

@@ -181,7 +181,7 @@ class KernelRidgeCV(RidgeRegressor):
         `cv_predictions_`.
     train_sizes : array-like, optional
         Fractions of the training rows of a fold, such as (0.125, 0.25, 0.5), or numbers of rows:
-        every fold is trained on so many of its rows as well, for `learning_curve_`. All of them are
+        every fold is also trained on these parts of its rows, for `learning_curve_`. All of them are
         always the last size. Not with leave-one-out.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.

@@ -166,7 +166,7 @@ class GeneratedPosterior(FactoredProcess):
             found = self.variances_of(x)
             widths.append(found.relative_width)
             yield where, found
-        remedy = f"alpha = {self.alpha:g} is small beside the rounding of sums over so many rows: give a larger alpha"
+        remedy = f"alpha = {self.alpha:g} is small beside the rounding of sums over the rows: give a larger alpha"
         warn_of_width(widths, rows.shape[0], remedy)
 
     def variances_of(self, x: Any) -> VarianceBounds:
@@ -242,7 +242,7 @@ class GeneratedPosterior(FactoredProcess):
             return ""
         return (
             f"{what} may be off by as much as {part:.0e} of their size: alpha = {self.alpha:g} is small beside the "
-            f"rounding of sums over so many rows: give a larger alpha, or form='dual'"
+            f"rounding of sums over the rows: give a larger alpha, or form='dual'"
         )
 
     def loo_residuals(self) -> Array:

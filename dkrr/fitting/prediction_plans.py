@@ -151,7 +151,7 @@ def _place(rows: Rows, processes: Processes | None) -> tuple[bool, Reason]:
 
 
 def _why_block(plan: PredictionPlan) -> list[Reason]:
-    """Why so many rows at a time."""
+    """Why blocks have this number of rows."""
     if plan.method != "factor":
         return []
     read = sum(one.size.read_bytes for one in plan.prediction.deviations if one.size)

@@ -19,7 +19,7 @@ from dkrr.rounding import check_exact_columns
 from dkrr.text import near_columns, plural
 
 DENSE_COLUMNS = 256
-"""Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
+"""Maximum number of columns, cut from sparse rows, that are made dense: such as numbers of a table beside its text."""
 
 
 class Compound(Kernel):

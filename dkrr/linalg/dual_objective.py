@@ -171,7 +171,7 @@ class DualObjective(Objective):
         self._move(self._coef, self._intercept, self._true_scores(self._coef, self._intercept))
         self._is_true = True
         change = self._residual - before
-        # ‖Σ cᵢ φ(xᵢ)‖ ≤ Σ |cᵢ| max √k(x, x): so much larger may the gradients be.
+        # ‖Σ cᵢ φ(xᵢ)‖ ≤ Σ |cᵢ| max √k(x, x): so the gradients may be larger by this factor.
         reach = np.sqrt(self.largest) * np.abs(change).sum(axis=0)
         if self.fit_intercept:
             reach += np.abs(change.sum(axis=0))

@@ -353,7 +353,7 @@ def caution(condition: float, form: str, status: Status) -> tuple[str, ...]:
 
 
 def inexact_duals(error: float) -> tuple[str, ...]:
-    """Message about dual coefficients that may be off by so much, relative to their length; empty if that is little."""
+    """Message about the error of dual coefficients, relative to their length; empty if that is small."""
     if not error > CAUTION_ABOVE:
         return ()
     return (

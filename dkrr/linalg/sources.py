@@ -256,7 +256,7 @@ def kernel_blocks(block: Block) -> list[slice]:
 
 
 def shifted(rows: slice, by: int) -> slice:
-    """Range of rows, so many rows further on."""
+    """Range of rows, shifted by a number of rows."""
     return slice(rows.start + by, rows.stop + by)
 
 

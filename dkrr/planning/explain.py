@@ -390,7 +390,7 @@ def is_soon_done(p: Problem, seconds: float) -> bool:
 
 
 def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
-    """Why `solver="auto"` must not choose a candidate where a direct solver takes so long; empty if it may.
+    """Why `solver="auto"` must not choose a candidate where a direct solver takes a given time; empty if it may.
 
     Steps of Newton's method are estimates for all solvers, and tolerate systems that are not solved well.
     """

@@ -62,7 +62,7 @@ class Seconds(NamedTuple):
         return Seconds(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: float) -> "Seconds":
-        """So many times."""
+        """Seconds multiplied by a factor."""
         return Seconds(*(count * value for value in self))
 
 
@@ -75,7 +75,7 @@ def _own(seconds: float) -> Seconds:
 
 
 def expected_iterations(plan: Plan, planned: float) -> float:
-    """Iterations that are expected where a plan has so many: its rank is raised while that pays, unless it is given."""
+    """Expected iterations, from those of a plan: its rank is raised while that pays, unless it is given."""
     how, p = plan.chosen.how, plan.problem
     assert isinstance(how, Iterative)
     if not isinstance(how.products, TileProducts) or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:

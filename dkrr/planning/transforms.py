@@ -51,7 +51,7 @@ FACTOR_ITERATIONS = 8
 
 
 def refusal(p: Problem, side: int) -> str:
-    """Why a problem cannot be solved on a grid of so many features; empty if it can."""
+    """Why a problem cannot be solved on a grid of `side` features; empty if it can."""
     solver = p.settings
     if isinstance(solver, ConjugateGradient) and (p.loss == "logistic" or solver.preconditioner != "auto"):
         return (
