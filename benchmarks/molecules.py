@@ -67,8 +67,7 @@ def _standardised(sample: qm9.Molecules, rows: Integers) -> tuple[Floats, Floats
 
 def _searched(sample: qm9.Molecules, rows: Integers, cv: Any, groups: Integers | None = None) -> KernelRidgeCV:
     X, y = _standardised(sample, rows)
-    settings: dict[str, Any] = {"gamma": 1 / X.shape[1], "cv": cv, "train_sizes": SIZES, "refit": False}
-    search = KernelRidgeCV(ALPHAS, kernel=list(KERNELS), early_stopping=False, **settings)
+    search = KernelRidgeCV(ALPHAS, kernel=list(KERNELS), gamma=1 / X.shape[1], cv=cv, train_sizes=SIZES, refit=False)
     search.fit(X[rows], y[rows], groups=groups)
     curve = search.learning_curve_
     click.echo(f"{type(cv).__name__}: {search.best_params_}, error {(-search.best_score_) ** 0.5:.2f} kcal/mol")

@@ -139,6 +139,7 @@ _README = "README.md"
 _FAST = "docs/explanation/how-fast.md"
 _ELSE = "docs/explanation/something-else.md"
 _FEW = "docs/how-to/few-columns.md"
+_CHOOSE = "docs/how-to/choose.md"
 _COLD = {"what": "dkrr, cold"}
 _DEFAULT_WAY = {"way": "auto"}
 
@@ -307,6 +308,15 @@ QUOTES: tuple[Quote, ...] = (
         error=of("mae", "number", where=_exact(50_000)),
     ),
     quote(
+        _CHOOSE,
+        "selection-grid-20000",
+        "10 λ × 5 folds took {time}, {ratio} × as long as one fit; `GridSearchCV` of scikit-learn takes {peer} "
+        "(extrapolated)",
+        time=of("seconds", "seconds"),
+        ratio=of("ratio", "ratio"),
+        peer=of("peer_seconds", "seconds"),
+    ),
+    quote(
         _FAST,
         "selection-grid-20000",
         "| choose λ: 10 values × 5 folds, then fit | 20,000 × 79 | {time} | {ratio} × one fit; `GridSearchCV` {peer} "
@@ -434,5 +444,13 @@ QUOTES: tuple[Quote, ...] = (
         "It had {few} columns for 20,000 molecules and {many} for 100,000",
         few=of("rank", "count", where=_exact(20_000)),
         many=of("rank", "count", where=_exact(100_000)),
+    ),
+    quote(
+        "docs/how-to/choose.md",
+        "selection-grid-20000",
+        "took {time} s for 20,000 × 79, one fit {fit} s (two cores; `GridSearchCV` of scikit-learn about {peer} min,",
+        time=of("seconds", "count"),
+        fit=of("one_fit_seconds", "count"),
+        peer=of("peer_seconds", "count", unit=60.0),
     ),
 )
