@@ -146,7 +146,7 @@ def _finite(value: float) -> float:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Ratio in two digits behind the point, where so many make sense."""
+    """Ratio in two digits after the point, where so many make sense."""
     if ratio is None:
         return "–"
     return f"{ratio:.2f}" if 0.005 <= ratio < 1000 else f"{ratio:.0e}"

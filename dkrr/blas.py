@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 _POTRF_BLOCK = 256
 """Below this LAPACK's POTRF is called; above, blocks are updated by GEMM (256 is the best of 64 to 512). It is also the
-largest matrix LAPACK ever sees: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
+largest matrix that LAPACK gets: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
 _SLOW_TRSM = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
 """OpenBLAS's kernels for AVX-512: their TRSM with a triangle of 512 runs at 0.6 of GEMM's rate, with one of 128 at 0.35
 (float32: 0.25), and TRMM of this side at 0.8. The kernels for AVX2 solve as fast as they multiply."""

@@ -297,7 +297,7 @@ def is_mapped(array: Any) -> bool:
 
 
 def refuse_cut(array: np.memmap[Any, Any]) -> None:
-    """Refuse a memory map whose file has become shorter: a page behind its end would end the process by SIGBUS.
+    """Refuse a memory map whose file has become shorter: a page after its end would end the process by SIGBUS.
 
     Raises
     ------

@@ -322,7 +322,7 @@ def csv_source(paths: list[str], label: str) -> Source:
 
 
 def _whole(path: str, batches: Iterable[Any]) -> Iterator[Any]:
-    """Batches of a CSV file; raises InputError if all behind a quote that is not closed was taken for one text."""
+    """Batches of a CSV file; raises InputError if all after a quote that is not closed was taken for one text."""
     n_rows, last = 0, ""
     for batch in batches:
         yield batch

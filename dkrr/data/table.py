@@ -220,7 +220,7 @@ class Table:
         height : int, default=65536
             Most rows of a block.
         start, stop : int
-            First row, and the row behind the last one; default: all rows.
+            First row, and the row after the last one; default: all rows.
 
         Yields
         ------
@@ -298,7 +298,7 @@ class Table:
         Parameters
         ----------
         start, stop : int
-            First row, and the row behind the last one.
+            First row, and the row after the last one.
         name : str, default="X"
             What errors call the argument.
 

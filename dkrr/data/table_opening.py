@@ -37,7 +37,7 @@ def open_table(path: SupportsColumns | str | Path, columns: str | Iterable[str] 
     path : str, Path, DataFrame of pandas or polars, lazy frame, Arrow table or Table
         A file in Parquet, CSV or Arrow's format (``.parquet``, ``.csv``, ``.csv.gz``, ``.feather``), a folder of such
         files, also partitioned by columns (``year=2013/...``), a pattern of files (``data/*.parquet``), or the URL of
-        one of these in a bucket; with ``::a,b`` behind it for some of the columns.
+        one of these in a bucket; with ``::a,b`` after it for some of the columns.
         CSV and Arrow files and lazy frames are copied once to a temporary file in Parquet.
     columns : str or sequence of str, optional
         Names or patterns of the columns (`Table.select`); None: all.

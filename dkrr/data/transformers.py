@@ -1,7 +1,7 @@
 """A transformer of scikit-learn in front of a model: fitted to rows of any kind, and applied to blocks of them.
 
 In front of the transformer are rows as a user gives them, arrays and tables of any types, also read a block at a time:
-it is fitted in memory, or block by block through its public `partial_fit`. Rows behind it are transformed when they are
+it is fitted in memory, or block by block through its public `partial_fit`. Rows after it are transformed when they are
 read. Values in columns of categories that a fitted encoder does not know are named with their column.
 """
 
@@ -190,7 +190,7 @@ def _learned(transformer: Any, blocks: Iterable[Any]) -> Any:
     """Transformer that has learned from all blocks; the last one may be too small for its `partial_fit`."""
     held: Any = None
     last: Any = None
-    # scikit-learn's scalers do not recover from a block in which a column has no value, which is refused behind them.
+    # scikit-learn's scalers do not recover from a block in which a column has no value, which is refused after them.
     with np.errstate(invalid="ignore"):
         for block in blocks:
             if held is not None:
@@ -299,9 +299,9 @@ def _means(imputer: Any, blocks: Iterable[Any]) -> Any:
 
 
 def transformed_inputs(transformer: Any, inputs: Rows) -> Any:
-    """Training rows behind a fitted transformer: at once if they are in memory, else whenever they are read.
+    """Training rows after a fitted transformer: at once if they are in memory, else whenever they are read.
 
-    They are compared in front of it, since blocks of other heights may have other last digits behind it.
+    They are compared in front of it, since blocks of other heights may have other last digits after it.
     """
     if isinstance(inputs, HeldRows):
         return transformed_block(transformer, inputs.table)
@@ -407,7 +407,7 @@ def _encoders(transformer: Any) -> list[Any]:
 
 
 class TransformedRows(Rows):
-    """Rows behind a fitted transformer, which are transformed whenever they are read.
+    """Rows after a fitted transformer, which are transformed whenever they are read.
 
     Parameters
     ----------
@@ -471,7 +471,7 @@ class TransformedRows(Rows):
             yield from cut(block, where.start, start, height)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        """See base class; a thread that reads one range behind another transforms each row once."""
+        """See base class; a thread that reads one range after another transforms each row once."""
         first, block, stream = vars(self._cursor).pop("behind", (None, None, None))
         if first != start:
             block, stream = self._head[:0], self._blocks_from(start, self.shape[0])
@@ -499,7 +499,7 @@ class TransformedRows(Rows):
 
     @cached_property
     def _cursor(self) -> threading.local:
-        """Row behind those that a thread has read last, what is transformed from there on, and the blocks behind it."""
+        """Row after those that a thread has read last, what is transformed from there on, and the blocks after it."""
         return threading.local()
 
     def __getstate__(self) -> dict[str, Any]:

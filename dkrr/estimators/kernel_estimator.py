@@ -244,7 +244,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
 
     @contextmanager
     def _names_kept(self) -> Iterator[None]:
-        """Keep the width and the names of X behind a transformer, where scikit-learn sees what that makes of them."""
+        """Keep the width and the names of X after a transformer, where scikit-learn sees what that makes of them."""
         names = getattr(self, "feature_names_in_", None)
         yield
         if "transformer_" not in vars(self):

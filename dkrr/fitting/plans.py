@@ -549,7 +549,7 @@ def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:
 
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
-    """Rows behind a copy of a transformer that is fitted to them."""
+    """Rows after a copy of a transformer that is fitted to them."""
     from dkrr.data.transformers import checked_transformer, fitted_transformer, inputs_of, transformed_inputs
 
     if X is None:

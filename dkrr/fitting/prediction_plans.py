@@ -59,7 +59,7 @@ class Asked:
 def _rows_per_block(n_targets: int, rows: Rows) -> int:
     """Rows that are read, predicted and written together where memory allows."""
     height = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * n_targets))
-    # Those behind a transformer have their own blocks, and their entries are not counted for this.
+    # Those after a transformer have their own blocks, and their entries are not counted for this.
     of_rows = rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes
     return max(1, min(height, of_rows))
 

@@ -283,7 +283,7 @@ class FoldSystems:
     sheet : ScoreSheet
         What scores them.
     with_all_rows : bool
-        All rows are one more training set, behind those of the folds.
+        All rows are one more training set, after those of the folds.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class FoldSystems:
         """Powers of two about as large as the right-hand sides, of shape (m,)."""
 
     def columns(self, a: int, fold: int) -> slice:
-        """Columns of a λ and a fold, or the set behind the last fold."""
+        """Columns of a λ and a fold, or the set after the last fold."""
         first = (a * self.n_sets + fold) * self.width
         return slice(first, first + self.width)
 

@@ -144,7 +144,7 @@ class Bucket:
             except (FileNotFoundError, obstore.exceptions.NotFoundError):
                 raise
             except Exception as error:
-                # Services refuse a range behind the end of an object, each in other words.
+                # Services refuse a range after the end of an object, each in other words.
                 if not _TRIES.search(str(error)):  # a server that does not answer is not asked for another minute
                     with suppress(Exception):
                         size = int(obstore.head(store, key)["size"])
@@ -304,7 +304,7 @@ class _Written(io.RawIOBase):
 
 
 def fill_buffers(buffers: Sequence[memoryview], start: int, data: memoryview) -> None:
-    """Copy bytes to the position `start` of consecutive buffers; those behind their end are left out."""
+    """Copy bytes to the position `start` of consecutive buffers; those after their end are left out."""
     for buffer in buffers:
         if start < len(buffer):
             n = min(len(buffer) - start, len(data))

@@ -122,7 +122,7 @@ def index_of(n_blocks: int, block_bytes: int) -> bytes:
 
 
 def checksum(array: Any, before: int = 0) -> int:
-    """CRC-32C of the bytes of a contiguous array, or of those behind others."""
+    """CRC-32C of the bytes of a contiguous array, or of those after others."""
     array = array.view()
     array.flags.writeable = False  # the library takes no others
     return google_crc32c.extend(before, array)  # type: ignore[no-any-return]

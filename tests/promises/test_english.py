@@ -33,6 +33,7 @@ INSTEAD = {
     r"(?<!who )(?<!whoever )(?<!user )(?<!reader )wants": "needs, asks for",
     r"(?:has|have) vanished": "no longer exists",
     r"enrol(?:s|led)?": "registers",
+    r"behind (?:a|the|its) (?:transformer|end)": "after",
 }
 """Pattern of a refused phrase, and what to write instead. A pattern that meets a correct sentence is too wide."""
 REFUSED = re.compile("|".join(rf"\b({pattern})(?!\w)" for pattern in INSTEAD))
