@@ -445,12 +445,4 @@ QUOTES: tuple[Quote, ...] = (
         few=of("rank", "count", where=_exact(20_000)),
         many=of("rank", "count", where=_exact(100_000)),
     ),
-    quote(
-        "docs/how-to/choose.md",
-        "selection-grid-20000",
-        "took {time} s for 20,000 × 79, one fit {fit} s (two cores; `GridSearchCV` of scikit-learn about {peer} min,",
-        time=of("seconds", "count"),
-        fit=of("one_fit_seconds", "count"),
-        peer=of("peer_seconds", "count", unit=60.0),
-    ),
 )
