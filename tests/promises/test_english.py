@@ -37,10 +37,11 @@ INSTEAD = {
 }
 """Pattern of a refused phrase, and what to write instead. A pattern that meets a correct sentence is too wide."""
 REFUSED = re.compile("|".join(rf"\b({pattern})(?!\w)" for pattern in INSTEAD))
-WRITTEN = [
-    *(page for page in PAGES if "results" not in page.parts),
-    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "tests/README.md")),
-]
+FOLDERS = {"*.md": (".", "benchmarks", "tests"), "*.rst": ("docs/api", "examples", "examples/*")}
+WRITTEN = {
+    page for ending, folders in FOLDERS.items() for folder in folders for page in ROOT.glob(f"{folder}/{ending}")
+}
+WRITTEN = sorted(WRITTEN | {page for page in PAGES if "results" not in page.parts})
 """Pages that people wrote: the others are made by commands."""
 CODE = [path for folder in ("dkrr", "benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
 PUBLIC = (ROOT / "tests" / "golden" / "names.txt").read_text().split()
@@ -59,7 +60,7 @@ def refused(text: str) -> list[str]:
     for match in REFUSED.finditer(words):
         before = range(len(lines))
         line = bisect_right(before, match.start(), key=lambda k: len(words_of("".join(lines[:k])).rstrip('"')))
-        found.append(f"{line}: '{match[0].strip()}'; write: {instead[match.lastindex - 1]}")
+        found.append(f"{line}: '{match[0]}'; write: {instead[match.lastindex - 1]}")
     return found
 
 
