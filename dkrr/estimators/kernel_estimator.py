@@ -159,7 +159,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             if not isinstance(self.kernel, Parameters):
                 first = prefix + next(iter(nested))
                 raise InputError(
-                    f"{first} is given, and kernel is {shown(self.kernel)}, which has no parameters here; "
+                    f"{first} is given, and kernel is {shown(self.kernel)}, which takes no parameters; "
                     f"expected a kernel value: give for example kernel=RBF() from dkrr.kernels, or set "
                     f"{first.removeprefix(prefix)} itself"
                 )
