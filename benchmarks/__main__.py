@@ -113,7 +113,7 @@ def used_run(runs: Sequence[Record], step: Step, session: Session) -> Record | N
 
 
 def run_step(step: Step, session: Session, attempt: int) -> Record:
-    """Run a step in a process of its own; however it ends, there is a record."""
+    """Run a step in its own process; however it ends, there is a record."""
     used = used_run(read_runs(session.results), step, session)
     if step.uses:
         session.lines(step).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One fit, planned and measured: what `benchmarks.plans` runs, each in a process of its own.
+"""One fit, planned and measured: what `benchmarks.plans` runs, each in its own process.
 
 ``python -m benchmarks.cases '{"name": "one", "n": 3000}'`` prints one line of JSON: what the plan promised, what
 happened, and the ratios of the two. `benchmarks.ways` prints how the planner could have solved the problem.
@@ -44,7 +44,7 @@ from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.zarr_arrays import create_array
 
 FIGURES = ("seconds", "read_bytes", "written_bytes", "peak_bytes")
-"""What a plan promises and a fit shows."""
+"""Figures that a plan projects and a fit measures."""
 MIN_BYTES = 2**20
 """Traffic below which nothing is compared: vectors, which no plan counts, are most of it."""
 SHORT_SECONDS = 1.0

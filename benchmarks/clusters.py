@@ -224,7 +224,7 @@ class _WideSimulation(Simulation):
 
     def __init__(self, graph: TaskGraph, work: Sequence[TaskWork], cluster: WideCluster) -> None:
         c = cluster
-        # Streams of their own, so that one kind of trouble does not change the others.
+        # Separate streams, so that one kind of trouble does not change the others.
         tasks, workers, self.losses = (
             random.Random(f"{kind} {c.random_state}") for kind in ("tasks", "workers", "losses")
         )

@@ -4,9 +4,9 @@ One command, one line of JSON on stdout for every data set and kind of interval,
 
     python -m benchmarks.coverage
 
-Each random split draws training and held-out rows anew, chooses λ and γ by ten folds of the former, and counts which of
-the held-out targets lie in their intervals: those of `predict_interval` (CV+), which presume nothing about the noise,
-and mean ± z times the deviation of a new target under the Gaussian process, √(std² + s² λ), which presume that it is
+Each random split draws training and held-out rows, chooses λ and γ by ten folds of the former, and counts which of the
+held-out targets lie in their intervals: those of `predict_interval` (CV+), which assume nothing about the noise, and
+mean ± z times the deviation of a new target under the Gaussian process, √(std² + s² λ), which assume that it is
 normal and the same everywhere. The delays of flights are neither.
 """
 

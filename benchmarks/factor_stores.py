@@ -1,6 +1,6 @@
 """One factorisation beside another: with its tiles in a folder of this machine, and in a bucket.
 
-One command starts a server of the S3 interface on this machine (moto's, in a process of its own, on the loopback
+One command starts a server of the S3 interface on this machine (moto's, in its own process, on the loopback
 interface), calibrates the machine and the folder's disk, and fits the same rows with a store in each; one
 line of JSON on stdout for each run, and a table on stderr::
 

@@ -37,7 +37,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 """Sets of columns by name: 162 and 40 numbers a row. "few" has the scheduled hour as a number and no destinations."""
 NUMBERS = ("clock", "distance")
-"""Columns that are numbers; each value of another is an indicator of its own."""
+"""Columns that are numbers; each value of another has its own indicator."""
 _USED = ("year", "month", "day", "arr_delay", "carrier", "origin", "dest", "distance", "hour", "minute")
 
 

@@ -180,7 +180,7 @@ def main() -> None:
 @click.option("--processes", type=click.IntRange(min=1), default=2, show_default=True, help="That plan.")
 @click.option("--measured", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Lines of `measure`.")
 def draw(out: Path, memory_limit: str, workers: int, per_decade: int, processes: int, measured: Path | None) -> None:
-    """Draw what the planner picks over n and d for four kernels (minutes: some thousand plans)."""
+    """Draw what the planner picks over n and d for four kernels (minutes: a few thousand plans)."""
     if per_decade % COARSE:
         raise click.BadParameter(f"--per-decade must be a multiple of {COARSE}")
     work = partial(regions, memory_limit=memory_limit, workers=workers, per_decade=per_decade)
@@ -441,7 +441,7 @@ class Race:
         return first_true(lambda n: self._planned_seconds(n, first) <= self._planned_seconds(n, second))
 
     def switches(self) -> float | None:
-        """Rows from which the planner takes the first way by itself (of solvers, it wants a margin)."""
+        """Rows from which the planner chooses the first way (between solvers, only by a margin)."""
         name = next(iter(self.ways))
         free: dict[str, Any] = {"form": "auto"} if self.kind == "form" else {"form": "dual"}
 

@@ -1,4 +1,4 @@
-"""Peers on rows in few columns, each run in a process of its own; imports nothing of dkrr, nor of other benchmarks.
+"""Peers on rows in few columns, each run in its own process; imports nothing of dkrr, nor of other benchmarks.
 
 ``python benchmarks/fourier_peers.py NAME FILE GAMMA ALPHA`` reads arrays X, y and new of an .npz file, fits the RBF
 kernel (celerite2: its nearest, a Matérn kernel with ν = 3/2, which is all that it has), predicts the new rows, and

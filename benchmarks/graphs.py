@@ -70,7 +70,7 @@ class Case:
 
     @property
     def is_dense(self) -> bool:
-        """Whether GraKeL takes matrices of all pairs of nodes by themselves: some 10 ms a pair of graphs."""
+        """Whether GraKeL takes dense matrices of all pairs of nodes: about 10 ms a pair of graphs."""
         return self.labelled and (self.steps is not None or self.method == "baseline")
 
 
@@ -143,7 +143,7 @@ def grakel_gram(graphs: list[tuple[Any, dict[int, str]]], case: Case, decay: flo
 
 
 def grakel_graphs(graphs: list[Graph]) -> list[tuple[Any, dict[int, str]]]:
-    """Return adjacency matrices and labels as GraKeL wants them."""
+    """Return adjacency matrices and labels as GraKeL takes them."""
     found = []
     for graph in graphs:
         adjacency = np.zeros((graph.n_nodes, graph.n_nodes))

@@ -10,7 +10,7 @@ SIZES: tuple[Size, ...] = ("smoke", "small", "full")
 T = TypeVar("T")
 
 WORKERS = {"execution": "dask"}
-"""For sizes at which the planner would not start workers by itself."""
+"""For sizes at which the planner would not choose workers."""
 
 
 def grid(size: Size) -> list[Case]:

@@ -67,7 +67,7 @@ def _check_everywhere(*, checks: bool) -> None:
 
 
 def in_turns(work: Callable[[Path], float], repetitions: int, folder: str | None) -> tuple[list[float], list[float]]:
-    """Seconds with and without checks, of repetitions that take turns in folders of their own."""
+    """Seconds with and without checks, of repetitions that take turns in their own folders."""
     with_checks, without = list[float](), list[float]()
     for number in range(-1, 2 * repetitions):
         with tempfile.TemporaryDirectory(prefix="dkrr-integrity-", dir=folder) as place:

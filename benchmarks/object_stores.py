@@ -1,6 +1,6 @@
 """Two libraries beside each other on one object store: obstore, and fsspec with s3fs.
 
-One command starts a server of the S3 interface on this machine (moto's, in a process of its own, on the loopback
+One command starts a server of the S3 interface on this machine (moto's, in its own process, on the loopback
 interface), and measures each library in a new process; one line of JSON on stdout for each, and a table on stderr::
 
     python -m benchmarks.object_stores [--mebibytes 32] [--repetitions 5]
@@ -39,7 +39,7 @@ SMALL = 200
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """URL of an S3 server in a process of its own, with one bucket."""
+    """URL of an S3 server in its own process, with one bucket."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -224,7 +224,9 @@ def measure(library: str, endpoint: str, mebibytes: int, repetitions: int) -> di
 
 @click.command()
 @click.option("--mebibytes", default=32, show_default=True, help="Size of the large object.")
-@click.option("--repetitions", default=5, show_default=True, help="The least time of so many is reported.")
+@click.option(
+    "--repetitions", default=5, show_default=True, help="Number of repetitions, of which the least time is reported."
+)
 @click.option("--library", type=click.Choice(LIBRARIES), hidden=True)
 @click.option("--endpoint", hidden=True)
 def main(mebibytes: int, repetitions: int, library: str | None, endpoint: str | None) -> None:

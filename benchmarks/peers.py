@@ -1,4 +1,4 @@
-"""The same problem solved by others, each in a process of its own.
+"""The same problem solved by others, each in its own process.
 
 Run by :mod:`benchmarks.solve`, or by hand::
 
@@ -204,7 +204,7 @@ def solve_sklearn(problem: Problem, threads: int) -> dict[str, Any]:
 def solve_dask(problem: Problem, n_workers: int, block: int) -> dict[str, Any]:
     """dask.array.linalg.cholesky of a Dask Gram matrix on single-threaded workers without a memory limit.
 
-    It wants equal square blocks: n is rounded down to whole ones, and the record says to what.
+    It needs equal square blocks: n is rounded down to whole ones, and the record says to what.
     """
     import dask.array as da
     from distributed import Client, LocalCluster, wait

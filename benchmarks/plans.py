@@ -42,7 +42,7 @@ MEDIAN_SECONDS = 1.25
 WORST_SECONDS = 2.0
 """... and every plan by at most this one."""
 WORST_BYTES = 1.05
-"""The same for bytes that are read and written (at the iterations that it took: no plan knows the spectrum)."""
+"""The same for bytes that are read and written (at the iterations that it took: no plan has the spectrum)."""
 MIN_PEAK_RATIO = 1.0
 """Projected / measured peak memory, which no fit may exceed."""
 WITHIN_MEDIAN = 0.9
@@ -146,7 +146,7 @@ def _finite(value: float) -> float:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Ratio in two digits behind the point, where so many make sense."""
+    """Ratio in two digits after the point, where so many make sense."""
     if ratio is None:
         return "–"
     return f"{ratio:.2f}" if 0.005 <= ratio < 1000 else f"{ratio:.0e}"

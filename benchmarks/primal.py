@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.primal linear`` (and ``polynomial``, ``sparse``) writes the rows to a folder, fits in a fresh
 process with cold and warm caches, measures in that process how fast the cores multiply and the store is read, runs the
-peers in processes of their own, and compares the coefficients of all. One line of JSON a fit or peer on stdout, a
+peers in their own processes, and compares the coefficients of all. One line of JSON a fit or peer on stdout, a
 table on stderr.
 """
 

@@ -1,4 +1,4 @@
-"""Ridge regression on the rows of a Zarr array (or of a CSR file) by others, each in a process of its own.
+"""Ridge regression on the rows of a Zarr array (or of a CSR file) by others, each in its own process.
 
 Run by :mod:`benchmarks.primal`, or by hand::
 

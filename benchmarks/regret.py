@@ -128,7 +128,7 @@ def _ended(record: Record, fastest: float | None) -> Record:
 
 
 def regret_of(runs: Sequence[Record]) -> Record:
-    """Regret from the runs of one problem: of the ways that the planner takes by itself, and of all."""
+    """Regret from the runs of one problem: of the ways that the planner chooses, and of all."""
     done = [r for r in runs if r["seconds"] is not None]
     chosen = next((r["seconds"] for r in done if r["is_chosen"]), None)
     if chosen is None:

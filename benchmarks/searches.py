@@ -4,7 +4,7 @@ One command, a line of JSON for each search on stdout and a table on stderr; abo
 
     python -m benchmarks.searches run --json output/searches.jsonl
 
-Every search runs in a process of its own, with another mix of data, kernels, λ, folds, targets, weights and memory. The
+Every search runs in its own process, with another mix of data, kernels, λ, folds, targets, weights and memory. The
 time is that of the whole call of ``fit``: what it reads, checks and plans, all scores, the learning curve and the last
 fit. The goal is that the range of the plan has it in nine of ten.
 """
@@ -248,7 +248,7 @@ def main() -> None:
 @click.option("--seed", default=SEED, show_default=True, help="Of the searches; the constants of plans know the first.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="File to which lines are added.")
 def run(only: str | None, seed: int, json_path: Path | None) -> None:
-    """Every search in a process of its own, beside its plan; one that its limit of memory refuses does not count."""
+    """Every search in its own process, beside its plan; one that its limit of memory refuses does not count."""
     records = list[dict[str, Any]]()
     for number in range(N_SEARCHES) if only is None else map(int, only.split(",")):
         command = [sys.executable, "-m", "benchmarks.searches", "one", str(number), "--seed", str(seed)]

@@ -219,7 +219,7 @@ def primal(n: int, d: int, n_alphas: int, folds: int) -> None:
 def targets(
     n: int, d: int, n_targets: int, n_alphas: int, folds: int, himalaya_python: str, peer_timeout: float | None
 ) -> None:
-    """A λ for each of many targets, beside himalaya: one line, each in a process of its own with all cores."""
+    """A λ for each of many targets, beside himalaya: one line, each in its own process with all cores."""
     problem = Problem(n, d, n_targets, tuple(np.geomspace(1e-3, 1e2, n_alphas).tolist()), folds)
     load, has_peer = LoadMeter(), _has_himalaya(himalaya_python)
     with TemporaryDirectory(prefix="dkrr-benchmark-") as scratch:

@@ -1,4 +1,4 @@
-"""One λ for each of many targets by others, each in a process of its own.
+"""One λ for each of many targets by others, each in its own process.
 
 Run by :mod:`benchmarks.selection`, or by hand::
 
@@ -30,7 +30,7 @@ NOISE = (0.03, 3.0)
 
 @dataclass(frozen=True)
 class Problem:
-    """Targets that all are smooth functions of the same rows, with noise of their own."""
+    """Targets that all are smooth functions of the same rows, with their own noise."""
 
     n: int
     d: int

@@ -100,7 +100,7 @@ class TaskCosts:
         )
 
     def seconds(self, step: TileStep, grid: TileGrid) -> float:
-        """Time of one task: nothing overlaps, since the thread that reads ahead has no core of its own."""
+        """Time of one task: nothing overlaps, since the thread that reads ahead has no core for itself."""
         gemm, syrk, trsm, potrf = step_flops(step, grid)
         read, written = step_bytes(step, grid)
         return (

@@ -30,10 +30,10 @@ Entries of a line, in bytes and seconds:
 ``coef_norm``
     ‖α‖₂ of dkrr and of each peer: equal to rounding if all solved the same problem.
 
-With ``--client`` the planner uses 0.70 of the memory of the client's workers, against 0.92 of its own: a tight limit
-may give another tile; ``--tile`` fixes it. scikit-learn calls the upper variant of POTRF, which crashes in threaded
-OpenBLAS 0.3.30 and 0.3.31 from about 16,000 rows on; after a crash it runs again on one thread. Blocks of the Dask peer
-are equal: its ``n`` is rounded down to whole ones.
+With ``--client`` the planner uses 0.70 of the memory of the client's workers, against 0.92 of the memory of its
+own process: a tight limit may give another tile; ``--tile`` fixes it. scikit-learn calls the upper variant of POTRF,
+which crashes in threaded OpenBLAS 0.3.30 and 0.3.31 from about 16,000 rows on; after a crash it runs again on one
+thread. Blocks of the Dask peer are equal: its ``n`` is rounded down to whole ones.
 """
 
 import json

@@ -927,7 +927,7 @@ STEPS: tuple[Step, ...] = (
                 3.0,
                 "Peers have the first rows, and dkrr the same: ratio is its time, with predictions of 1,000 rows, over "
                 "a peer's. GPyTorch's KISS-GP interpolates on a grid of 128², to a residual of 1e-4. They are run by "
-                "an interpreter of their own.",
+                "their own interpreter.",
             ),
             (
                 "line",

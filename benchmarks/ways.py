@@ -88,7 +88,7 @@ def fits(case: Case, plan: Plan) -> list[Way]:
     free = admissible(plan.problem, plan.resources)
     best = best_of_kinds([plan.chosen, *free], plan.chosen)
     found = [_way(case, c) for c in best]
-    found[0] = replace(found[0], case=case, is_chosen=True)  # as the planner takes it by itself
+    found[0] = replace(found[0], case=case, is_chosen=True)  # as the planner chooses it
     for solver in ("cg", "float32"):
         asked = replace(case, solver=solver)
         problem = replace(plan.problem, solver=asked.solver_value())

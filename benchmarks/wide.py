@@ -456,7 +456,7 @@ def load_costs(path: Path | None) -> TaskCosts:
 @click.option("--n", "sizes", type=int, multiple=True, default=(100_000, 300_000, 1_000_000), show_default=True)
 @click.option("--workers", type=int, multiple=True, default=(8, 16, 32, 64, 128, 256, 512, 1024), show_default=True)
 @click.option("--store", "stores", multiple=True, default=("100GB", "50GB", "20GB", "10GB"), show_default=True)
-@click.option("--cores-per-store", type=int, help="So many cores share one --store; default: all of them.")
+@click.option("--cores-per-store", type=int, help="Number of cores that share one --store; default: all of them.")
 @click.option("--write-part", type=float, default=0.5, show_default=True, help="A store's writing over its reading.")
 @click.option(
     "--weak-n", type=int, default=200_000, show_default=True, help="Rows at the least workers of weak scaling."

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 _POTRF_BLOCK = 256
 """Below this LAPACK's POTRF is called; above, blocks are updated by GEMM (256 is the best of 64 to 512). It is also the
-largest matrix LAPACK ever sees: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
+largest matrix that LAPACK gets: threaded OpenBLAS POTRF crashes from n = 16,000 on (0.3.30, 2 threads)."""
 _SLOW_TRSM = frozenset({"SkylakeX", "Cooperlake", "SapphireRapids"})
 """OpenBLAS's kernels for AVX-512: their TRSM with a triangle of 512 runs at 0.6 of GEMM's rate, with one of 128 at 0.35
 (float32: 0.25), and TRMM of this side at 0.8. The kernels for AVX2 solve as fast as they multiply."""
@@ -65,7 +65,7 @@ def _pointer(a: Array) -> int:
 
 
 def _leading(a: Array) -> int:
-    # With a single row the stride means nothing; BLAS still wants at least the row's length.
+    # With a single row the stride means nothing; BLAS still needs at least the row's length.
     return int(max(a.strides[0] // a.itemsize if a.shape[0] > 1 else 0, a.shape[1], 1))
 
 
@@ -100,7 +100,7 @@ SMALL_FLOPS = 1e8
 
 
 class _OneThread:
-    """The limit is of the whole process: the first block that wants it sets it, the last one lifts it."""
+    """The limit is of the whole process: the first block that needs it sets it, the last one lifts it."""
 
     def __init__(self) -> None:
         self._lock, self._blocks = Lock(), 0

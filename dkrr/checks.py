@@ -208,7 +208,7 @@ def refuse_others_than_kept(url: str, name: str) -> None:
         raise InputError(
             f"{name} is {shown(url)}: runs, models and predictions are kept in folders and in buckets "
             f"({', '.join(f'{protocol}://' for protocol in BUCKETS)}); expected one of these: mount the file system, "
-            f"or copy what is there"
+            f"or copy the data"
         )
 
 
@@ -346,7 +346,7 @@ def parse_bytes(value: Any, name: str = "memory_limit") -> int:
         )
     if number < 10**6 and not unit:
         likely = "GB" if number < 256 else "MB"
-        raise InputError(f"{name} is {shown(value)}, so few bytes; expected a unit with it: {number:g} {likely}?")
+        raise InputError(f"{name}={shown(value)} is {number:g} bytes; did you mean '{number:g} {likely}'?")
     return int(number)
 
 
@@ -422,7 +422,7 @@ def checked_alphas(alpha: Any, n_targets: int) -> NDArray[np.float64]:
 
 def checked_candidates(alphas: Any) -> NDArray[np.float64]:
     """Values of λ to choose from, finite and ≥ 0, in the order in which they are given."""
-    values = np.atleast_1d(numbers(alphas, "alphas", "numbers >= 0, or None for a range of its own"))
+    values = np.atleast_1d(numbers(alphas, "alphas", "numbers >= 0, or None for an automatic range"))
     if values.ndim != 1 or values.size == 0:
         raise InputError(f"alphas has shape {values.shape}; expected at least one number, in one dimension")
     _refuse_negative(values, alphas, "alphas")

@@ -92,7 +92,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Work:
-    """What a primitive takes, summed over its tasks."""
+    """Cost of a primitive (flops, elementwise seconds, bytes), summed over its tasks."""
 
     gemm_flops: float = 0.0
     """Floating-point operations that run at the rate of a matrix product."""
@@ -123,7 +123,7 @@ class Work:
         return type(self)(**(values | {"dense_side": max(self.dense_side, other.dense_side)}))
 
     def times(self, factor: float) -> Self:
-        """Work of so many times as much, whose result takes no more space."""
+        """Work repeated `factor` times; its result takes no more space."""
         values = {f.name: getattr(self, f.name) * factor for f in fields(self)}
         whole = {"n_tasks": round(values["n_tasks"]), "dense_side": self.dense_side, "disk_bytes": self.disk_bytes}
         return type(self)(**(values | whole))

@@ -109,7 +109,7 @@ def exact_array(values: Any, name: str) -> NDArray[Any]:
 
 
 def exact_values(values: Any, name: str) -> Any:
-    """Values in memory, for scikit-learn to make float64 of: a list of numbers as an array, anything else as it is.
+    """Values in memory, for scikit-learn to make float64 of: a list of numbers as an array, anything else unchanged.
 
     Raises
     ------

@@ -17,7 +17,7 @@ _URL = re.compile(r"://[^\s'\"]+")
 GREY = "rgba(127,127,127,0.35)"
 """Colour of lines, visible on light and dark pages."""
 LABEL_END = 14
-"""Column where the text of a line begins, behind two spaces and its label."""
+"""Column where the text of a line begins, after two spaces and its label."""
 MAX_REPR = 80
 """Most characters of the `repr` of a value that explains itself."""
 MAX_NAMED = 8
@@ -130,7 +130,7 @@ def format_count(count: int) -> str:
 
 
 def escape(text: object) -> str:
-    """Text that shows as it is, in an element or between quotes in an attribute."""
+    """Text that shows unchanged, in an element or between quotes in an attribute."""
     return html.escape(printable(str(text)), quote=True)
 
 

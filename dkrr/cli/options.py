@@ -23,7 +23,7 @@ class PathText(click.types.StringParamType):
     """A path or URL, checked where it is used; shells complete it as a file."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        """What a shell completes: files, by itself."""
+        """Names of files, which a shell completes."""
         return [CompletionItem(incomplete, type="file")]
 
 
@@ -119,7 +119,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "rows": _value(
         int,
-        "Choose by so many rows, drawn at random (seed: that of --shuffle, or 0), and fit all with what was chosen; "
+        "Choose by this many rows, drawn at random (seed: that of --shuffle, or 0), then fit all rows with the choice; "
         "--logistic: of each class in proportion.",
     ),
     "select.cv": _value(None, "Number of folds, or loo: leave one row out at a time.", default="5"),
@@ -139,7 +139,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "plan.alphas": _value(
         None,
-        "Plan the search (select) among these λ, 0.1,1,10 or from:to:how-many, or so many: 10.",
+        "Plan the search (select) among these λ, 0.1,1,10 or from:to:how-many, or a number of λ: 10.",
         multiple=True,
     ),
     "plan.cv": _value(None, "Number of folds of the search, or loo.  [default: 5 with --alphas]"),

@@ -35,7 +35,7 @@ def model_text(description: dict[str, Any], path: str) -> str:
     add("rows", None if rows is None else f"{rows:,} to learn from")
     add("kernel", json.dumps(description["kernel"]))
     add("targets", None if targets is None else ", ".join(targets))
-    add("columns", f"{transformer['n_features_in']}, and {width} behind the transformer" if transformer else f"{width}")
+    add("columns", f"{transformer['n_features_in']}, and {width} after the transformer" if transformer else f"{width}")
     add("transformer", transformer["text"] if transformer else None)
     add("classes", json.dumps(description["classes"], ensure_ascii=False) if "classes" in description else None)
     add("parameters", json.dumps(description["parameters"]))
@@ -74,7 +74,7 @@ def gives(description: dict[str, Any]) -> list[tuple[str, str]]:
     has_std = description["kernel"].get("kernel") != "precomputed"
     return [
         ("predictions", ""),
-        (std, of_process if has_std else "not available: k(x, x) of new rows is not known"),
+        (std, of_process if has_std else "not available: a precomputed kernel does not give k(x, x)"),
         ("intervals (--interval)", f"from models without each fold, {of_folds}"),
         (loo, of_factor),
         (likelihood, of_process),

@@ -1,4 +1,4 @@
-"""Clients of Dask: what their workers have, hold and see, and waiting for them, but not for ever.
+"""Clients of Dask: what their workers have, hold and see, and waiting for them, but not forever.
 
 Dask's client says neither that its scheduler is lost nor that all workers are: futures are cancelled without a reason
 when the scheduler is lost, and wait until there are workers again. Workers do come back where the cluster replaces them
@@ -67,7 +67,7 @@ class Watch:
     ----------
     client : distributed.Client
     ended : callable, optional
-        Returns the exit status of the process with the scheduler; None if it still runs after so many seconds.
+        Returns the exit status of the process with the scheduler; None if it still runs after that time.
     known_of_memory : callable, optional
         Returns words for the workers' memory, in brackets, for errors.
     begins : bool, default=False
@@ -282,7 +282,7 @@ class StageEvents(Progress):
         self._client.loop.add_callback(self._send, event)
 
     async def _send(self, event: dict[str, Any]) -> None:
-        with suppress(*LOST):  # the fit has an error of its own for a lost scheduler
+        with suppress(*LOST):  # the fit has its own error for a lost scheduler
             await self._client.scheduler.log_event(topic=TOPIC, msg=event)
 
 
@@ -310,7 +310,7 @@ def workers_without(client: Client, path: Path) -> list[str]:
 
 
 def check_path_is_shared(client: Client, path: Path, what: str) -> None:
-    """Refuse before work starts if some worker does not see a path that this process sees.
+    """Refuse before work starts if a worker cannot reach a path that this process reaches.
 
     Raises
     ------
@@ -320,8 +320,8 @@ def check_path_is_shared(client: Client, path: Path, what: str) -> None:
     blind = workers_without(client, path)
     if blind:
         raise StoreError(
-            f"the workers {', '.join(blind)} do not see {what}. Every worker must reach X and the store: put them on a "
-            f"shared file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
+            f"the workers {', '.join(blind)} cannot reach {what}. Every worker must reach X and the store: put them on "
+            f"a shared file system or an object store (store=, or dkrr.temporary-directory in Dask's configuration)"
         )
 
 
@@ -351,7 +351,7 @@ def held_when_ready(watch: Watch, kernel: Any, urls: Sequence[str], modules: Seq
     kernel : Kernel
         A user's own may import a library.
     urls : sequence of str
-        Stores that tasks will open; those of another machine need libraries of their own.
+        Stores that tasks will open; those of another machine need their own libraries.
     modules : sequence of str
         Modules that tasks will need.
     """

@@ -50,7 +50,7 @@ class DaskExecutor:
         Called before the first task: waits until the workers are ready, and returns words for the memory that they have
         and need, for the error if workers die.
     ended : callable, optional
-        Returns the exit status of the process with the scheduler; None if it still runs after so many seconds.
+        Returns the exit status of the process with the scheduler; None if it still runs after that time.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class DaskExecutor:
     def forget(self, run: str) -> None:
         """See `Executor.forget`."""
         resident.forget(run)
-        # Lost workers keep nothing, and their loss has an error of its own.
+        # Lost workers keep nothing, and their loss has its own error.
         with suppress(*CANCELLED, OSError, ClusterError):
             self._watch.call(self.client.run, resident.forget, run)
 
@@ -174,7 +174,7 @@ class DaskExecutor:
         return self._threads
 
     def _submit(self, tasks: Sequence[Task], shared: Any) -> list[Any]:
-        # To one worker; the others get it from each other. (broadcast=True waits for ever for a worker that has just
+        # To one worker; the others get it from each other. (broadcast=True waits forever for a worker that has just
         # died: distributed's Scheduler.replicate keeps to the workers that it started with.)
         places = self._workers_of_places(self._watch.wait_for_workers())
         vectors = self._watch.call(self.client.scatter, [shared], hash=False, direct=True)[0]

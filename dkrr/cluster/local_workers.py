@@ -5,7 +5,7 @@ Dask's configuration, the environment, logging, nor the way multiprocessing star
 disturb each other, and a script without ``if __name__ == "__main__"`` is not imported by the workers, which would fit
 in each of them.
 
-Credentials of the cluster that dkrr starts: a key and a certificate of its own, for TLS in both directions.
+Credentials of the cluster that dkrr starts: its own key and certificate, for TLS in both directions.
 
 A scheduler runs what its clients send it, so it may take nothing from the other users of the machine, who reach the
 ports of 127.0.0.1 too. Every process of the cluster, and its client, show the one certificate and accept no other.
@@ -121,7 +121,7 @@ class LocalWorkers:
             os.close(self._reader)
             raise DkrrError(
                 f"no process for workers can be started: {error.strerror or error}; expected a free process, memory "
-                f"and open files: raise the limits (ulimit -u, -n), or give a Dask client of your own"
+                f"and open files: raise the limits (ulimit -u, -n), or give your own Dask client"
             ) from error
         except BaseException:
             os.close(self._reader)
@@ -167,8 +167,8 @@ class LocalWorkers:
         if not self._address:
             why = "ended before it was ready" if ready else f"was not ready within {START_SECONDS:.0f} s"
             raise DkrrError(
-                f"the process that starts the workers {why}; its messages are on stderr. Use a Dask client of your "
-                f"own, or a memory_limit with which the work is done in this process"
+                f"the process that starts the workers {why}; its messages are on stderr. Use your own Dask client, "
+                f"or a memory_limit with which the work is done in this process"
             )
         return self._address
 
@@ -203,7 +203,7 @@ class LocalWorkers:
             return False
 
     def ended(self, seconds: float = 1.0) -> int | None:
-        """Exit status of the process, negative for a signal; None if it still runs after so many seconds."""
+        """Exit status of the process, negative for a signal; None if it still runs after that time."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -215,7 +215,7 @@ class LocalWorkers:
         return DkrrError(
             f"{plural(self._n_workers, 'worker')} with a memory limit of {format_bytes(self._options['memory_limit'])} "
             f"each {why}. The likely cause is memory, of the machine or of that limit. Use fewer workers "
-            f"(dkrr.local.workers in Dask's configuration), a larger memory_limit, or a Dask client of your own. "
+            f"(dkrr.local.workers in Dask's configuration), a larger memory_limit, or your own Dask client. "
             f"Nothing was computed"
         )
 

@@ -42,12 +42,12 @@ ASK_SECONDS = 5.0
 
 TASK = (
     "in the calling process, since the fit runs inside a Dask task: that holds a slot of its worker, and tasks which "
-    "it waited for could wait for that slot for ever (a fit within `with distributed.worker_client():` gives the slot "
+    "it waited for could wait for that slot forever (a fit within `with distributed.worker_client():` gives the slot "
     "up, and uses the cluster)"
 )
 CHILD = (
     "in the calling process, since multiprocessing or joblib started it: it is one of several that share the machine, "
-    "and starts no workers of its own"
+    "and starts no workers"
 )
 FORK = "in the calling process, since it is a fork: event loops and clients of its parent do not work in it"
 
@@ -117,14 +117,14 @@ def ambient_client() -> Any:
     Raises
     ------
     InputError
-        If the client is asynchronous and this thread runs its event loop, which waiting would block for ever.
+        If the client is asynchronous and this thread runs its event loop, which waiting would block forever.
     """
     client = current_client()
     if client is None or not may_use(client):
         return None
     if client.asynchronous:
         raise InputError(
-            "the Dask client is asynchronous, and dkrr would wait for it in the thread of its event loop, for ever; "
+            "the Dask client is asynchronous, and dkrr would wait for it in the thread of its event loop, forever; "
             "expected a synchronous client, or another thread: await asyncio.to_thread(model.fit, X, y)"
         )
     return client

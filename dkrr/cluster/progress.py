@@ -3,8 +3,8 @@
 A display is bars that rich draws, on a terminal or in an output of a notebook's cell, or lines through Python's
 logging: one for every tenth of the work, at most one in `LOG_SECONDS[0]` and at least one in `LOG_SECONDS[1]`.
 
-Every module logs under its own name, below ``dkrr``; the lines of progress are those of ``dkrr.progress``. dkrr sets up
-no logging by itself: a program does, or the command line (`logged_to_stderr`), with a handler on stderr.
+Every module logs under its own name, below ``dkrr``; the lines of progress are those of ``dkrr.progress``. dkrr does
+not set up logging: a program does, or the command line (`logged_to_stderr`), with a handler on stderr.
 """
 
 import contextvars
@@ -123,7 +123,7 @@ class Progress:
 
 
 class Share(Progress):
-    """Passes on the work of tasks as a fraction of the stage of another display; it has no stages of its own.
+    """Passes on the work of tasks as a fraction of the stage of another display; it has no stages.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Run:
-    """What is kept for a run, with a lock for each name, and the names that have room, by kind."""
+    """Objects cached in this process for one run, one lock per name, and the names admitted by kind."""
 
     objects: dict[Hashable, Any] = field(default_factory=dict)
     locks: defaultdict[Hashable, Lock] = field(default_factory=lambda: defaultdict(Lock))

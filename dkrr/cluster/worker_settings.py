@@ -72,7 +72,7 @@ async def report(dask_worker: Any) -> WorkerReport:
 
 
 def refuse_a_pause(found: Mapping[str, WorkerReport], peak_bytes: int) -> None:
-    """Refuse workers that would stop for ever in the middle of a fit.
+    """Refuse workers that would stop forever in the middle of a fit.
 
     Parameters
     ----------

@@ -194,7 +194,7 @@ class MemoryRows(ArrayRows):
 
 
 def csr_rows(X: Any, name: str) -> Rows:
-    """Rows of a sparse matrix of any format, checked; the user's matrix stays as it is."""
+    """Rows of a sparse matrix of any format, checked; the user's matrix is not changed."""
     check_structure(X, name)
     return MemoryRows(canonical(sp.csr_array(X if X.ndim == 2 else X.reshape(-1, 1))))
 
@@ -297,7 +297,7 @@ def is_mapped(array: Any) -> bool:
 
 
 def refuse_cut(array: np.memmap[Any, Any]) -> None:
-    """Refuse a memory map whose file has become shorter: a page behind its end would end the process by SIGBUS.
+    """Refuse a memory map whose file has become shorter: a page after its end would end the process by SIGBUS.
 
     Raises
     ------

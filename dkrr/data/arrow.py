@@ -170,7 +170,7 @@ class Source:
                         return
         if row < stop:
             raise InputError(
-                f"{self.label} ends behind row {row - 1}, and had at least {plural(stop, 'row')} when it was opened; "
+                f"{self.label} ends after row {row - 1}, and had at least {plural(stop, 'row')} when it was opened; "
                 "expected the same rows as long as it is used: write others under another name"
             )
 
@@ -322,7 +322,7 @@ def csv_source(paths: list[str], label: str) -> Source:
 
 
 def _whole(path: str, batches: Iterable[Any]) -> Iterator[Any]:
-    """Batches of a CSV file; raises InputError if all behind a quote that is not closed was taken for one text."""
+    """Batches of a CSV file; raises InputError if all after a quote that is not closed was taken for one text."""
     n_rows, last = 0, ""
     for batch in batches:
         yield batch
@@ -336,7 +336,7 @@ def _whole(path: str, batches: Iterable[Any]) -> Iterator[Any]:
             end = (end + part)[-HEADER_BYTES:]
     if not end.rstrip().endswith(b'"'):
         raise InputError(
-            f"{path} has a quote in row {n_rows - 1} (counted from 0) that is not closed, so that all lines behind it "
+            f"{path} has a quote in row {n_rows - 1} (counted from 0) that is not closed, so that all lines after it "
             f"are one text; expected a second one: close it, or double it ('\"\"') where it is a part of the text"
         )
 
@@ -437,7 +437,7 @@ def _height(schema: Any) -> int:
 
 
 def _grouped(batches: Iterable[Any], schema: Any, height: int) -> Iterator[Any]:
-    """Tables of so many rows, of batches."""
+    """Tables with a given number of rows each, from batches."""
     tables = (pyarrow.Table.from_batches([batch]).cast(schema) for batch in batches)
     return regrouped(tables, height, pyarrow.concat_tables)
 
@@ -541,7 +541,7 @@ def _numpy_type(kind: Any) -> np.dtype[Any]:
 
 
 def kept_arrays(kept: Table, height: int) -> Iterator[list[NDArray[Any]]]:
-    """Columns of so many consecutive rows after the other, as arrays of `kept_types`.
+    """Columns of consecutive blocks of rows, as arrays of `kept_types`.
 
     Raises
     ------

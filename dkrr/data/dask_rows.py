@@ -1,7 +1,7 @@
 """Rows of Dask's arrays and DataFrames, computed when they are read, and checked as soon as they are.
 
 A collection of Dask only says what its blocks will be. Of others NumPy would take the numbers below a mask, drop
-imaginary parts, or shift all rows behind a block that is too long; so each block is compared with what was said of it.
+imaginary parts, or shift all rows after a block that is too long; so each block is compared with what was said of it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -80,7 +80,7 @@ def open_path(path: str | Path, name: str = "X") -> Any:
         return _opened_file(file, member, name)
     except InputError:
         raise
-    except Exception as error:  # each library has errors of its own for damaged files
+    except Exception as error:  # each library has its own errors for damaged files
         is_another = isinstance(error, StoreError) and not isinstance(error, UnreachableStoreError)
         if is_another and "://" not in file:
             for folder, _, _ in os.walk(file):
@@ -269,7 +269,7 @@ def load_targets(y: Any, name: str = "y") -> NDArray[np.float64]:
     """Targets as float64, of their own dimensions: in memory, or in a mapped file if they are large and not in memory.
 
     A lazy or stored array is then copied to a temporary file, a block of rows at a time; a file of float64 in C order
-    is used as it is.
+    is used directly.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def load_labels(y: Any, name: str = "y") -> NDArray[Any]:
 
 
 def _opened(value: Any, name: str, kinds: str = NO_LABELS) -> Any:
-    """Container that a user passed as X or y: rows, a table, or anything else as it is, without these kinds of values.
+    """Container that a user passed as X or y: rows, a table, or anything else unchanged, without these kinds of values.
 
     Raises
     ------
@@ -332,7 +332,7 @@ def _opened(value: Any, name: str, kinds: str = NO_LABELS) -> Any:
 
 
 def _rows_of_targets(y: Any, name: str) -> Rows | None:
-    """Rows of opened targets or labels; None of those in memory, or in a file that is used as it is."""
+    """Rows of opened targets or labels; None of those in memory, or in a file that is used directly."""
     if isinstance(y, Rows):
         return y
     if isinstance(y, Table):

@@ -43,7 +43,7 @@ def refuse_packed(attributes: Mapping[str, Any], dtype: Any, name: str) -> None:
     for key in (*PACKING, *FILL_VALUES, UNSIGNED):
         try:
             value = attributes.get(key)
-        except Exception as error:  # h5py has errors of its own for damaged files
+        except Exception as error:  # h5py has its own errors for damaged files
             raise InputError(f"{name}: its attribute {key} cannot be read: {error}; expected a whole file") from error
         value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
         if value is None or _changes_nothing(key, value, np.dtype(dtype)):

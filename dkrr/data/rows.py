@@ -49,7 +49,7 @@ class Rows(ABC):
     is_lazy: bool = False
     """True if what is computed of the rows is lazy too: they are outside of this process's memory."""
     is_computed: bool = False
-    """True if every read may compute the rows anew, at an unknown cost."""
+    """True if every read may compute the rows again, at an unknown cost."""
     is_shared: bool = False
     """True if another process can read the rows too (they are in a store, not in this process)."""
     is_checked: bool = False
@@ -305,7 +305,7 @@ def combine(rows: Rows, digests: Sequence[Sequence[str]], lengths: Sequence[int]
     """Checksum of rows from the values of `scan_tasks` with the same lengths.
 
     It is the end of a chain: that of the first rows, up to the first length, is the checksum of these alone, and each
-    further one goes on from the one before with the blocks of the rows between. So a run that grows knows its rows.
+    further one continues the one before with the blocks of the rows between. So a run that grows knows its rows.
     """
     starts, of_blocks, checksum = _blocks(rows, lengths)[:-1], itertools.chain.from_iterable(digests), ""
     for first, last in itertools.pairwise([0, *lengths, rows.shape[0]]):

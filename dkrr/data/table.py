@@ -137,7 +137,7 @@ class Table:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """What each column holds: "number" (flags too), "text", "category", "date" or "other"."""
+        """Kind of each column: "number" (flags too), "text", "category", "date" or "other"."""
         return {column.name: column.kind for column in self.columns}
 
     def select(self, patterns: str | Iterable[str], name: str = "columns") -> Table:
@@ -183,7 +183,7 @@ class Table:
         Parameters
         ----------
         names : iterable of str
-            Columns to leave out; a name that the table does not have is no error.
+            Columns to leave out; names that the table does not have are ignored.
 
         Returns
         -------
@@ -220,7 +220,7 @@ class Table:
         height : int, default=65536
             Most rows of a block.
         start, stop : int
-            First row, and the row behind the last one; default: all rows.
+            First row, and the row after the last one; default: all rows.
 
         Yields
         ------
@@ -298,7 +298,7 @@ class Table:
         Parameters
         ----------
         start, stop : int
-            First row, and the row behind the last one.
+            First row, and the row after the last one.
         name : str, default="X"
             What errors call the argument.
 

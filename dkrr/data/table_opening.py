@@ -37,7 +37,7 @@ def open_table(path: SupportsColumns | str | Path, columns: str | Iterable[str] 
     path : str, Path, DataFrame of pandas or polars, lazy frame, Arrow table or Table
         A file in Parquet, CSV or Arrow's format (``.parquet``, ``.csv``, ``.csv.gz``, ``.feather``), a folder of such
         files, also partitioned by columns (``year=2013/...``), a pattern of files (``data/*.parquet``), or the URL of
-        one of these in a bucket; with ``::a,b`` behind it for some of the columns.
+        one of these in a bucket; with ``::a,b`` after it for some of the columns.
         CSV and Arrow files and lazy frames are copied once to a temporary file in Parquet.
     columns : str or sequence of str, optional
         Names or patterns of the columns (`Table.select`); None: all.
@@ -233,7 +233,7 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
     Returns
     -------
     X, y, sample_weight
-        Tables where they are in one; whatever else was given stays as it is.
+        Tables where they are in one; all other values are returned unchanged.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
 
 
 def opened(value: Any, name: str = "X") -> Any:
-    """Table that a value is, unless it is a DataFrame of pandas; anything else as it is."""
+    """Table that a value is, unless it is a DataFrame of pandas; anything else unchanged."""
     if is_pandas_like(value):
         return value
     table = as_table(value, name)
@@ -264,7 +264,7 @@ def opened(value: Any, name: str = "X") -> Any:
 
 
 def in_memory(value: Any) -> Any:
-    """DataFrame of a table, for kernels of text and other objects; anything else as it is."""
+    """DataFrame of a table, for kernels of text and other objects; anything else unchanged."""
     value = opened(value)
     return value.to_pandas() if isinstance(value, Table) else value
 

@@ -1,7 +1,7 @@
 """A transformer of scikit-learn in front of a model: fitted to rows of any kind, and applied to blocks of them.
 
 In front of the transformer are rows as a user gives them, arrays and tables of any types, also read a block at a time:
-it is fitted in memory, or block by block through its public `partial_fit`. Rows behind it are transformed when they are
+it is fitted in memory, or block by block through its public `partial_fit`. Rows after it are transformed when they are
 read. Values in columns of categories that a fitted encoder does not know are named with their column.
 """
 
@@ -106,7 +106,7 @@ def input_blocks(inputs: Rows) -> Iterator[Any]:
 
 
 def checked_transformer(transformer: Any, kernel: Kernel) -> Any:
-    """Fitted transformer as it is, or an unfitted copy of an unfitted one.
+    """Fitted transformer unchanged, or an unfitted copy of an unfitted one.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def is_fitted(transformer: Any) -> bool:
 
 
 def fitted_transformer(transformer: Any, inputs: Rows, memory_limit: int | str | None) -> Any:
-    """Transformer that is fitted to all rows; one that was fitted before as it is.
+    """Transformer that is fitted to all rows; one that was fitted before is unchanged.
 
     Rows that are read in blocks are learned from block by block by a transformer with `partial_fit`, and put together
     in memory for others.
@@ -190,7 +190,7 @@ def _learned(transformer: Any, blocks: Iterable[Any]) -> Any:
     """Transformer that has learned from all blocks; the last one may be too small for its `partial_fit`."""
     held: Any = None
     last: Any = None
-    # scikit-learn's scalers do not recover from a block in which a column has no value, which is refused behind them.
+    # scikit-learn's scalers do not recover from a block in which a column has no value, which is refused after them.
     with np.errstate(invalid="ignore"):
         for block in blocks:
             if held is not None:
@@ -215,7 +215,7 @@ def _together(transformer: Any, blocks: Iterable[Any], max_bytes: int, shape: tu
 
 
 def _tried(transformer: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns that a transformer learns by; InputError with its own message."""
+    """Call a method of a transformer; re-raise its error as InputError."""
     squares = np.errstate(over="raise") if isinstance(transformer, StandardScaler) else nullcontext()
     try:
         with squares:
@@ -299,9 +299,9 @@ def _means(imputer: Any, blocks: Iterable[Any]) -> Any:
 
 
 def transformed_inputs(transformer: Any, inputs: Rows) -> Any:
-    """Training rows behind a fitted transformer: at once if they are in memory, else whenever they are read.
+    """Training rows after a fitted transformer: at once if they are in memory, else whenever they are read.
 
-    They are compared in front of it, since blocks of other heights may have other last digits behind it.
+    They are compared in front of it, since blocks of other heights may have other last digits after it.
     """
     if isinstance(inputs, HeldRows):
         return transformed_block(transformer, inputs.table)
@@ -343,14 +343,14 @@ def transformed_block(transformer: Any, block: Any, first: int = 0) -> Block:
         raise InputError(f"{name} makes {plural(found.shape[0], 'row')} of {block.shape[0]}; expected one for each")
     if found.dtype.kind not in "biuf":
         found = _as_numbers(found, transformer)
-    check_exact(found, f"X behind {name}", first)
+    check_exact(found, f"X after {name}", first)
     if found.dtype.name not in ("float64", "float32"):
         found = found.astype(np.float64)
     bad = first_bad(found)
     if bad is not None:
         what, row, column = bad
         raise InputError(
-            f"Input X contains {what}: row {first + row} has it in column {_name(transformer, column)!r} behind the "
+            f"Input X contains {what}: row {first + row} has it in column {_name(transformer, column)!r} after the "
             f"transformer; expected finite numbers: put a SimpleImputer into the transformer (--impute), or leave such "
             f"rows out"
         )
@@ -367,7 +367,7 @@ def _as_numbers(array: NDArray[Any], transformer: Any) -> NDArray[np.float64]:
             out[:, k] = column
         except (TypeError, ValueError) as error:
             raise InputTypeError(
-                f"column {_name(transformer, k)!r} behind the transformer does not hold numbers ({error}); expected "
+                f"column {_name(transformer, k)!r} after the transformer does not hold numbers ({error}); expected "
                 f"numbers: encode it by OneHotEncoder or OrdinalEncoder, or drop it"
             ) from error
     return out
@@ -407,7 +407,7 @@ def _encoders(transformer: Any) -> list[Any]:
 
 
 class TransformedRows(Rows):
-    """Rows behind a fitted transformer, which are transformed whenever they are read.
+    """Rows after a fitted transformer, which are transformed whenever they are read.
 
     Parameters
     ----------
@@ -466,12 +466,12 @@ class TransformedRows(Rows):
         return self.inputs.task_edges(height)
 
     def blocks(self, start: int, stop: int, height: int) -> Iterator[tuple[slice, Block]]:
-        """See base class; rows are transformed in blocks of their own, which are cut."""
+        """See base class; rows are transformed in their own blocks, which are cut."""
         for where, block in self._blocks_from(start, stop):
             yield from cut(block, where.start, start, height)
 
     def read(self, start: int, stop: int, columns: slice = ALL) -> Block:
-        """See base class; a thread that reads one range behind another transforms each row once."""
+        """See base class; a thread that reads one range after another transforms each row once."""
         first, block, stream = vars(self._cursor).pop("behind", (None, None, None))
         if first != start:
             block, stream = self._head[:0], self._blocks_from(start, self.shape[0])
@@ -499,7 +499,7 @@ class TransformedRows(Rows):
 
     @cached_property
     def _cursor(self) -> threading.local:
-        """Row behind those that a thread has read last, what is transformed from there on, and the blocks behind it."""
+        """Row after those that a thread has read last, what is transformed from there on, and the blocks after it."""
         return threading.local()
 
     def __getstate__(self) -> dict[str, Any]:

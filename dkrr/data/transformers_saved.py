@@ -1,7 +1,7 @@
 """Fitted transformers as bytes that skops writes, checked in full before skops makes anything of them.
 
 skops has no pickles: its bytes are a ZIP file with arrays and a tree of JSON, whose nodes name a class and the values
-of its attributes, or a function. Here every node is compared with a list of our own before skops reads the tree:
+of its attributes, or a function. Here every node is compared with dkrr's list before skops reads the tree:
 classes whose work is bounded by what they hold, NumPy's functions of single numbers, and what the user gives again.
 """
 
@@ -38,9 +38,9 @@ CLASSES = {
         "OneHotEncoder", "OrdinalEncoder", "PowerTransformer", "QuantileTransformer", "RobustScaler", "StandardScaler",
     ),
 }  # fmt: skip
-"""Classes of transformers that a file may name by itself, which compute from what they hold in a bounded number of
-steps: not PolynomialFeatures, whose parameters alone say how many columns it makes, nor those with regular
-expressions."""
+"""Classes of transformers that a file may name without the user's consent, which compute from what they hold in a
+bounded number of steps: not PolynomialFeatures, whose parameters alone say how many columns it makes, nor those with
+regular expressions."""
 KINDS = [getattr(import_module(module), name) for module, names in CLASSES.items() for name in names]
 """The classes themselves."""
 PROTOCOLS = (2,)
@@ -62,7 +62,7 @@ NODES = {
     "TupleNode": {"builtins.tuple"},
     "TypeNode": _TYPES,
 }
-"""Kinds of nodes of skops, with the names that a file may have in them by itself."""
+"""Kinds of nodes of skops, with the names that a file may have in them without the user's consent."""
 GIVEN_NODES = ("ObjectNode", "FunctionNode", "TypeNode")
 """Kinds of nodes that may be what the user gives again."""
 MAX_WIDTH = 4096
@@ -205,7 +205,7 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _is_known(node: dict[str, Any]) -> bool:
-    """Whether a file may have a node by itself."""
+    """Whether a file may have a node without the user's consent."""
     return _name(node) in NODES.get(node["__loader__"], ())
 
 
@@ -258,7 +258,9 @@ def _check_attributes(attributes: dict[str, Any], name: str, n_bytes: int, dtype
         if key.startswith("__") or callable(getattr(kind, key, None)):
             raise StoreError(f"{name} has the attribute {shown(key)}")
         if key == "memory" and node["content"] != "null":
-            raise StoreError(f"{name} has a memory, which is a place; expected None")
+            raise StoreError(
+                f"{name} has memory=..., a cache folder, which a saved model cannot name; expected memory=None"
+            )
         if key == "dtype" and node["__loader__"] != "TypeNode":
             is_array = node["__loader__"] == "DTypeNode"  # without values
             found = f'"{dtypes[node["content"]["file"]].name}"' if is_array else node["content"]

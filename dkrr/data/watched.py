@@ -127,7 +127,7 @@ class BlockSums:
 
 
 def _checksum(before: tuple[float, float], rows: Block, first: int) -> tuple[float, float]:  # noqa: ARG001
-    """CRC-32C of the bytes of rows behind others; float64 holds it."""
+    """CRC-32C of the bytes of rows after others; float64 holds it."""
     found = int(before[0])
     for array in arrays_of(rows):
         is_plain = array.flags.c_contiguous and array.dtype.isnative

@@ -143,8 +143,8 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         Returns
         -------
         self
-            The estimator itself, with the new values; a model that was fitted before stays as it
-            is.
+            The estimator itself, with the new values; a model that was fitted before does
+            not change.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             if not isinstance(self.kernel, Parameters):
                 first = prefix + next(iter(nested))
                 raise InputError(
-                    f"{first} is given, and kernel is {shown(self.kernel)}, which has no parameters of its own; "
+                    f"{first} is given, and kernel is {shown(self.kernel)}, which takes no parameters; "
                     f"expected a kernel value: give for example kernel=RBF() from dkrr.kernels, or set "
                     f"{first.removeprefix(prefix)} itself"
                 )
@@ -244,7 +244,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
 
     @contextmanager
     def _names_kept(self) -> Iterator[None]:
-        """Keep the width and the names of X behind a transformer, where scikit-learn sees what that makes of them."""
+        """Keep the width and the names of X after a transformer, where scikit-learn sees what that makes of them."""
         names = getattr(self, "feature_names_in_", None)
         yield
         if "transformer_" not in vars(self):
@@ -397,7 +397,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         return found
 
     def _known_columns(self, X: Any) -> Any:
-        """Columns of a DataFrame that the model was fitted with; anything else as it is."""
+        """Columns of a DataFrame that the model was fitted with; anything else unchanged."""
         known = list(getattr(self, "feature_names_in_", ()))
         return X[known] if is_pandas_like(X) and known and set(known) <= set(X.columns) else X
 
@@ -508,7 +508,7 @@ def is_local(value: Any) -> bool:
 
 
 def is_plain(value: Any, max_dimensions: int = 2, min_dimensions: int = 2) -> bool:
-    """Whether a value is an ndarray that scikit-learn's checks would return as it is, whatever numbers it holds.
+    """Whether a value is an ndarray that scikit-learn's checks would return unchanged, whatever numbers it holds.
 
     They look for many kinds of tables, which takes a sixth of the time of a fit of a hundred rows.
     """

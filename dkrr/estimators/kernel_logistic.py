@@ -161,7 +161,7 @@ def class_weights(
 
 
 def _refuse_infinite_constants(classes: NDArray[Any], codes: NDArray[np.intp], weights: Array | None) -> None:
-    """Refuse classes without weight, whose constant is unbounded: the objective falls for ever as it goes to −∞."""
+    """Refuse classes without weight, whose constant is unbounded: the objective falls forever as it goes to −∞."""
     if weights is None:
         return
     absent = classes[np.bincount(codes, weights, minlength=len(classes)) == 0].tolist()

@@ -139,7 +139,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
         with.
     train_sizes : array-like, optional
         Fractions of the training rows of a fold, such as (0.125, 0.25, 0.5), or numbers of rows:
-        every fold is trained on so many of its rows as well, by fits of their own, for
+        every fold is also trained on these parts of its rows, by separate fits, for
         `learning_curve_`. All of them are always the last size.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.

@@ -258,7 +258,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         Notes
         -----
         The bounds hold for the Gaussian process with the given or profiled s², for K as it is
-        computed in float64, and presume that the kernel is positive semidefinite. From a factor
+        computed in float64, and assume that the kernel is positive semidefinite. From a factor
         their difference is a bound of its rounding, about n eps k(x, x) for a row whose k is like
         that of few training rows: where λ is not larger than about 1e6 n eps k(x, x), that exceeds
         a thousandth of the variances near training rows, which are about λ / wᵢ.
@@ -269,7 +269,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return lower, upper
 
     def _variances(self, n_rows: int, variance_scale: float | None, block_rows: int | None = None) -> Variances:
-        """Variances at new rows, by the way that takes least time for so many; see `Processes.variances`."""
+        """Variances at new rows, by the way that takes least time for their number; see `Processes.variances`."""
         processes = self._processes()
         self._refuse_precomputed()
         return processes.variances(n_rows, variance_scale, block_rows)
@@ -278,9 +278,9 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         """Refuse standard deviations without k(x, x)."""
         if self._model.kernel.is_precomputed:
             raise InputError(
-                "kernel is 'precomputed', and k(x, x) of new rows is not known, which their variance takes; expected a "
-                "kernel of dkrr, or a function of rows: predict_interval, loo_residuals() and "
-                "log_marginal_likelihood() do without"
+                "kernel is 'precomputed', which does not give k(x, x) of new rows, and standard deviations need it; "
+                "expected a kernel of dkrr or a function of rows; or use predict_interval, loo_residuals() or "
+                "log_marginal_likelihood(), which do not need it"
             )
 
     def _by_blocks(
@@ -346,12 +346,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
         Notes
         -----
-        The coverage presumes that new rows and training rows are exchangeable: not so if X drifts,
+        The coverage assumes that new rows and training rows are exchangeable: not so if X drifts,
         or rows of one group are in several folds. It is a mean over all rows; where the noise
         depends on x, it is larger in some places than in others.
 
         The models of all folds follow from one factor; with a kernel that learns from the training
-        rows (Nystroem, a bag of words) each is a fit of its own, whose kernel has not seen the
+        rows (Nystroem, a bag of words) each is a separate fit, whose kernel has not seen the
         fold. A transformer is that of the fit to all rows.
         ``dkrr.save(model, path, uncertainty=True)`` saves the models of the folds that None takes.
 
@@ -717,7 +717,7 @@ class KernelRidge(RidgeRegressor):
     time, memory and disk. In dual form solver="auto" then factors in float64 where memory and disk
     allow. Where they do not, and with solver="cg", standard deviations are computed by conjugate
     gradient, and `plan_` says so, while "intervals" is refused, unless the kernel learns from the
-    training rows (each model is then a fit of its own).
+    training rows (each model is then a separate fit).
 
     Transformers. A transformer counts each training row once, whatever its weight. It is fitted in
     one call if the rows are in memory, else block by block (StandardScaler and others with

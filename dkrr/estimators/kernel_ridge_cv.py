@@ -162,7 +162,7 @@ class KernelRidgeCV(RidgeRegressor):
         squared errors, with sample weights and over all targets. Leave-one-out scores the
         predictions of all rows together.
     alpha_per_target : bool, default=False
-        Whether every target has a λ of its own, chosen by its own scores. The kernel is the same
+        Whether every target has its own λ, chosen by its own scores. The kernel is the same
         for all.
     refit : bool, default=True
         Whether to fit all rows with the best candidate; without it there is nothing to predict
@@ -173,7 +173,7 @@ class KernelRidgeCV(RidgeRegressor):
         second time in a row. `cv_results_["stopped"]` has them. A better score at far smaller λ is
         then missed.
     cv_tol : float, default=1e-3
-        Largest relative residual of the folds' systems by conjugate gradient; smaller by itself
+        Largest relative residual of the folds' systems by conjugate gradient; smaller automatically
         where the errors of rows that are left out are less than a tenth of the targets. A λ that
         does not reach it has no score; see Notes.
     store_cv_predictions : bool, default=False
@@ -181,7 +181,7 @@ class KernelRidgeCV(RidgeRegressor):
         `cv_predictions_`.
     train_sizes : array-like, optional
         Fractions of the training rows of a fold, such as (0.125, 0.25, 0.5), or numbers of rows:
-        every fold is trained on so many of its rows as well, for `learning_curve_`. All of them are
+        every fold is also trained on these parts of its rows, for `learning_curve_`. All of them are
         always the last size. Not with leave-one-out.
     random_state : int, default=0
         Seed of the order of the rows for `train_sizes`.
@@ -318,7 +318,7 @@ class KernelRidgeCV(RidgeRegressor):
     Learning curves. The parts of the training rows are nested, and of rows in random order,
     whatever the order of X; of whole groups, if `groups` are given; and of the latest rows, if all
     folds train on rows before those that they hold out (TimeSeriesSplit). Rows of weight 0 do not
-    count. Every part of every fold has a fit of its own, with all λ that the folds have not given
+    count. Every part of every fold is fitted separately, with all λ that the folds have not given
     up. "train_sizes" (n_sizes,) are means of "split_train_sizes" (n_sizes, n_folds); "test_scores"
     (n_sizes, n_folds) are with λ chosen at every size by the mean score ("alpha"), and have a
     "mean_test_score" and "std_test_score". "gain_per_doubling" is by how much the score rose from
@@ -525,7 +525,7 @@ class KernelRidgeCV(RidgeRegressor):
         self._folds = None
 
     def _search_by_fits(self, request: SelectionRequest, X: Any, y: Array, grid: list[dict[str, Any]]) -> Self:
-        """Search where a kernel learns from the training rows: every fold has a kernel, and so a fit, of its own."""
+        """Search where a kernel learns from the training rows: every fold has its own kernel and its own fit."""
         folds, curve, alphas, weights = request.folds, request.curve, request.alphas, request.weights
         if folds.is_loo:
             raise InputError(

@@ -83,7 +83,7 @@ def predict_to(
         folder may lie in it.
     keep : str or sequence of str, optional
         Names or patterns of columns of X, a table or DataFrame, that are copied beside the
-        predictions. None: the index of a DataFrame, if it has one of its own.
+        predictions. None: the index of a DataFrame, if it has one that is not the default.
     probabilities : bool, default=False
         Write the probabilities of all classes instead of labels.
     return_std : bool, default=False
@@ -128,7 +128,7 @@ def predict_to(
     column of a table, a Series), else ``prediction``; several are ``prediction_0``,
     ``prediction_1`` ... If a kept column has that name, ``prediction_`` is put before it. Behind
     the predictions of all targets are their standard deviations, the lower and the upper ends of
-    their intervals, in columns with ``_std``, ``_lower`` and ``_upper`` behind the name, in arrays
+    their intervals, in columns with ``_std``, ``_lower`` and ``_upper`` after the name, in arrays
     in as many columns each. Probabilities are ``probability_`` and the class. Labels are text in
     Zarr's type for text of any length. In a group of Zarr, arrays have the names of the columns as
     far as these are file names: other characters are percent-encoded (``km/h``: ``km%2Fh``), and

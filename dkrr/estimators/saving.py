@@ -116,7 +116,7 @@ def save(
     "data" it is computed when it is first needed, as where conjugate gradient takes its place
     (solver="cg", or no memory for a factor): the same bits on the same machine. The plan of the fit
     says how large the model is. With True the models without a fold are saved, too, if they are
-    known for the folds that `predict_interval` takes by itself, from a call of it or the fit
+    known for the folds that `predict_interval` takes by default, from a call of it or the fit
     (``uncertainty="intervals"``): then the loaded model computes intervals from these alone.
 
     Examples
@@ -259,7 +259,7 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
     model.solver = solver_of(found["solver"])
     weights = None if weights is None else checked_weights(weights, n)
     asked = model._kernel()
-    given = asked if is_drawn(asked) else function.kernel  # models without a fold draw anew
+    given = asked if is_drawn(asked) else function.kernel  # models without a fold draw again
     learned = Learned(asked, None) if asked.learns_values else None
     request = FitRequest(model._settings(given), rows, Targets(targets, alphas), weights, learned=learned)
     model._known_processes = Processes(request, function.kernel, kept, function.grid)
@@ -498,7 +498,7 @@ def _check_given(description: Any, kernel: Any, custom: dict[str, Any], arrays: 
     for pattern in form.patterns_of(description):  # one from elsewhere may never come to an end
         if pattern not in known:
             raise InputError(
-                f"the model has token_pattern={pattern!r}, a regular expression that may take for ever on some texts; "
+                f"the model has token_pattern={pattern!r}, a regular expression that may take forever on some texts; "
                 f"expected kernel=BagOfWords(token_pattern=...) with it, as fit was given, where you trust it"
             )
     for part in custom_parts(description):

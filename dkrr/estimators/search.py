@@ -82,7 +82,7 @@ def checked_curve(
     InputError
         If an argument cannot be used.
     """
-    seed = whole(random_state, "random_state", 0, "any seed serves")
+    seed = whole(random_state, "random_state", 0)
     if train_sizes is None:
         return None
     if folds.is_loo:
@@ -156,7 +156,7 @@ class _Predicted(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def named_scorer(scoring: Any) -> Any:
-    """Scorer of scikit-learn by its name; a function as it is. Raises InputError for anything else."""
+    """Scorer of scikit-learn by its name; a function is returned unchanged. Raises InputError for anything else."""
     try:
         if isinstance(scoring, type):
             raise TypeError("a class is not a function")
@@ -418,7 +418,7 @@ def curve_results(
     unit : float
         Power of two whose square the scores are to be multiplied by.
     is_per_target : bool
-        Every target has a λ of its own.
+        Every target has its own λ.
     """
     values = np.concatenate([parts, values[:, None]], axis=1)  # kernels × sizes × λ × folds × targets, all rows last
     known = values.mean(axis=3)  # kernels × sizes × λ × targets

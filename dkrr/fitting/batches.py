@@ -46,7 +46,7 @@ class Batch(NamedTuple):
 
 
 def batches_of(data: TrainingData, width: int, *, mixes_alphas: bool) -> Iterator[Batch]:
-    """Batches of at most so many targets: in their order, or one value of λ after another."""
+    """Batches of targets of limited size: in their order, or one value of λ after another."""
     groups = [([alpha], columns) for alpha, columns in data.alpha_groups()]
     if mixes_alphas:
         groups = [([alpha for alpha, _ in data.alpha_groups()], np.arange(len(data.alphas)))]

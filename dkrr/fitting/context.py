@@ -84,7 +84,7 @@ def check_store_is_shared(client: Any, url: str) -> None:
 
 @contextmanager
 def dask_workers(plan: Plan, store: RunStore) -> Iterator[tuple[Executor, Any]]:
-    """Executor and client of the workers of a plan: those of the ambient client, or of a cluster of its own.
+    """Executor and client of the workers of a plan: those of the ambient client, or of its own cluster.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _check_settings(plan: Plan, watch: Any) -> None:
     Raises
     ------
     MemoryLimitError
-        If a worker would stop for ever at the memory that the plan needs.
+        If a worker would stop forever at the memory that the plan needs.
     """
     found, peak = watch.on_all_workers(report), plan.chosen.peak_bytes
     refuse_a_pause(found, peak)

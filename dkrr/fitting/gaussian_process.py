@@ -158,7 +158,7 @@ def blocks(rows: Rows, n: int, first: int = 0) -> Iterator[tuple[slice, Any]]:
 
 
 def checked_blocks(rows: Rows, first: int, height: int) -> Iterator[tuple[slice, Any]]:
-    """Checked rows, so many at a time; `first` is the number of the first one, for messages."""
+    """Checked rows, by blocks; `first` is the number of the first one, for messages."""
     for start in range(0, rows.shape[0], height):
         where = slice(start, min(start + height, rows.shape[0]))
         x = rows.read(where.start, where.stop)

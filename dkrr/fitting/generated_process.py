@@ -46,7 +46,7 @@ LEAST_QUADRATIC = 1e-4
 
 
 def in_threads(n: int) -> Callable[[str, Callable[[int, int], Any]], list[Any]]:
-    """Values of a function of segments of n rows, each in a thread of its own."""
+    """Values of a function of segments of n rows, each in its own thread."""
 
     def each(stage: str, function: Callable[[int, int], Any]) -> list[Any]:  # noqa: ARG001
         threads = usable_threads()
@@ -166,7 +166,7 @@ class GeneratedPosterior(FactoredProcess):
             found = self.variances_of(x)
             widths.append(found.relative_width)
             yield where, found
-        remedy = f"alpha = {self.alpha:g} is small beside the rounding of sums over so many rows: give a larger alpha"
+        remedy = f"alpha = {self.alpha:g} is small beside the rounding of sums over the rows: give a larger alpha"
         warn_of_width(widths, rows.shape[0], remedy)
 
     def variances_of(self, x: Any) -> VarianceBounds:
@@ -200,7 +200,7 @@ class GeneratedPosterior(FactoredProcess):
         return self._quadratic
 
     def _errors(self, take: Callable[[slice, Array], Any]) -> list[Any]:
-        """What is taken of y − f of every block of rows."""
+        """Apply `take(rows, residuals)` to every block of rows; list of the results."""
         model, data = self._model, self.data
 
         def of_block(where: slice, values: Array) -> Any:
@@ -242,7 +242,7 @@ class GeneratedPosterior(FactoredProcess):
             return ""
         return (
             f"{what} may be off by as much as {part:.0e} of their size: alpha = {self.alpha:g} is small beside the "
-            f"rounding of sums over so many rows: give a larger alpha, or form='dual'"
+            f"rounding of sums over the rows: give a larger alpha, or form='dual'"
         )
 
     def loo_residuals(self) -> Array:

@@ -111,7 +111,7 @@ class RowsOnGrid:
         return Transform(self.grid.angles(x), self.grid.n_modes).to_points(modes)
 
     def predictions(self, stage: str, coef: Array, take: Callable[[slice, Array], Any]) -> list[Any]:
-        """What is taken of Φ times coefficients, (D, m), of every block of rows: where they are, and (rows, m)."""
+        """Apply `take(rows, Φ[rows] @ coef)` to every block of rows; list of the results."""
         modes = self.grid.to_modes(coef)
 
         def of_block(where: slice, x: Array) -> Any:

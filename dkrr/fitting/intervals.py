@@ -31,7 +31,7 @@ from dkrr.planning.predictions import power_of_two
 INTERVAL_ROWS, INTERVAL_BYTES = 2**14, 2**22
 """Most rows whose intervals are computed together, and most bytes of the predictions of all folds for them."""
 MIN_THREAD_ROWS = 2**12
-"""Rows from which a thread of its own is worth while."""
+"""Rows from which a separate thread pays off."""
 
 
 @dataclass(frozen=True)

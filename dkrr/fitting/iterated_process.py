@@ -138,7 +138,7 @@ class IteratedPosterior(Posterior):
     def _known(self) -> tuple[Array, BoundedSolution | None]:
         """yᵀA⁻¹y of every target less its free constant, and the system of the constant.
 
-        By a run of their own, so that they do not depend on the rows whose variances were asked for first.
+        Computed in a separate run, so that they do not depend on the rows whose variances were asked for first.
         """
         with self._opened(0) as run:
             return self._solved_targets(run)

@@ -335,8 +335,9 @@ def _told_of(damage: str) -> NewtonState | None:
 
 ADVICE = {
     Status.STALLED: (
-        "stalled, since no step comes closer. It is what rounding and the solver of the Newton systems attain: "
-        "increase tol or alpha; with conjugate gradient raise its max_iter, or use solver='cholesky'"
+        "stalled, since no step comes closer. This is the smallest gradient that rounding and the solver of the "
+        "Newton systems allow: increase tol or alpha; with conjugate gradient raise its max_iter, or use "
+        "solver='cholesky'"
     ),
     Status.MAX_ITERATIONS: (
         "stopped at max_iter. Raise it (with store= a fit resumes where it stopped), or increase alpha: where the "

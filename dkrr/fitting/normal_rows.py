@@ -109,7 +109,7 @@ class NormalSums:
         return factor, coef
 
     def is_lost(self, alpha: float, factor: Array, n_penalised: int) -> bool:
-        """Whether so little of a diagonal entry is left in its pivot that features are to be centred by themselves.
+        """Whether so little of a diagonal entry is left in its pivot that features must be centred separately.
 
         Coefficients may be off by ε over the fraction that is left.
         """

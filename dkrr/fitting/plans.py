@@ -240,7 +240,7 @@ def plan(
         core.
     worker_memory : int or str, optional
         Memory of each of the `workers`, bytes or text such as "4GiB": the plan is then for a
-        cluster of so many workers that need not exist.
+        cluster of these workers, which need not exist.
     cores : int, optional
         Threads of each of these workers, each as fast as a core of this machine; they share the
         worker's memory. None: 1. The plan says what else it assumes of the cluster, its store and
@@ -453,7 +453,7 @@ def _training_rows(X: Any) -> Rows:
 
 
 def _problem(rows: Rows | None, kernel: Kernel, n: int, d: int, fields: dict[str, Any]) -> Problem:
-    """Problem of a fit to rows, or of so many of them."""
+    """Problem of a fit to rows, or to a number of rows."""
     if rows is not None:
         return Problem.of_rows(rows, kernel, **fields)
     known = kernel.resolved(d)
@@ -549,13 +549,11 @@ def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:
 
 
 def _transformed(transformer: Any, X: Any, kernel: Kernel, memory_limit: Any) -> Any:
-    """Rows behind a copy of a transformer that is fitted to them."""
+    """Rows after a copy of a transformer that is fitted to them."""
     from dkrr.data.transformers import checked_transformer, fitted_transformer, inputs_of, transformed_inputs
 
     if X is None:
-        raise InputError(
-            "transformer is given without X; expected X, or n_samples and n_features of the rows behind it"
-        )
+        raise InputError("transformer is given without X; expected X, or n_samples and n_features of the rows after it")
     unfitted, inputs = checked_transformer(transformer, kernel), inputs_of(X)
     return transformed_inputs(fitted_transformer(unfitted, inputs, memory_limit), inputs)
 

@@ -74,7 +74,7 @@ def check_rows(model: FittedFunction, rows: Rows) -> None:
 def at_once(
     rows: Rows, compute: Callable[..., NDArray[np.float64]], advance: Advance | None = None
 ) -> NDArray[np.float64]:
-    """What is computed of all rows, one block of those behind a transformer after another; see `by_blocks`.
+    """What is computed of all rows, one block of those after a transformer after another; see `by_blocks`.
 
     `compute` is given `advance`, if there is one, which is told the fraction of all rows that is done.
     """

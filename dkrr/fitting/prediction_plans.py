@@ -59,7 +59,7 @@ class Asked:
 def _rows_per_block(n_targets: int, rows: Rows) -> int:
     """Rows that are read, predicted and written together where memory allows."""
     height = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * n_targets))
-    # Those behind a transformer have blocks of their own, and their entries are not counted for this.
+    # Those after a transformer have their own blocks, and their entries are not counted for this.
     of_rows = rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes
     return max(1, min(height, of_rows))
 
@@ -145,13 +145,13 @@ def _place(rows: Rows, processes: Processes | None) -> tuple[bool, Reason]:
         from dkrr.cluster.dask_client import workers_without
 
         if workers_without(client, path):
-            text = f"in this process, since some workers do not see the model at {path}"
+            text = f"in this process, since some workers cannot reach the model at {path}"
             return False, Reason("model-not-shared", text)
     return True, ON_WORKERS
 
 
 def _why_block(plan: PredictionPlan) -> list[Reason]:
-    """Why so many rows at a time."""
+    """Why blocks have this number of rows."""
     if plan.method != "factor":
         return []
     read = sum(one.size.read_bytes for one in plan.prediction.deviations if one.size)

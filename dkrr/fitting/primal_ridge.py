@@ -40,8 +40,9 @@ Array = NDArray[np.float64]
 
 REFINED_DUALS = "dual_coef_ refined {times}, for a smaller residual of the dual system"
 INEXACT_PREDICTIONS = (
-    "predictions may be off by {bound:.0e} of the targets: rounding in the normal matrix hides what rows of ordinary "
-    "weights say; increase alpha, bring the sample weights or the columns of X nearer to each other, or use form='dual'"
+    "predictions may be off by {bound:.0e} of the targets: rounding in the normal matrix hides the contribution of "
+    "rows of ordinary weight; increase alpha, bring the sample weights or the columns of X nearer to each other, or "
+    "use form='dual'"
 )
 MAX_REFINEMENTS, LEAST_GAIN = 4, 0.5
 """Times that dual coefficients of conjugate gradient in primal form are refined, and the residual over the one before

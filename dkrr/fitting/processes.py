@@ -136,7 +136,7 @@ class Processes:
             for name in ("_given", "_request", "_scaled"):
                 if name in vars(self):
                     setattr(self, name, vars(self)[name].with_settings(memory_limit=memory_limit))
-            self._iterated.clear()  # which have plans of their own
+            self._iterated.clear()  # which have their own plans
             vars(self).pop("_resources", None)
         return self
 
@@ -230,7 +230,7 @@ class Processes:
         if any(map(_may_be_indefinite, parts_of(self._problem.kernel))):
             raise InputError(
                 f"kernel is {self._problem.kernel!r}; expected one that is always positive semidefinite, as bounds by "
-                f"conjugate gradient presume: use solver='cholesky'"
+                f"conjugate gradient assume: use solver='cholesky'"
             )
         if alpha not in self._iterated:
             self._iterated[alpha] = IteratedPosterior(self._scaled, alpha, columns, problem)
@@ -249,7 +249,7 @@ class Processes:
         return with_spectrum(request.problem(), request.rows)
 
     def kept(self) -> dict[float, Kept]:
-        """By λ, what a saved model holds of the processes, where a factor is affordable."""
+        """Saved state of each posterior with a Cholesky factor, by λ."""
         return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, FactoredProcess)}
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
@@ -278,7 +278,7 @@ class Processes:
         folds : sequence of ndarray of intp
             Numbers of rows in ascending order; every row is in one fold.
         context : Context, optional
-            Of the fit that they are a stage of; None: they are shown as a run of their own.
+            Context of the fit that they are a stage of; None: they are shown as a separate run.
         """
         self._prepare()
         key = name_of(folds)
@@ -323,7 +323,7 @@ class Processes:
         self._kept_folds[name_of(folds)] = list(kept)
 
     def kept_folds(self, folds: Sequence[Numbers]) -> dict[float, KeptFolds]:
-        """By λ, what a saved model holds of the models that leave out these folds; empty where they are not known."""
+        """Saved state of the models that leave out these folds, by λ; empty where they are not known."""
         if self._given.learns or not self.knows_models_of(folds):
             return {}
         models = self.fold_models(folds)
@@ -420,7 +420,7 @@ class Processes:
         Raises
         ------
         InputError
-            If the kernel learns from its training rows: every row would take a fit of its own.
+            If the kernel learns from its training rows: every row would need a separate fit.
         NotFiniteError
             If one is NaN.
         """

@@ -106,7 +106,7 @@ class Settings:
             raise InputError(
                 "kernel is 'additive_chi2', −Σ (x − z)² / (x + z) as scikit-learn defines it: all of its values are "
                 "negative and k(x, x) is 0, so that no ridge regression or classification has it as its kernel; "
-                "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' behind "
+                "expected 'chi2', its exponential exp(gamma * additive_chi2), or kernel='linear' after "
                 "transformer=AdditiveChi2Sampler() of sklearn.kernel_approximation, for Σ 2 x z / (x + z)"
             )
         return cls(
@@ -211,11 +211,11 @@ class DualStart:
     """Where they are from."""
 
     def of_targets(self, targets: NDArray[np.intp]) -> "DualStart":
-        """Those of some targets."""
+        """Starting solutions of the targets `targets`."""
         return replace(self, solutions=self.solutions[:, targets], alphas=self.alphas[targets])
 
     def of(self, alpha: float, targets: NDArray[np.intp]) -> Array:
-        """Those of the right-hand sides of one λ, of shape (n, k)."""
+        """Starting solutions for λ = `alpha`, of shape (n, k): those of the targets, then that of the constants."""
         found = self.solutions[:, targets]
         return np.column_stack([found, self.constants[alpha]]) if self.constants else found
 
@@ -323,7 +323,7 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box |
 
 
 def _plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
-    """The same without a Fourier grid."""
+    """Plan for rows in memory or on disk; Fourier features are not considered."""
     plan = make_plan(problem, resources) if problem.solver is None else None
     if plan is not None and plan.chosen.is_direct and is_soon_done(problem, plan.seconds):
         return plan

@@ -223,7 +223,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a Gaussian process is made of again without another factorisation: left by a fit, or in a saved model."""
+    """State of a posterior, left by a fit or in a saved model, from which it is restored without factoring again."""
 
     numbers: dict[str, Any]
     """Values of JSON."""

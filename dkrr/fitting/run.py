@@ -71,7 +71,7 @@ def solve_iteratively(
 
 
 def _continued(form: IteratedDual, start: DualStart, context: Context) -> Solution:
-    """From solutions that are given, unless a run of the same store is further."""
+    """Solve by conjugate gradient, starting from `start` or from a newer checkpoint."""
     iteration, groups = form.iteration(is_deferred=True)
     first = np.hstack([start.of(system.alpha, system.columns) for system in form.systems()])
     outcome = resumed(context, iteration, lambda state: form.iterate(iteration, groups, state, first))
@@ -106,7 +106,7 @@ def solve_by_transforms(
 
 
 class Way(NamedTuple):
-    """How a solver is carried out."""
+    """Functions that carry out one solver, by form."""
 
     forms: Mapping[Form, Any]
     """Systems of each form, made of what the plan says of the solver, data, plan and context."""

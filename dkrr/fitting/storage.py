@@ -295,7 +295,7 @@ class Snapshots:
         except UnreachableStoreError:
             raise
         except UNLIKE_OURS as error:
-            self.damage = f"what the run in this store had found is damaged ({str(error).split(': ')[0]}): it restarts"
+            self.damage = f"the results of the run in this store are damaged ({str(error).split(': ')[0]}): it restarts"
             return None
 
     def write(self, arrays: dict[str, Array], plain: dict[str, Any], shown: dict[str, Any]) -> None:

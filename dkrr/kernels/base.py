@@ -483,7 +483,7 @@ class Kernel(Parameters):
         buffers = self._buffers() + (self._csr_strips() if is_sparse else 0)
         more = buffers * 8 * (PIECE_ENTRIES - STRIP_ENTRIES) + 8 * PIECE_ENTRIES
         if is_sparse:
-            # A square on the diagonal has a transpose of its own, and all of them are kept.
+            # A square on the diagonal has its own transpose, and all of them are kept.
             further = -(-n_columns // PIECE_ROWS) - -(-n_columns // STRIP_COLUMNS)
             more += self.sparse_parts * further * _transpose_bytes(n_features)
         return self.workspace_bytes(n_rows, n_columns, n_features, row_bytes) + more

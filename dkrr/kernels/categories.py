@@ -27,7 +27,7 @@ class Categories(Kernel):
     """k(x, z) = wᵐ for m columns in which x and z differ; 1 if they are equal in all.
 
     For one column it is the Dirac kernel for w = 0, else one that is 1 for equal categories and w for others; w per
-    column makes it a product of those, the diffusion kernel on categories. Products give columns weights of their own:
+    column makes it a product of those, the diffusion kernel on categories. Products give columns their own weights:
     ``Columns(Categories(0.1), "origin") * Columns(Categories(0.5), "weekday") * Columns(RBF(), ["distance"])``.
 
     Rows are tables, lists or arrays of text, whole or real numbers and flags, in which no value is missing; or rows of
@@ -189,8 +189,8 @@ def _check_category(value: Any, where: str, row: str) -> None:
         return
     if value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value):
         raise InputError(
-            f"{where} has a missing value{row}; expected a category in every row: leave the row out, or make it a "
-            f'category of its own, fillna("missing")'
+            f"{where} has a missing value{row}; expected a category in every row: leave the row out, or give it "
+            f'its own category, fillna("missing")'
         )
     raise InputTypeError(
         f"{where} has {shown(value)} ({type(value).__qualname__}){row}; expected text, finite numbers or flags: "

@@ -19,7 +19,7 @@ from dkrr.rounding import check_exact_columns
 from dkrr.text import near_columns, plural
 
 DENSE_COLUMNS = 256
-"""Up to so many columns cut from sparse rows, such as the numbers of a table beside its text, are made dense."""
+"""Maximum number of columns, cut from sparse rows, that are made dense: such as numbers of a table beside its text."""
 
 
 class Compound(Kernel):
@@ -48,7 +48,7 @@ class Compound(Kernel):
         return tuple(getattr(self, name) for name in self._part_names)
 
     def with_parts(self, parts: Sequence[Kernel]) -> Kernel:
-        """The same kernel of other parts; itself if these are its own.
+        """Kernel of the same kind with other parts; the kernel itself if the parts are the same.
 
         Parameters
         ----------
@@ -137,8 +137,8 @@ class Columns(Compound):
     base : Kernel
         k₁.
     columns : int, str, or sequence of them, optional
-        Numbers of the columns of an array, or names of those of a DataFrame; one name alone passes the column as it
-        is (documents), several a table of numbers, or of anything to `Categories`. None: all of X, as it is.
+        Numbers of the columns of an array, or names of those of a DataFrame; one name alone passes the column
+        unchanged (documents), several a table of numbers, or of anything to `Categories`. None: all of X, unchanged.
     start, stop : int, optional
         Place of the columns in encoded rows; `fitted` sets them.
 

@@ -121,7 +121,7 @@ DIAGONAL_ROWS = 16
 # Assumed size of an object, in columns of 8 bytes.
 OBJECT_BYTES = 512
 ALONE_ROWS = 8
-"""Rows of a block that are passed to a function once more, as a block of their own."""
+"""Rows of a block that are passed to a function once more, as a separate block."""
 ALONE_TOLERANCE = 1e-3
 """Largest difference of their entries, relative to the largest one: products in float32 differ in blocks of other
 sizes."""
@@ -270,7 +270,7 @@ class CallableKernel(Kernel):
     def _check_alone(self, X: Block, block: FloatArray) -> None:
         """Refuse k(x, z) that depends on the other rows of its block: other blocks would have another kernel.
 
-        A few of the first rows, and of the last ones, are a block of their own: what depends on one row of all, the
+        A few of the first rows, and of the last ones, are a separate block: what depends on one row of all, the
         first or the largest, is another in one of the two.
         """
         n = len(block)

@@ -134,7 +134,7 @@ def _block_width(n_features: int) -> int:
 def frequencies(base: Kernel, random_state: int, n_features: int, block: int) -> npt.NDArray[np.float64]:
     """A block of frequencies of a resolved kernel, read-only, of shape (n_features, number of frequencies).
 
-    Each block has a generator of its own, so that a range of features needs no draws for the others.
+    Each block has its own generator, so that a range of features needs no draws for the others.
     """
     bits, width = np.random.PCG64([random_state, block]), _block_width(n_features)
     if isinstance(base, Laplacian):

@@ -102,7 +102,7 @@ def grid_columns(kernel: Kernel, n_features: int) -> tuple[int, ...]:
 
 
 class Waves(NamedTuple):
-    """What a grid has of one column."""
+    """Frequencies of a grid along one column: period, and largest wave number."""
 
     period: float
     most: int
@@ -134,8 +134,9 @@ def _alias(gamma: float, period: float, length: float) -> float:
 class FourierGrid(FeatureMap):
     """Features of the RBF kernel in a box, √wⱼ (cos θⱼ, sin θⱼ): k(x, z) = φ(x)ᵀφ(z) within a certified error.
 
-    For rows in one to three columns, of which there may be millions. `KernelRidge(kernel="rbf")` takes it by itself;
-    by name it serves as any map. Sums, products and multiples of RBF kernels have one grid together.
+    For rows in one to three columns, of which there may be millions. `KernelRidge(kernel="rbf")` chooses it
+    where it is cheaper; by name it serves as any map. Sums, products and multiples of RBF kernels have one grid
+    together.
 
     Parameters
     ----------
@@ -183,7 +184,7 @@ class FourierGrid(FeatureMap):
         if self.box is not None:
             refuse_masked(self.box, "box")
             box: tuple[tuple[float, float], ...] = ()
-            with suppress(TypeError, ValueError):  # of what is no array
+            with suppress(TypeError, ValueError):  # of values that are not arrays
                 given = np.asarray(self.box)
                 if given.dtype.kind in "iuf" and given.shape[1:] == (2,):
                     box = tuple((float(low), float(high)) for low, high in given)
@@ -192,7 +193,7 @@ class FourierGrid(FeatureMap):
             object.__setattr__(self, "box", box)
 
     def in_box(self, box: Sequence[tuple[float, float]]) -> "FourierGrid":
-        """The same for rows in a box.
+        """Feature map of the same kernel for rows in a box.
 
         Parameters
         ----------
@@ -246,7 +247,7 @@ class FourierGrid(FeatureMap):
         return transform_bytes(grid.n_modes, 0) + 64 * grid.dimension
 
     def grid(self, n_features: int) -> "Grid":
-        """Its waves, for rows of so many columns.
+        """Grid of frequencies for rows with `n_features` columns.
 
         Parameters
         ----------
@@ -629,7 +630,10 @@ def _gaussian_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[f
 
 
 def _matern_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[float], n_features: int) -> Series:
-    """Of a Matérn kernel, whose weights fall as a power: multivariate t with 2ν degrees of freedom, of scale 1 / ℓ."""
+    """Fourier series of a Matérn kernel.
+
+    Its weights, the density of a multivariate t with 2ν degrees of freedom and scale 1 / ℓ, decay as a power.
+    """
     kernel, d, factor, share = phi.base, len(columns), 2 if phi.doubled else 1, phi.error / (len(columns) + 1)
     assert isinstance(kernel, Matern)
     nu, scales = kernel.nu, np.broadcast_to(np.asarray(kernel.length_scale, np.float64), n_features)

@@ -95,7 +95,7 @@ class WithLengths(Kernel):
 
     @property
     def has_length_of_columns(self) -> bool:
-        """Whether every column has a length of its own."""
+        """Whether every column has its own length."""
         return isinstance(getattr(self, self._of_columns), tuple)
 
     @property

@@ -49,13 +49,13 @@ def as_kernel(
     Parameters
     ----------
     kernel : str, Kernel or callable
-        A scikit-learn metric name, or another of `Kernel.names`; a value, returned as it is; or a function of blocks.
+        A scikit-learn metric name, or another of `Kernel.names`; a value, returned unchanged; or a function of blocks.
     gamma, degree, coef0
         Settings of a named kernel; gamma=None is 1 / n_features (1 for "chi2"). One that a named kernel does not have
         is ignored, with an `InputWarning` unless it is the default; beside a function it is refused.
     kernel_params : mapping, optional
         Keyword arguments for a function, or settings of a named kernel, such as ``nu`` and ``length_scale``. A setting
-        that is given by itself as well (not as its default) is refused, even if both are equal.
+        that is also given directly (not as its default) is refused, even if both are equal.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def _named_kernel(name: str, common: dict[str, Any], extra: dict[str, Any]) -> K
 
 
 def refuse_twice(given: Mapping[str, object], kernel_params: Mapping[str, Any]) -> None:
-    """Refuse parameters that are given by themselves and in `kernel_params`, also with equal values."""
+    """Refuse parameters that are given both directly and in `kernel_params`, also with equal values."""
     for name in given.keys() & kernel_params.keys():
         raise InputError(
             f"{name} is {shown(given[name])}, and kernel_params has {name}={shown(kernel_params[name])}; expected one "

@@ -12,8 +12,8 @@ The dtype of the stored factor decides the arithmetic. A factor in float32 takes
 about half the time of one in float64.
 
 One task to a tile leaves workers idle: near the end few tiles are left and their sums are the longest. So the sum may
-be cut into parts of some tile columns, each a task of its own; all but the last write S as it stands to a store of its
-own (write-once as well), which the next one begins from.
+be cut into parts of some tile columns, each a separate task; all but the last write S, unfinished, to a separate
+store (write-once as well), which the next one begins from.
 
 In the memory of one process the same tasks run in threads. Tiles are computed where they lie (also S, between
 parts), so that a task must not run twice there.

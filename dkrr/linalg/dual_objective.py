@@ -171,7 +171,7 @@ class DualObjective(Objective):
         self._move(self._coef, self._intercept, self._true_scores(self._coef, self._intercept))
         self._is_true = True
         change = self._residual - before
-        # ‖Σ cᵢ φ(xᵢ)‖ ≤ Σ |cᵢ| max √k(x, x): so much larger may the gradients be.
+        # ‖Σ cᵢ φ(xᵢ)‖ ≤ Σ |cᵢ| max √k(x, x): so the gradients may be larger by this factor.
         reach = np.sqrt(self.largest) * np.abs(change).sum(axis=0)
         if self.fit_intercept:
             reach += np.abs(change.sum(axis=0))
@@ -227,7 +227,7 @@ class DualObjective(Objective):
             raise NotPositiveDefiniteError(
                 f"kernel logistic regression with λ = alpha = {alpha:g}: {error}. The kernel is not positive "
                 f"semidefinite on these rows, or λ is below what rounding in K allows: increase alpha, or use a "
-                f"positive semidefinite kernel. dkrr never adds a jitter of its own; steps in a given store are kept",
+                f"positive semidefinite kernel. dkrr never adds its own jitter; steps in a given store are kept",
                 error.row,
             ) from None
 

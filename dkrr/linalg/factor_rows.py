@@ -103,7 +103,7 @@ class NewColumns:
     rank: int
     """Columns before."""
     taken: Any
-    """The new pivots, as the source of columns wants them."""
+    """The new pivots, as the source of columns takes them."""
     above: Array
     """F at the new pivots, of shape (new, rank)."""
     corner: Array

@@ -103,7 +103,10 @@ class Middle:
 
 
 def shared(shifts: Array) -> Array:
-    """The same, or smaller by no more than SHARED, with fewer values."""
+    """Shifts rounded down to fewer distinct values, by at most a factor SHARED.
+
+    Columns of equal shifts share a factorisation.
+    """
     found = shifts.copy()
     for t in np.unique(shifts):
         if t in found:  # none that is smaller has taken it
@@ -150,7 +153,7 @@ class FoldLowRank(Preconditioner):
         self._assign(sets, shift)
         self._middles = dict[tuple[int, float], Middle]()
         if factor.rank:
-            grams = [self._gram(each) for each in squares]  # by tasks of their own
+            grams = [self._gram(each) for each in squares]  # by separate tasks
             with ThreadPoolExecutor(n_threads) as pool:
                 for found in pool.map(self._middles_of, range(len(grams)), squares, grams):
                     self._middles |= found

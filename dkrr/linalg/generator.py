@@ -119,7 +119,7 @@ def dual_pass(
     Parameters
     ----------
     known : ndarray or ChunkedArray of shape (n, t), optional
-        α as it is; None: it is begun.
+        α so far; None: it begins here.
     duals : ndarray or ChunkedArray of shape (n, t)
         α is written there: w (y − Φc + o) / λ, or what it was plus w (Φc − o) / λ.
     coef : ndarray of shape (D, t)

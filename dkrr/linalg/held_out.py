@@ -136,7 +136,7 @@ class LeftOut:
         return self._solved[2]
 
     def of_rows(self) -> Array:
-        """Scaled errors of every row by itself, of shape (n, t)."""
+        """Scaled errors of every single row, of shape (n, t)."""
         diagonal = np.empty(len(self.right_sides))
 
         def squares(meter: Meter, columns: slice) -> None:

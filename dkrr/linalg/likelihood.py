@@ -103,7 +103,7 @@ class Root(ABC):
 
     @abstractmethod
     def precondition(self, base: Preconditioner) -> Preconditioner:
-        """Preconditioner of the systems from one of every diag(c) K diag(c) + s by itself."""
+        """Preconditioner of the systems, from a preconditioner of each diag(c) K diag(c) + s."""
 
     @abstractmethod
     def correction(self, base: Preconditioner) -> Correction:
@@ -269,7 +269,7 @@ def _pseudo_inverse(matrix: Array) -> Array:
 
 @dataclass
 class Classwise(Wrapped):
-    """(I − u uᵀ) M⁻¹ (I − u uᵀ) on stacked vectors of a softmax, M⁻¹ acting on each class by itself.
+    """(I − u uᵀ) M⁻¹ (I − u uᵀ) on stacked vectors of a softmax, M⁻¹ acting on each class separately.
 
     Only the projections couple the classes; M may represent the rest completely.
     """
@@ -380,7 +380,7 @@ class Bernoulli(Likelihood):
         return np.asarray(e / e.sum(axis=1, keepdims=True))
 
     def _log_each(self, scores: Array) -> Array:
-        """Log p of every class by itself: where all are next to impossible, what counts is by how much."""
+        """Log p of every class separately: where all are next to impossible, what counts is by how much."""
         return np.asarray(-np.logaddexp(0.0, -scores))
 
     def log_probabilities(self, scores: Array) -> Array:

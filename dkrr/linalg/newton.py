@@ -2,7 +2,7 @@
 
 The driver knows nothing of kernels. It asks an `Objective` for a direction, as exact as the gradient calls for, and
 for the objective along it; it shortens the step until the objective falls as it should. Several independent systems
-(one-vs-rest) go side by side, each with a step length of its own, since they share the expensive passes.
+(one-vs-rest) go side by side, each with its own step length, since they share the expensive passes.
 
 A small gradient says that the objective is flat, not that its minimum is near: where it hardly curves (λ tiny, classes
 that are separable, weights of many orders) the minimum may be far. Newton's decrement gᵀH⁻¹g is twice what is left of

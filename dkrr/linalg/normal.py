@@ -1,6 +1,6 @@
 """The normal equations of the primal form, ΦᵀWΦ and ΦᵀWy: in one streaming pass over the rows, or as products only.
 
-With a free intercept, Φ and y are centred by their weighted means first (a pass of its own: subtracting
+With a free intercept, Φ and y are centred by their weighted means first (in a separate pass: subtracting
 (Σw) φ̄ φ̄ᵀ afterwards would cancel). A task covers one tile (i, j) of the D × D matrix and one segment of the rows;
 the sums of the segments are added when the tile is used. In memory a task covers all tiles.
 

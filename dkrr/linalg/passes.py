@@ -32,7 +32,7 @@ STRIP_ROWS = 512
 
 
 def strip_rows(width: int) -> int:
-    """Rows of a strip of so many columns."""
+    """Rows of a strip with a given number of columns."""
     return max(STRIP_ROWS, STRIP_BYTES // (8 * max(width, 1)))
 
 

@@ -44,7 +44,7 @@ class Preconditioner(ABC):
         ----------
         residuals : ndarray of shape (n, k)
         columns : ndarray of shape (k,)
-            Right-hand sides that they belong to, which may have shifts of their own.
+            Right-hand sides that they belong to, which may have their own shifts.
 
         Returns
         -------
@@ -531,9 +531,9 @@ def _eigenvalues(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def power_law(eigenvalues: NDArray[np.float64]) -> tuple[float, float, float]:
-    """What all rows' eigenvalues of K / n should be, from those of a sample in descending order.
+    """Extrapolate the spectrum of K / n from a sample's eigenvalues in descending order, by a power law.
 
-    Those from a 24th to a quarter of the sample lie on a power law; the last ones are too small in any sample.
+    It is fitted to the eigenvalues k/24 to k/4 of a sample of k rows; the smallest ones of a sample are biased low.
 
     Returns
     -------

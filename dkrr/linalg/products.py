@@ -5,7 +5,7 @@ task multiplies one group by all vectors and uses every off-diagonal piece twice
 y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles that fit are kept in the memory of the worker that
 first formed them; the others are formed (or read) at every pass, and their pieces never leave the cache.
 
-Systems may leave rows out: (C_j K C_j + λ_j I) β_j = C_j y_j, each column j with a training set of its own, where
+Systems may leave rows out: (C_j K C_j + λ_j I) β_j = C_j y_j, each column j with its own training set, where
 C_j is diag(√w) with zeros on the rows that are left out. All columns share the products with K, and a product K C_j β_j
 holds the predictions of the rows that are left out.
 """
@@ -56,7 +56,7 @@ class Operator(ABC):
         precision : {"float64", "float32"}
             Precision of the entries and their products; sums are always float64.
         columns : ndarray of shape (m,), optional
-            Right-hand sides that the vectors belong to, where those have matrices of their own.
+            Right-hand sides that the vectors belong to, where those have their own matrices.
 
         Returns
         -------

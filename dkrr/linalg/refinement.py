@@ -1,6 +1,4 @@
-"""Cholesky: the direct solver, in memory and in tiles.
-
-Refinement of a factorisation in float32 to the accuracy of one in float64.
+"""Iterative refinement: conjugate gradient in float64, preconditioned by a Cholesky factor in float32.
 
 X₀ = M⁻¹ B with the factor M in float32, then conjugate gradient preconditioned by M, with products and residuals in
 float64, until the true residual is at the level of float64's rounding: each iteration gains the digits that the factor
@@ -36,7 +34,7 @@ from dkrr.linalg.sources import FLOAT64_ROUNDING
 
 @dataclass(frozen=True)
 class Cholesky:
-    """Settings of the direct solver (it has none): A + diag(s) = L Lᵀ, then two substitutions.
+    """Settings of the direct solver (none): A + diag(s) = L Lᵀ, then two substitutions.
 
     See Also
     --------
@@ -93,12 +91,12 @@ def _explained(error: NotPositiveDefiniteError, alphas: Iterable[float], form: L
     values = ", ".join(f"{a:g}" for a in alphas)
     if error.row < 0:  # of an iteration, which meets no pivots
         return (
-            f"{matrix} with λ = alpha = {values}: {error}. {remedy}. dkrr never adds a jitter of its own; "
+            f"{matrix} with λ = alpha = {values}: {error}. {remedy}. dkrr never adds its own jitter; "
             f"checkpoints in a given store are kept."
         )
     return (
         f"{matrix} is not positive definite with λ = alpha = {values}: the pivot of {what} {error.row} (counted "
-        f"from 0) is not positive. {remedy}. dkrr never adds a jitter of its own."
+        f"from 0) is not positive. {remedy}. dkrr never adds its own jitter."
     )
 
 

@@ -196,7 +196,7 @@ def freed(vectors: Array, constants: Array | None) -> Array:
     vectors : ndarray of shape (n, t + 1 + p)
         Overwritten.
     constants : ndarray of shape (k, t), optional
-        Parts of b, the free constants, each of which is subtracted by itself; None: nothing is done.
+        Parts of b, the free constants, each of which is subtracted separately; None: nothing is done.
 
     Returns
     -------

@@ -52,9 +52,9 @@ class Status(Enum):
     )
     CONVERGED = "converged: the true residual is what was asked for"
     STALLED = (
-        "stalled: the true residual is above what was asked for, and no iteration makes it smaller. It is what this "
-        "problem and these settings attain: increase tol or alpha, give the preconditioner a larger rank or the fit "
-        "more memory, or use solver='cholesky'"
+        "stalled: the true residual is above what was asked for, and no iteration makes it smaller. This is the "
+        "smallest residual that these settings can reach: increase tol or alpha, give the preconditioner a larger rank "
+        "or the fit more memory, or use solver='cholesky'"
     )
     MAX_ITERATIONS = (
         "stopped at max_iter with a true residual above what was asked for: raise max_iter (with store= a fit resumes "
@@ -353,7 +353,7 @@ def caution(condition: float, form: str, status: Status) -> tuple[str, ...]:
 
 
 def inexact_duals(error: float) -> tuple[str, ...]:
-    """Message about dual coefficients that may be off by so much, relative to their length; empty if that is little."""
+    """Message about the error of dual coefficients, relative to their length; empty if that is small."""
     if not error > CAUTION_ABOVE:
         return ()
     return (
@@ -367,5 +367,5 @@ def _fraction(error: float) -> str:
 
 
 def direct_status(residual: float) -> Status:
-    """CGOutcome of a direct solve with this residual."""
+    """Status of a direct solve with this relative residual."""
     return Status.SOLVED if residual <= INACCURATE_ABOVE else Status.INACCURATE

@@ -1,4 +1,4 @@
-"""Order statistics of several sorted lists, each shifted by a number of its own: the quantiles of CV+ intervals.
+"""Order statistics of several sorted lists, each shifted by its own number: the quantiles of CV+ intervals.
 
 Of the values p_f + s_f,i, with s_f ascending, the one of rank r is wanted for many shifts p. With q the value of this
 rank in the lists without shifts it lies between q + min p and q + max p. A rank is the sum of the ranks in each list,

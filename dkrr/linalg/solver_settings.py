@@ -44,12 +44,10 @@ class RPCholesky:
     def __post_init__(self) -> None:
         if self.rank is not None and not _is_whole(self.rank, 1):
             raise InputError(
-                f"rank is {shown(self.rank)}; expected a whole number of at least 1, or None: the rank that pays"
+                f"rank is {shown(self.rank)}; expected a whole number of at least 1, or None to choose it automatically"
             )
         if not _is_whole(self.random_state, 0):
-            raise InputError(
-                f"random_state is {shown(self.random_state)}; expected a whole number of at least 0: any seed serves"
-            )
+            raise InputError(f"random_state is {shown(self.random_state)}; expected a whole number of at least 0")
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ def kernel_blocks(block: Block) -> list[slice]:
 
 
 def shifted(rows: slice, by: int) -> slice:
-    """Range of rows, so many rows further on."""
+    """Range of rows, shifted by a number of rows."""
     return slice(rows.start + by, rows.stop + by)
 
 
@@ -364,7 +364,7 @@ class ColumnSource(ABC):
 
     @abstractmethod
     def take(self, index: NDArray[np.intp]) -> Any:
-        """What stands for these columns in `block` and `among`; small enough to be sent to workers."""
+        """Handle of some columns (rows of X, or their numbers), passed to `block` and `among` and sent to workers."""
 
     @abstractmethod
     def block(self, rows: slice, taken: Any) -> Array:
@@ -455,7 +455,7 @@ class DividedColumns(ColumnSource):
         return self._divided(self.columns.diagonal(rows))
 
     def take(self, index: NDArray[np.intp]) -> Any:
-        """What stands for these columns of A."""
+        """Handle of these columns of A."""
         return self.columns.take(index)
 
     def block(self, rows: slice, taken: Any) -> Array:

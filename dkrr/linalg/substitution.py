@@ -444,7 +444,7 @@ def both_sweeps(forward: Substitution, backward: Substitution) -> list[Task]:
 class SharedFactor:
     """(L Lᵀ)⁻¹ applied by the tasks of an executor; bits depend on the number of blocks only.
 
-    Vectors of every application lie in arrays of their own: a late duplicate of a task cannot write to the next one's.
+    Vectors of every application lie in their own arrays: a late duplicate of a task cannot write to the next one's.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ class BoundedSolution:
     """Upper bound of rᵀA⁻¹r."""
 
     def select(self, columns: NDArray[np.intp]) -> "BoundedSolution":
-        """The same for some of the columns."""
+        """Bounds for some of the columns."""
         arrays = (self.right_sides[:, columns], self.x[:, columns], self.residuals[:, columns])
         return BoundedSolution(*arrays, self.low[columns], self.high[columns], self.left[columns])
 
@@ -89,17 +89,18 @@ class ResidualBounds:
 
     Parameters
     ----------
+    n : int
+        Number of rows.
     shift : float
         λ > 0.
-    traces : (float, float)
-        Traces of C K C, and of K[S, S].
+    diagonal : ndarray of shape (n,)
+        Diagonal of K.
     scale : ndarray of shape (n,), optional
         c.
     factor : PivotedCholesky, optional
         F, of K; None: bounds are ‖r‖² / λ.
     spanned : callable
         From (S, V) to K[:, S] V in float64.
-    n : int
     precision : {"float32", "float64"}
         Precision of products with F.
 

@@ -76,7 +76,7 @@ def detect(
     root : Path
         Where the limits of this process's control groups are looked up.
     worker_memory : int or str, optional
-        Memory of each of so many `workers` on machines of their own, which need not exist.
+        Memory of each of the `workers`, on their own machines, which need not exist.
     cores : int, optional
         Cores of each of them, which run a task each; None: 1.
     rows : str, optional
@@ -217,7 +217,7 @@ def _check_worker_memory(worker_memory: int | str | None, workers: int | None, m
     if workers is None:
         raise InputError(
             f"worker_memory is {worker_memory!r} without workers; expected both: give workers=, the number of worker "
-            f"processes that have so much memory each"
+            f"processes with this memory each"
         )
     if memory_limit is not None:
         raise InputError(

@@ -357,8 +357,9 @@ def _why_products(p: Problem, products: TileProducts, slots: int) -> list[Reason
         return reasons
     whole = products.all_tiles * products.tile**2 * products.itemsize
     text = (
-        f"the whole matrix would take {format_bytes(whole)} of memory; its tiles are formed at every pass (if "
-        f"that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with solver='cg' reads them)"
+        f"the whole matrix would take {format_bytes(whole)} of memory; tiles that are not kept are formed at "
+        f"every pass (if that is slow, dkrr.gram(store=...) forms them once, and kernel='precomputed' with solver='cg' "
+        f"reads them)"
     )
     return [*reasons, Reason("tiles-formed-again", text)]
 
@@ -389,7 +390,7 @@ def is_soon_done(p: Problem, seconds: float) -> bool:
 
 
 def doubt(p: Problem, c: Strategy, direct_seconds: float) -> Reason:
-    """Why `solver="auto"` must not choose a candidate where a direct solver takes so long; empty if it may.
+    """Why `solver="auto"` must not choose a candidate where a direct solver takes a given time; empty if it may.
 
     Steps of Newton's method are estimates for all solvers, and tolerate systems that are not solved well.
     """

@@ -74,7 +74,7 @@ Measured = dict[str, float]
 
 
 def on_threads(n_threads: int, function: Callable[[], T]) -> list[T]:
-    """Results of a function on so many threads at the same time, each with one thread of BLAS."""
+    """Results of a function on `n_threads` threads at the same time, each with one thread of BLAS."""
     with blas.one_thread(), ThreadPoolExecutor(n_threads) as pool:
         return [f.result() for f in [pool.submit(function) for _ in range(n_threads)]]
 
@@ -83,7 +83,7 @@ def on_threads(n_threads: int, function: Callable[[], T]) -> list[T]:
 
 
 def measure_cores(seconds: float = QUICK_SECONDS) -> Measured:
-    """Task: what most plans depend on, on one thread, in about ten times so many seconds; by fields of Rates.
+    """Task: what most plans depend on, on one thread, in about ten times `seconds`; by fields of Rates.
 
     All threads or workers are at it at the same time, since they share memory, caches and clock.
     """
@@ -200,7 +200,7 @@ _known: dict[Any, Any] = {}
 
 
 def with_measured_kernel(problem: Problem, rows: Rows | None) -> Problem:
-    """The problem with what its kernel takes; as it is where that is known, decides nothing or cannot be measured.
+    """The problem with what its kernel takes; unchanged where that is known, decides nothing or cannot be measured.
 
     Rows of a Dask array are not computed for it, and a kernel that fails is left to the fit, which says why. Without
     rows in memory kernels of numbers are measured on random ones.

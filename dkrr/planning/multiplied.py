@@ -63,7 +63,7 @@ preconditioner is at most a third of most fits, so that this is at most 3 % of t
 
 
 def is_worth_keeping(seconds: float, writing: float) -> bool:
-    """Whether a store keeps columns of a preconditioner that took so long, and take so long to write."""
+    """Whether a store keeps columns of a preconditioner, from the seconds that they took and those of writing them."""
     limit = float(setting("checkpoint-seconds"))
     return limit == 0 or seconds >= max(limit / 3, WORTH * writing)
 

@@ -33,7 +33,7 @@ RATES: Mapping[RatesFrom, str] = {
 
 @dataclass(frozen=True, repr=False)
 class Plan(Explained):
-    """What will be done, what it should cost, and why.
+    """Work that will be done, its projected cost, and the reasons.
 
     ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. Each reason is a sentence with a
     `code`, which stays the same where the words change: "reason_codes" and "refused_code" of the dictionary.
@@ -130,7 +130,7 @@ class Plan(Explained):
 
     @property
     def saved_bytes_with_uncertainty(self) -> int | None:
-        """The same with what standard deviations and intervals need; None where there are none.
+        """Bytes of a saved model that also gives standard deviations and intervals; None where it cannot.
 
         A factor for every λ, unless conjugate gradient takes its place.
         """
@@ -164,7 +164,7 @@ class Plan(Explained):
         return self.chosen.uses_threads
 
     def noted(self, reason: Reason) -> Self:
-        """The same with one more reason.
+        """Plan with one more reason.
 
         Parameters
         ----------

@@ -132,7 +132,7 @@ def _check_intervals(problem: Problem) -> None:
 
 
 def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:
-    """The same with the models that leave out folds, where each is a fit of its own."""
+    """Strategy with the models that leave out folds, where each is a separate fit."""
     if not problem.folds_are_fitted:
         return c
     seconds = problem.interval_folds * c.seconds
@@ -289,7 +289,7 @@ def _conjugate_gradient_with_room(problem: Problem, resources: Resources, form: 
     if problem.interval_folds and not problem.folds_are_fitted:
         return ""
     found = _candidates(replace(problem, solver=ConjugateGradient()), resources, form)
-    return "" if all(c.refused for c in found) else "give solver='cg' (conjugate gradient), which has room"
+    return "" if all(c.refused for c in found) else "give solver='cg' (conjugate gradient), which fits"
 
 
 def _allowed_and_remedy(needed: int, resources: Resources) -> str:

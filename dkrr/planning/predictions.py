@@ -439,7 +439,7 @@ def _bytes_of_folds(job: Prediction) -> int:
 
 
 def _parts(job: Prediction, resources: Resources, fitting: int) -> Parts:
-    """Projected time of predictions in blocks of so many rows."""
+    """Projected time of predictions in blocks of a given number of rows."""
     p, m, n_workers = job.problem, job.n_rows, job.n_workers or 1
     rates, rates_of_x = resources.rates, resources.rates_of_rows
     threads = resources.worker_threads if job.n_workers else resources.local_threads

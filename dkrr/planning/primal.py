@@ -337,7 +337,7 @@ def _rows_at_once(p: Problem, n_columns: int) -> int:
 
 
 def _n_segments(p: Problem, block: int, most: int) -> int:
-    """Segments of the rows: at most so many, and a block at least in each."""
+    """Number of segments of the rows, at least a block in each."""
     return max(1, p.layout.row_parts if p.layout else min(-(-p.n // block), most))
 
 

@@ -74,7 +74,7 @@ NOTHING_SET = Because()
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run that has begun cut its matrix; the run that resumes it keeps it."""
+    """Tile sizes of a stored run; a resumed run must keep them."""
 
     form: Form
     tile: int
@@ -165,7 +165,7 @@ class Problem:
     interval_folds: int = 0
     """Folds without which models are computed as well, for intervals; 0: none."""
     folds_are_fitted: bool = False
-    """Each of these models is a fit of its own, as the kernel learns from its training rows."""
+    """Each of these models is a separate fit, as the kernel learns from its training rows."""
     because: Because = NOTHING_SET
     """Why `form` and `solver`, where the user has not requested them."""
 
@@ -369,4 +369,4 @@ class Systems:
     n_vectors: int = 12
     """Arrays as long as the columns, in the calling process."""
     n_curvatures: int = 0
-    """Number of columns with a diagonal of their own, and so with a small matrix of their own in the preconditioner."""
+    """Number of columns with their own diagonal, and so with their own small matrix in the preconditioner."""

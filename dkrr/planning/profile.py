@@ -355,6 +355,6 @@ def _reason(what: str, place: str, rates: Rates) -> str:
     if {"read-gbytes", "write-gbytes"} & set(setting("rates")):
         return f"{what}: rates of {place} from Dask's configuration ({speed})"
     return (
-        f"{what}: {place} is priced with defaults for object stores ({speed}); set dkrr.rates.read-gbytes and "
+        f"{what}: {place} is planned with default rates of object stores ({speed}); set dkrr.rates.read-gbytes and "
         f"write-gbytes in Dask's configuration to its own"
     )

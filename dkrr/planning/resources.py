@@ -107,7 +107,7 @@ class Rates:
 
 
 def cold_fraction(n_bytes: float, cache_bytes: float) -> float:
-    """Fraction of files that the disk itself must deliver where the system's cache holds so many bytes.
+    """Fraction of files that the disk itself must deliver where the system's cache holds a given number of bytes.
 
     Files are read repeatedly in the same order, and the cache keeps as much of them as it can.
     """
@@ -221,7 +221,7 @@ class Resources:
         return self.rates.stored_as(self.rates_of_disk if self.row_rates is None else self.row_rates)
 
     def confined_limit(self, needed: int) -> tuple[int, str]:
-        """Smallest limit with which the calling process may hold so many bytes, and the name of the limit."""
+        """Smallest limit with which the calling process may hold `needed` bytes, and the name of the limit."""
         if self.share is None:
             return needed, "memory_limit"
         return self.share.limit_for(needed, self.local_baseline_bytes), "memory limit of the worker"

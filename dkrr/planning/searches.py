@@ -62,7 +62,7 @@ class Seconds(NamedTuple):
         return Seconds(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: float) -> "Seconds":
-        """So many times."""
+        """Seconds multiplied by a factor."""
         return Seconds(*(count * value for value in self))
 
 
@@ -75,7 +75,7 @@ def _own(seconds: float) -> Seconds:
 
 
 def expected_iterations(plan: Plan, planned: float) -> float:
-    """Iterations that are expected where a plan has so many: its rank is raised while that pays, unless it is given."""
+    """Expected iterations, from those of a plan: its rank is raised while that pays, unless it is given."""
     how, p = plan.chosen.how, plan.problem
     assert isinstance(how, Iterative)
     if not isinstance(how.products, TileProducts) or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:
@@ -163,7 +163,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class SelectionPlan(Explained):
-    """What a search will do, what it should cost, and why.
+    """Work that a search will do, its projected cost, and the reasons.
 
     ``str(plan)`` explains it, as a notebook does; ``plan.to_dict()`` is for programs. What is said of one way to the
     scores (`method`, `plan`, `reasons`, ...) is that of the kernel that takes longest.
@@ -214,7 +214,7 @@ class SelectionPlan(Explained):
 
     @property
     def sizes(self) -> FoldSizes:
-        """What it depends on of the folds."""
+        """Sizes of the folds, which the plan depends on."""
         return self.main.sizes
 
     @property
@@ -235,7 +235,7 @@ class SelectionPlan(Explained):
 
     @property
     def rejected(self) -> tuple[Reason, ...]:
-        """What else there is."""
+        """Rejected ways of the search and of its last fit."""
         longest = [max(group.plans, key=lambda plan: plan.seconds) for group in self.groups()]
         found = {(reason.code, plan.summary()): reason for plan in longest for reason in plan.rejected}
         return tuple(found.values())

@@ -41,7 +41,7 @@ of `benchmarks.regret` is then planned at 1.6 s and takes 1.4)."""
 STAGES = ("normal matrix", "held-out errors")
 """Stages of the transforms of a search on a Fourier grid."""
 SMALL_FACTOR_RATE = 0.75
-"""Rate of factorisations of some thousand rows, one a thread, over that of products."""
+"""Rate of factorisations of a few thousand rows, one a thread, over that of products."""
 ERROR_PASSES = 30
 """Passes over arrays of the targets' size from the solution for one λ to its scores."""
 NOT_THE_REST = Reason(
@@ -77,7 +77,7 @@ class FoldSizes:
     n_training: int | None = None
     """Training rows of a fold, in the cubic mean, as factors cost; None: as many as all rows at most."""
     are_learned: bool = False
-    """The kernel is fitted to the training rows, so that every fold has one of its own."""
+    """The kernel is fitted to the training rows, so that every fold has its own."""
     targets_together: bool = False
     """Scores are of all targets together, so that none can wait."""
     predicts: bool = False
@@ -295,7 +295,7 @@ def with_parts(plan: ScoringPlan, fractions: tuple[float, ...]) -> ScoringPlan:
             part = _of_rows(every, max(1, int(fraction * problem.n * (1 - 1 / plan.sizes.n_folds))))
         parts.append(make_plan(part, plan.plan.resources))
     seconds = plan.sizes.n_folds * sum(part.seconds for part in parts)
-    text = "parts of the training rows, for the learning curve, have fits of their own"
+    text = "parts of the training rows, for the learning curve, are fitted separately"
     reason = Reason("learning-curve", text)
     return replace(
         plan,
@@ -424,7 +424,7 @@ def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: Re
 def _paths(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     """A path of fits through all λ to the training rows of every fold, which are read into memory."""
     one = make_plan(_of_rows(problem, n_of_fold(sizes, problem.n)), resources)
-    text = "classes have no formula for the errors of folds: each fold has fits of its own, each from the one before it"
+    text = "classes have no formula for the errors of folds: each fold has separate fits, each from the one before it"
     seconds = sizes.n_folds * one.seconds
     reason = Reason("paths-of-fits", text)
     return ScoringPlan("paths", one, sizes, len(problem.alphas), seconds, one.peak_bytes, (reason,))
@@ -462,7 +462,7 @@ def plan_sweep(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iter
         iterating = next(stage.seconds for stage in plan.chosen.stages if stage.name == "conjugate gradient")
         share = _share_of_a_race(plan)
         seconds -= (1.0 - share) * iterating
-        text = "the time is a mean over which λ may be the best: those that have lost are given up"
+        text = "the time is a mean over the λ that may be the best: all that are clearly worse are given up"
         reasons.append(Reason("lost-are-given-up", text))
     seconds *= ceil(t / width)
     if not sizes.train_on_the_rest:

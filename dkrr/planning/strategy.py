@@ -332,7 +332,7 @@ class Strategy:
         return f"{self.form}, {factor}, {places[self.execution]}{tiles}"
 
     def products_text(self) -> str:
-        """What a product of conjugate gradient does."""
+        """Precision of the products of conjugate gradient, and where the tiles are."""
         assert isinstance(self.how, Iterative)
         products = self.how.products
         if isinstance(products, RowPasses):
@@ -341,9 +341,12 @@ class Strategy:
         kept = products.kept_fraction(self.place.slots)
         if kept == 1:
             return f"{precision}, the matrix kept in memory"
+        if not kept:
+            return f"{precision}, tiles of {products.tile:,} formed at every pass"
         share = f"{kept:.0%}" if kept >= 0.005 else "less than 1%"
-        fraction = f", {share} of them kept in memory" if kept else ""
-        return f"{precision}, tiles of {products.tile:,} formed at every pass{fraction}"
+        return (
+            f"{precision}, tiles of {products.tile:,}, {share} of them kept in memory, the others formed at every pass"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Strategy as values of JSON."""

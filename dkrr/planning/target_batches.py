@@ -19,7 +19,7 @@ WHOLE_BYTES = 64 * 2**20
 BATCH_FRACTION = 1 / 3
 """Fraction of the memory limit that they may take."""
 MIN_BATCH = 64
-"""Targets below which products take as long as with so many."""
+"""Number of targets up to which products take the same time."""
 ONCE = {
     "starting workers",
     "checking X",

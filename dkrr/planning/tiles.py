@@ -131,7 +131,7 @@ class Cut(NamedTuple):
         return Tiling(self.grid.tile, self.grid.panel, self.columns_per_task)
 
     def factored(self, form_seconds: float, n_stored: int, itemsize: Itemsize = 8) -> Step:
-        """One factorisation; to form a tile takes so long, and so many factors are in the store at once.
+        """Recipe of one factorisation, from the time to form a tile and the number of factors in the store at once.
 
         A factor in float32 takes half the operations and half the bytes.
         """

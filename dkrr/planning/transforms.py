@@ -51,7 +51,7 @@ FACTOR_ITERATIONS = 8
 
 
 def refusal(p: Problem, side: int) -> str:
-    """Why a problem cannot be solved on a grid of so many features; empty if it can."""
+    """Why a problem cannot be solved on a grid of `side` features; empty if it can."""
     solver = p.settings
     if isinstance(solver, ConjugateGradient) and (p.loss == "logistic" or solver.preconditioner != "auto"):
         return (
@@ -154,7 +154,7 @@ def _grid(p: Problem) -> Grid:
 def _in_places(
     p: Problem, r: Resources, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int
 ) -> Iterator[Strategy]:
-    """The same solver with transforms by threads of the calling process, and by workers."""
+    """Candidates with transforms in threads of this process, and in workers."""
     for place in r.caller_and_workers(wants_tiles=p.wants_tiles):
         yield _in_place(Site(p, r, place), grid, solving, solving_bytes, rank_limit)
 
@@ -223,7 +223,7 @@ def sums_bytes(p: Problem) -> int:
 
 
 def transform_work(p: Problem, count: float) -> Work:
-    """So many transforms of every row."""
+    """Work of `count` transforms of every row."""
     return Work(element_seconds=count * TRANSFORM_SECONDS[len(_grid(p).columns)] * p.n)
 
 

@@ -19,21 +19,21 @@ from dkrr.store import TileGrid
 BATCH_VECTORS = 14
 """Arrays of the size of a batch of targets that the calling process holds at most."""
 COPIES = 2
-"""Arrays of the size of a batch besides those of one fit of so many targets: its targets, and its coefficients."""
+"""Arrays of the size of a batch that are added to those of one fit: its targets, and its coefficients."""
 
 
 NOTHING = Work()
 
 
 class Step(NamedTuple):
-    """Some work of a recipe, so many times."""
+    """A unit of work and how often a recipe repeats it."""
 
     stage: str
     """Stage of the fit that it belongs to, one of `dkrr.cost.STAGE_NAMES`."""
     work: Work = NOTHING
     times: float = 1.0
     by: Literal["tasks", "blas", "caller"] = "tasks"
-    """Who shares it: all tasks that run at once; the threads of BLAS, what they can; nobody."""
+    """Who shares it: all tasks that run at once; the threads of BLAS; or the calling process alone."""
     seconds: float | None = None
     """Time of it, where it is not that of the work: waiting, a schedule of tasks, another store."""
 
@@ -60,11 +60,11 @@ class Site:
         return self.problem.x_in_memory and self.place.is_memory
 
     def peak(self, held: int, each: int, margin: int = PROCESS_MARGIN_BYTES) -> int:
-        """Memory of a process that holds so many bytes, and every thread of which takes so many for its task."""
+        """Peak bytes of a process that holds `held` bytes, plus `each` bytes for every thread."""
         return self.place.baseline_bytes + margin + held + self.place.threads * each + self._batch_bytes()
 
     def _batch_bytes(self) -> int:
-        """Memory of a process for what one of many batches of targets needs besides a fit of so many targets."""
+        """Bytes per process that one of many batches of targets adds to a fit of the targets of a batch."""
         p, place = self.problem, self.place
         if not p.batch or p.n_targets > p.batch:
             return 0
@@ -134,7 +134,7 @@ class Site:
     # Primitives of a Gram matrix
 
     def forming(self, n_entries: float, precision: Precision = "float64") -> Work:
-        """So many entries of K."""
+        """Work of forming `n_entries` entries of K."""
         return Work(element_seconds=self.problem.entry_time(precision) * n_entries)
 
     def forming_bytes(self, tile: int) -> int:

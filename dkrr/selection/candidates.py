@@ -1,4 +1,4 @@
-"""From a request to the chosen λ and kernel: score every candidate, go on from the best, and fit all rows."""
+"""From a request to the chosen λ and kernel: score every candidate, refine the best one, and fit all rows."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -48,7 +48,7 @@ class Selected:
     alphas: Numbers
     """Number of the λ of every target, of shape (t,)."""
     score: float | Array
-    """Best score; of every target, (t,), where each has a λ of its own."""
+    """Best score; of every target, (t,), where each has its own λ."""
     predictions: Array | None
     """Held-out predictions of the chosen λ, of shape (n, t), if they are kept."""
     optimum: Optimum | None = None
@@ -104,7 +104,7 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
 
 
 def displayed(plan: SelectionPlan, show_progress: bool | None) -> Whole:
-    """Display of a search, which begins with its plan; nothing by itself where it should be short."""
+    """Display of a search, which begins with its plan; None by default where it should be short."""
     is_short = show_progress is None and plan.seconds_range[1] < 2 * QUIET_SECONDS
     seconds = sum(step.expected for _, step in plan.steps())
     return Whole("search", seconds, False if is_short else show_progress, plan.beginning())

@@ -1,7 +1,7 @@
 """Learning curves: the scores of models that are trained on parts of the training rows of every fold.
 
 The parts are nested, and those of all folds follow one order of the rows: from one size to the next only the number of
-rows changes. Every part has a fit of its own, and the rows that its fold holds out are scored.
+rows changes. Every part is fitted separately, and the rows that its fold holds out are scored.
 """
 
 from dataclasses import dataclass

@@ -136,9 +136,9 @@ class SelectionData(TrainingData):
     """λ in descending order."""
 
     def by_folds(self) -> Self:
-        """The same with the rows in the order of their folds, if they are in memory and each is in one.
+        """Sort the rows by fold, if they are in memory and each is in exactly one fold.
 
-        Columns of the inverse that belong to a fold are then computed from its first row on.
+        The inverse columns of a fold are then contiguous, and are computed from its first row on.
         """
         folds = self.folds
         if (

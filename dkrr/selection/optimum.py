@@ -117,7 +117,7 @@ class Optimum(Explained):
     predictions: tuple[Array, ...] = field(repr=False)
 
     def of_given(self, size: float) -> "Optimum":
-        """The same for targets that are larger by a power of two.
+        """Result for targets that are larger by a power of two.
 
         Parameters
         ----------

@@ -46,7 +46,7 @@ def in_range(targets: Array, score: Score, *, per_target: bool) -> tuple[Array, 
 
 
 class ScoreSheet:
-    """Scores of every λ and fold, for each target by itself or for all together.
+    """Scores of every λ and fold, for each target separately or for all together.
 
     Leave-one-out has one score, of the predictions of all rows together.
 
@@ -60,7 +60,7 @@ class ScoreSheet:
     is_vector : bool
         Targets are given as a vector, and so are they to `score`.
     per_target : bool
-        Each target has scores of its own.
+        Each target has its own scores.
     keeps_predictions : bool
         Predictions of every λ are kept.
     units : ndarray of shape (t,), optional
@@ -93,7 +93,7 @@ class ScoreSheet:
 
     @property
     def is_loo(self) -> bool:
-        """Whether one score is of the predictions of all rows, each by a model of its own."""
+        """Whether one score is of the predictions of all rows, each by its own model."""
         return self._folds.is_loo
 
     @property
@@ -283,7 +283,7 @@ class FoldSystems:
     sheet : ScoreSheet
         What scores them.
     with_all_rows : bool
-        All rows are one more training set, behind those of the folds.
+        All rows are one more training set, after those of the folds.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class FoldSystems:
         """Powers of two about as large as the right-hand sides, of shape (m,)."""
 
     def columns(self, a: int, fold: int) -> slice:
-        """Columns of a λ and a fold, or the set behind the last fold."""
+        """Columns of a λ and a fold, or the set after the last fold."""
         first = (a * self.n_sets + fold) * self.width
         return slice(first, first + self.width)
 
@@ -337,7 +337,7 @@ class FoldSystems:
         return freed_predictions(products, sums) + self._means
 
     def shares_of_constants(self, sums: Array, fold: int) -> Array:
-        """How much of each target's size the system of the constants is multiplied by, of shape (t',).
+        """Ratio ‖b r₁‖ / ‖y‖ for each target, of shape (t',): how much rounding the intercept contributes.
 
         With β = β_y − b β_1 the residual is r_y − b r_1, and b is large where K is nearly constant.
         """
@@ -352,7 +352,7 @@ class FoldSystems:
 
     @property
     def per_target(self) -> bool:
-        """Whether every target has scores of its own."""
+        """Whether every target has its own scores."""
         return self._sheet.per_target
 
     @property

@@ -70,12 +70,12 @@ class SelectionRequest:
     is_vector: bool = False
     """Targets are given as a vector."""
     per_target: bool = False
-    """Each target has a λ of its own."""
+    """Each target has its own λ."""
     race: bool = True
     """Whether to give up λ whose scores become worse."""
     keeps_predictions: bool = False
     curve: LearningCurve | None = None
-    """Parts of the training rows that have fits of their own."""
+    """Parts of the training rows that are fitted separately."""
     refit: bool = True
     """Whether all rows are fitted with the best candidate."""
     search: Search | None = None
@@ -93,7 +93,7 @@ class SelectionRequest:
         return self if units is None else replace(self, values=values, units=units)
 
     def last_fit(self) -> Refit | None:
-        """What takes the solutions for all rows of one kernel: of the only one, they are those of the last fit."""
+        """Collector of the full-data solutions, which become the last fit; None if there are several kernels."""
         tol = self.settings[0].tol if len(self.settings) == 1 else self.tol
         return Refit(tol) if self.refit and self.search is None else None
 
@@ -204,7 +204,7 @@ def _of_weight_zero(
     *,
     is_loo: bool,
 ) -> Array:
-    """Predictions of those of some held-out rows that have weight 0, and so no equation of their own."""
+    """Predictions of those of some held-out rows that have weight 0, and so no equation."""
     scale = data.dual_scale()
     assert scale is not None
     if is_loo:  # a fit without a row of weight 0 is the fit of all rows
@@ -229,7 +229,7 @@ def score_by_refits(
     *,
     is_primal: bool,
 ) -> None:
-    """Score every λ by fits to the training rows of each fold, all λ as targets of their own.
+    """Score every λ by fits to the training rows of each fold, all λ as separate targets.
 
     Rows that are not in memory stay where they are in primal form, the others with weight 0; else the training rows are
     read, where the cost of a fit depends on their number more than on reading them.
@@ -297,10 +297,10 @@ class Candidate:
 
 @dataclass
 class _Work:
-    """What scores one kernel with every λ."""
+    """Scoring of one kernel for all λ: its settings, data and score sheet."""
 
     settings: Settings
-    """Its settings, with the accuracy of scores and a store of its own."""
+    """Its settings, with the accuracy of scores and its own store."""
     alphas: Array
     """λ in descending order."""
     sheet: ScoreSheet
@@ -327,7 +327,7 @@ class _Work:
 
 
 def _settings(request: SelectionRequest, number: int) -> Settings:
-    """Settings of the kernel with this number, with the accuracy of scores and a store of its own."""
+    """Settings of the kernel with this number, with the accuracy of scores and its own store."""
     return replace(within_store(request.settings[number], f"kernel-{number}"), tol=request.tol)
 
 

@@ -3,7 +3,7 @@
 Every column of the block solves (C_f K C_f + λ I) β = C_f y for its fold f and its λ, where C_f is zero on the rows
 that are held out. The products with K, which take most of the time, serve all columns; and K C_f β has the predictions
 of the rows that are held out. Where λ is large columns converge first: the scores are known from there on, and once
-they have become worse twice in a row smaller λ are given up (`Race`). A fit of all rows has columns of its own in the
+they have become worse twice in a row smaller λ are given up (`Race`). A fit of all rows has its own columns in the
 same run, which are finished for the λ that is chosen.
 """
 
@@ -331,7 +331,7 @@ class FoldSweep:
         iteration.tol[used] = REFIT_FRACTION * refit.tol
         outcome = iteration.run(state=iteration.last)
         if outcome.status is not Status.CONVERGED:
-            return  # a fit by itself may have another solver
+            return  # a separate fit may have another solver
         x = outcome.x
         refit.iterations = max(refit.iterations, self._n_steps)
         free = x[:, constants] if systems.frees_constant else None
@@ -398,7 +398,7 @@ def sweep(
     matrix = MultipliedGram(data, strategy, context, None)
     batches = list(target_batches(data.targets.shape[1], plan.problem.n_targets))
     if len(batches) > 1 and not sheet.per_target:
-        refit = None  # no run knows the scores of all targets
+        refit = None  # no run has the scores of all targets
     runs = [
         FoldSweep(matrix, data, folds, alphas, targets, sheet, report, race=race, refit=refit) for targets in batches
     ]

@@ -10,7 +10,7 @@ from dkrr.checks import BUCKETS
 from dkrr.store.buckets import Bucket
 
 AHEAD_BYTES = 4 * 2**20
-"""Bytes that are read behind those asked for: files are read in pieces, and a request takes longer than a few MiB."""
+"""Bytes that are read after those asked for: files are read in pieces, and a request takes longer than a few MiB."""
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -144,7 +144,7 @@ class Bucket:
             except (FileNotFoundError, obstore.exceptions.NotFoundError):
                 raise
             except Exception as error:
-                # Services refuse a range behind the end of an object, each in other words.
+                # Services refuse a range after the end of an object, each in other words.
                 if not _TRIES.search(str(error)):  # a server that does not answer is not asked for another minute
                     with suppress(Exception):
                         size = int(obstore.head(store, key)["size"])
@@ -304,7 +304,7 @@ class _Written(io.RawIOBase):
 
 
 def fill_buffers(buffers: Sequence[memoryview], start: int, data: memoryview) -> None:
-    """Copy bytes to the position `start` of consecutive buffers; those behind their end are left out."""
+    """Copy bytes to the position `start` of consecutive buffers; those after their end are left out."""
     for buffer in buffers:
         if start < len(buffer):
             n = min(len(buffer) - start, len(data))
@@ -427,7 +427,7 @@ def errors_of(url: str, what: str = "read") -> Iterator[None]:
 
 _SETTINGS = {
     "no credentials; expected them in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and "
-    "AWS_ENDPOINT_URL for a server of your own)": (
+    "AWS_ENDPOINT_URL for your own server)": (
         # Libraries that find none ask the machine's own service, which only clouds have.
         "169.254.",
         "metadata.google",
@@ -440,7 +440,7 @@ _SETTINGS = {
         "SignatureDoesNotMatch",
     ),
 }
-"""Causes that do not pass by themselves, with signs of them in the errors of libraries."""
+"""Permanent causes, with signs of them in the errors of libraries."""
 _UNREACHED, _CHECK = (
     "the server {server}cannot be reached:",
     "check the address (for S3 AWS_ENDPOINT_URL) and the network",

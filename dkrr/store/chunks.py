@@ -2,7 +2,7 @@
 
 An array is a Zarr v3 array whose chunks are shards (the codec ``sharding_indexed``) of uncompressed blocks of rows with
 their CRC-32C, as any Zarr reader opens them. Behind the checksum of a block, in bytes that Zarr does not read, lies a
-second one that goes on with the name of the array, its layout and the block's position: a block at another place, of
+second one that also covers the name of the array, its layout and the block's position: a block at another place, of
 another array or of another run does not pass for the right one. A chunk is one file whose bytes go straight into the
 caller's buffer; Zarr's array interface would copy it several times, and decode it on one event-loop thread.
 """
@@ -114,7 +114,7 @@ class ChunkedArray:
         found = _metadata_at(url)
         layout = layout_of(found)
         if layout is None and found.get("node_type") == "group":
-            raise StoreError(f"{url} is a group and no array; expected an array that dkrr wrote")
+            raise StoreError(f"{url} is a group, not an array; expected an array that dkrr wrote")
         if layout is None:
             raise _unreadable(url, f"its {NAME} is not one that dkrr writes")
         return cls(url, *layout, identity)
@@ -318,7 +318,7 @@ class ChunkedArray:
         return self.chunk_bytes
 
     def present(self) -> set[tuple[int, ...]]:
-        """Positions of the chunks that are there with their full size, by one listing.
+        """Positions of the existing chunks of full size, by one listing.
 
         Raises
         ------
@@ -392,7 +392,7 @@ class ChunkedArray:
             self.write(c, part)
 
     def damaged_chunks(self) -> list[DamagedChunkError]:
-        """Read every chunk that is there, and return the errors of those that are damaged.
+        """Read every existing chunk, and return the errors of those that are damaged.
 
         A file of a chunk that has another size counts; one that is missing does not: the array may be incomplete, and
         its owner may delete it meanwhile.

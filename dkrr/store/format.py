@@ -7,7 +7,7 @@ A chunk is a Zarr v3 shard of uncompressed blocks of rows, with two checksums ea
 The index gives Zarr the position of every block with its CRC-32C; the second checksum lies where Zarr does not read.
 
 JSON is written and read by dkrr itself: bounded, checked, and written at once. The description of a run or a model is
-the attribute ``dkrr`` of its group, with a checksum of its own beside it.
+the attribute ``dkrr`` of its group, with its own checksum beside it.
 """
 
 import hashlib
@@ -64,9 +64,7 @@ def layout_of_rows(shape: tuple[int, ...], dtype: Any, rows_per_chunk: int | Non
 def metadata(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, height: int) -> dict[str, Any]:
     """Metadata of an array for readers of Zarr v3; blocks have `height` rows."""
     if sys.byteorder != "little":
-        raise StoreError(
-            "stores hold numbers with the lowest byte first; expected a machine that does, as nearly all do"
-        )
+        raise StoreError("stores are little-endian; expected a machine that is, as nearly all are")
     kind = np.dtype(dtype)
     number = {"name": "bytes"} | ({"configuration": {"endian": "little"}} if kind.itemsize > 1 else {})
     index = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -124,14 +122,14 @@ def index_of(n_blocks: int, block_bytes: int) -> bytes:
 
 
 def checksum(array: Any, before: int = 0) -> int:
-    """CRC-32C of the bytes of a contiguous array, or of those behind others."""
+    """CRC-32C of the bytes of a contiguous array, or of those after others."""
     array = array.view()
     array.flags.writeable = False  # the library takes no others
     return google_crc32c.extend(before, array)  # type: ignore[no-any-return]
 
 
 def tail_of(block: Any, label: bytes) -> bytes:
-    """Checksum of a block, and the second one, which goes on with its label."""
+    """Checksum of a block, and the second one, which also covers its label."""
     plain = google_crc32c.value(block)
     return struct.pack("<II", plain, google_crc32c.extend(plain, label))
 
@@ -216,7 +214,7 @@ def read_group(url: str) -> dict[str, Any] | None:
     if found is None:
         return None
     if found.get("node_type") == "array":
-        raise StoreError(f"{url} is an array, and no group")
+        raise StoreError(f"{url} is an array, not a group")
     attributes = found.pop("attributes", {})
     if not isinstance(attributes, dict):
         raise _damaged(url, "its attributes are not a JSON object")

@@ -18,7 +18,7 @@ from dkrr.text import format_seconds, plural
 
 GRAM, SEARCH = "Gram matrix", "search"
 COPYING, ITERATING, STEPPING = "copying X", "conjugate gradient", "Newton steps"
-"""Stages that have words of their own."""
+"""Stages with special words."""
 ONCE = ("checking X", COPYING, "reading X", "preconditioner", "normal matrix", ITERATING)
 """Stages that a run has once, or about so."""
 ARRAYS_OF = {

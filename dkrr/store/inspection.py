@@ -57,11 +57,11 @@ class ArrayContents:
     dtype : str
         Type of its entries.
     present : int
-        Chunks that are there with their full size.
+        Existing chunks of full size.
     expected : int
         Chunks of the whole array; of a triangle in tiles those on and below the diagonal.
     n_bytes : int
-        Bytes of the chunks that are there.
+        Bytes of the existing chunks.
     """
 
     name: str
@@ -78,11 +78,11 @@ class TileMap:
 
     name: str
     present: int
-    """Chunks that are there."""
+    """Existing chunks."""
     expected: int
     """Chunks of the complete array; of a triangle those on and below the diagonal."""
     shares: NDArray[np.float64]
-    """Fraction of the chunks that are there, by row and column of cells; NaN where the array has none."""
+    """Fraction of existing chunks, by row and column of cells; NaN where the array has none."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -305,7 +305,7 @@ def verify(path: str | Path) -> Verification:
 
 
 def status(path: str | Path) -> RunStatus:
-    """What the store of a run holds, how far it is, and what is left; no number in it is read or compared.
+    """Contents of the store of a run, its progress, and the work that is left; reads no number of its arrays.
 
     The store may belong to a run that is under way, and may be read-only. Of the folder of a search it has all runs.
 
@@ -519,7 +519,7 @@ def _arrays_of_model(url: str) -> tuple[dict[str, Pieces], list[str]]:
 
 
 def _present(pieces: Pieces) -> list[tuple[int, ...]]:
-    """Positions of the chunks that are there."""
+    """Positions of the existing chunks."""
     return [c for array, rows in pieces for c in array.present() if c[0] in rows]
 
 

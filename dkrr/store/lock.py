@@ -43,11 +43,11 @@ from dkrr.store.replacing import LOCK_NAME, STORE, delete_empty, delete_file
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
-"""Whose heartbeat has not been seen for so long is dead: several were missed."""
+"""Seconds without a heartbeat after which a process counts as dead: several were missed."""
 SETTLE_SECONDS = 0.5
 """Time in which two clients of a server without conditional requests see each other."""
 MAX_BYTES = 16 * 2**10
-"""Longest document that is read: what dkrr writes has some hundred bytes."""
+"""Longest document that is read: what dkrr writes has a few hundred bytes."""
 _STARTED_WITHIN = 5.0
 """Seconds by which the start of one process may differ: the clock by which it is told may be set."""
 FIRST_NAMESPACE = 0xEFFFFFFC

@@ -173,7 +173,7 @@ class TiledMatrix:
         return n_bytes
 
     def present(self) -> set[tuple[int, ...]]:
-        """Positions of the panels that are there, by tile row and panel: of each array those in its tile rows."""
+        """Positions of the existing panels, by tile row and panel: of each array those in its tile rows."""
         return {c for array in self.arrays for c in array.present() if self.array_of(c[0]) is array}
 
     def complete_tiles(self) -> set[tuple[int, int]]:
@@ -217,7 +217,7 @@ class MemoryMatrix:
     """Lower triangle of an n × n matrix: what `TiledMatrix` is in a store, for tasks of this process.
 
     The tiles of a row to the left of the diagonal are one array: all of them are one panel of a product. The squares on
-    the diagonal are arrays of their own, whose entries above the diagonal are not used.
+    the diagonal are separate arrays, whose entries above the diagonal are not used.
 
     Parameters
     ----------

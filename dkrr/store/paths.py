@@ -146,7 +146,7 @@ def refuse_enclosing(outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> N
             if at == place or at.startswith(f"{place.rstrip('/')}/"):
                 where = "the same place as" if at == place else "a folder that holds"
                 raise InputError(
-                    f"{name} is {shown(str(outputs[name]))}, {where} {what}; expected a path of its own, where nothing "
+                    f"{name} is {shown(str(outputs[name]))}, {where} {what}; expected a separate path, where nothing "
                     f"else is kept: give another one"
                 )
 

@@ -94,7 +94,7 @@ def replace_file(new: Path | str, path: Path | str) -> None:
 
 
 def delete_listed(path: Path, listed: re.Pattern[str]) -> None:
-    """Delete a file that dkrr wrote, or a folder of its own: file by file, and folders that are then empty.
+    """Delete a file that dkrr wrote, or one of its folders: file by file, and folders that are then empty.
 
     What cannot be deleted stays, and so does what the format does not list. Links are deleted, and not followed.
 
@@ -280,7 +280,7 @@ def _replace_folder(new: Path, path: Path, listed: re.Pattern[str]) -> None:
                 old.rename(path)
         except OSError:
             raise StoreError(
-                f"{path} could not be replaced ({error}), and what was there is at {old} now: rename it to {path}"
+                f"{path} could not be replaced ({error}), and its earlier content is at {old} now: rename it to {path}"
             ) from error
         raise
     _delete_replaced(old, listed)
@@ -310,7 +310,7 @@ def exchanged(first: Path, second: Path) -> bool:
 
 
 def _bring_to_disk(place: Path) -> None:
-    """Have all that was written on the disk before it takes the place of what is there."""
+    """Flush all that was written to the disk, before it replaces what exists."""
     folders = [Path(folder) for folder, _, _ in os.walk(place)] if place.is_dir() else []
     for folder in folders:
         sync_folder(folder)

@@ -38,7 +38,7 @@ ASKED, STAGE, FACTOR = "asked", "stage", "preconditioner"
 """Names of notes: what the last call asked for, and the plan's times; the last stage that has begun; which columns of
 the preconditioner's factor are complete in the group of the same name."""
 ENDED = "ended"
-"""Name of the last stage of a run without a result of its own."""
+"""Name of the last stage of a run without a result."""
 BATCHES = "batches"
 """Group of the batches of targets that are solved, with two arrays each."""
 

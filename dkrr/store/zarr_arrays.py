@@ -225,7 +225,7 @@ def described_predictions(url: str) -> dict[str, Any] | None:
     Raises
     ------
     StoreError
-        If what is there cannot be read.
+        If an existing description cannot be read.
     """
     try:
         found = read_json(place_at(resolved_place(url))) or {}

@@ -353,7 +353,7 @@ def test_a_gram_matrix_has_everything_but_variances(data, settings, weighted):
     assert_allclose(model.log_marginal_likelihood(), plain.log_marginal_likelihood(), rtol=1e-9)
     assert_allclose(model.predict_interval(K_new), plain.predict_interval(data.X_new), rtol=1e-7)
     for call in (lambda: model.predict(K_new, return_std=True), lambda: model.predict_variance_bounds(K_new)):
-        with pytest.raises(InputError, match=r"precomputed.*k\(x, x\) of new rows is not known.*loo_residuals\(\)"):
+        with pytest.raises(InputError, match=r"precomputed.*does not give k\(x, x\) of new rows.*loo_residuals\(\)"):
             call()
 
 

@@ -213,7 +213,7 @@ def test_workers_that_do_not_see_the_store_are_named(client, tmp_path, monkeypat
         return {"tcp://far:1": False, "tcp://near:1": function(path)}
 
     monkeypatch.setattr(client, "run", run)
-    with pytest.raises(StoreError, match=f"workers tcp://far:1 do not see the store's folder {tmp_path}"):
+    with pytest.raises(StoreError, match=f"workers tcp://far:1 cannot reach the store's folder {tmp_path}"):
         check_folder_is_shared(client, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -224,10 +224,10 @@ def test_workers_that_do_not_see_X_are_named(client, kind, tmp_path, monkeypatch
 
     def unseen(client, place, what):
         if str(place) == str(path):
-            raise StoreError(f"the workers do not see {what}")
+            raise StoreError(f"the workers cannot reach {what}")
 
     monkeypatch.setattr("dkrr.cluster.dask_client.check_path_is_shared", unseen)
-    with client.as_current(), pytest.raises(StoreError, match=f"do not see X at {path}"):
+    with client.as_current(), pytest.raises(StoreError, match=f"cannot reach X at {path}"):
         dkrr.KernelRidge(**slow).fit(path, X[:, 0])
 
 

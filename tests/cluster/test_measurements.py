@@ -359,7 +359,9 @@ def test_a_run_in_a_bucket_has_defaults_which_are_not_those_of_a_disk():
     assert there.rates.cold_read_bytes == there.rates.read_bytes, "no system has a bucket in its cache"
     assert detect(None, "s3://data/run.zarr", worker_memory="1GiB", workers=4).rates.read_bytes == pytest.approx(EACH)
     (found,) = there.storage_reasons
-    assert found.startswith("store: s3://data is priced with defaults for object stores (55 MB/s read, 55 MB/s written")
+    assert found.startswith(
+        "store: s3://data is planned with default rates of object stores (55 MB/s read, 55 MB/s written"
+    )
     assert "dkrr.rates.read-gbytes" in found
 
 
@@ -378,7 +380,7 @@ def test_rows_of_a_fit_tell_their_bucket(bucket):
     create_array(f"{bucket}/x", X.shape, X.dtype)[:] = X
     plan = dkrr.KernelRidge(kernel="rbf").fit(f"{bucket}/x", X[:, 0]).plan_
     assert plan.resources.rows == bucket
-    assert f"X: {bucket} is priced with defaults" in " ".join(plan.reasons)
+    assert f"X: {bucket} is planned with default rates" in " ".join(plan.reasons)
 
 
 @pytest.mark.usefixtures("of_this_disk")

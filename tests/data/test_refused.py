@@ -166,7 +166,7 @@ def test_weights_and_targets_of_a_score_that_float64_does_not_hold_are_refused()
         with pytest.raises(InputError, match=f"{name} has the whole number {LARGE} in "):
             use()
     wide = FunctionTransformer(lambda X: X.astype(int) + LARGE)
-    with pytest.raises(InputError, match=f"X behind FunctionTransformer has the whole number {LARGE + 1} in column 0"):
+    with pytest.raises(InputError, match=f"X after FunctionTransformer has the whole number {LARGE + 1} in column 0"):
         KernelRidge(transformer=wide).fit(X, y)
 
 

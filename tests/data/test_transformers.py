@@ -169,7 +169,7 @@ REFUSED = {
     "estimator": (dkrr.KernelRidge(), NUMBERS, "transformer is KernelRidge.*; expected None"),
     "of targets": (preprocessing.TargetEncoder(), NUMBERS, "which learns from the targets; expected one of X alone"),
     "missing": ("standardize", ["distance", "delay"], r"row \d+ has it in column 'delay' behind .*SimpleImputer"),
-    "passed": (PASSED, list(flights()), "passthrough__origin' behind the transformer does not hold numbers.*OneHot"),
+    "passed": (PASSED, list(flights()), "passthrough__origin' after the transformer does not hold numbers.*OneHot"),
     "all": ("standardize", list(flights()), "cannot be fitted: StandardScaler: .*could not convert string"),
 }
 
@@ -184,7 +184,7 @@ def test_what_is_not_a_transformer_of_these_columns_is_refused(what):
 def test_a_missing_value_is_named_by_its_row_in_any_partition():
     table = flights()[NUMBERS].astype(float)
     table.loc[71, "hour"] = np.nan
-    with pytest.raises(InputError, match="row 71 has it in column 'hour' behind the transformer"):
+    with pytest.raises(InputError, match="row 71 has it in column 'hour' after the transformer"):
         dkrr.KernelRidge(transformer="standardize").fit(CONTAINERS["dask"](None, table), targets())
 
 
@@ -257,7 +257,7 @@ def test_a_column_of_a_block_without_values_is_refused():
     table = np.random.default_rng(0).normal(size=(20, 2))
     table[:5, 1] = np.nan
     transformer = fitted_transformer(StandardScaler(), Blocks(table, 5), PLENTY)
-    with pytest.raises(InputError, match="NaN: row 0 has it in column 'x1' behind the transformer.*--impute"):
+    with pytest.raises(InputError, match="NaN: row 0 has it in column 'x1' after the transformer.*--impute"):
         transformed_inputs(transformer, Blocks(table, 5))
     filled = fitted_transformer(ColumnSteps(standardize=True, impute="mean"), Blocks(table, 5), PLENTY)
     assert_alike(filled, make_pipeline(SimpleImputer(), StandardScaler()).fit(table), table)

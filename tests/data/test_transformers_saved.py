@@ -278,7 +278,7 @@ def one_file_for_many(schema):
         (claimed_columns, "larger than the file holds"),
         (claimed_in_an_array, "larger than the file holds"),
         (partial(setting, name="dtype", content='"<U100000000"', of="OneHotEncoder"), "expected one of float64"),
-        (partial(setting, name="memory", content='"elsewhere"'), "has a memory, which is a place"),
+        (partial(setting, name="memory", content='"elsewhere"'), "has memory=..., a cache folder"),
         (partial(nested_lists, levels=30, n_short=2), "has the number of another node"),
         (partial(nested_lists, levels=400, n_short=0), "is damaged"),
         (claimed_text, "it is not a tree that skops writes"),

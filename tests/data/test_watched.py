@@ -219,7 +219,7 @@ def test_a_table_of_fewer_rows_is_refused_where_it_is_read_again(n_left, tmp_pat
     model = KernelRidge(kernel="rbf").fit(path, X[:, 0])
     write_parquet(path, X[:n_left])
     model = pickle.loads(pickle.dumps(model))  # which opens the file again
-    with pytest.raises(InputError, match=f"ends behind row {n_left - 1}, and had at least 23 rows"):
+    with pytest.raises(InputError, match=f"ends after row {n_left - 1}, and had at least 23 rows"):
         model.loo_residuals()
 
 

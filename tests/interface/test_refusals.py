@@ -52,7 +52,7 @@ REFUSED = [
     (f"{FIT} --alpha 1,2", r"KernelRidgeCV \(dkrr select\) chooses among several"),
     (f"{FIT} --gamma 1,2", "dkrr select chooses among several"),
     ("fit --x x.npy --y labels.npy --logistic --model m.zarr --alpha 1,2", "--alpha has several values"),
-    (f"{FIT} --memory-limit 2000", "expected a unit with it: 2000 MB"),
+    (f"{FIT} --memory-limit 2000", "is 2000 bytes; did you mean '2000 MB'"),
     # Options that do not go together
     ("plan --n 10", "--n and --d"),
     ("plan --n 10 --d 0", "--d is 0; expected a whole number of at least 1"),
@@ -105,10 +105,10 @@ A = "--x x.npy --y y.npy"
 OF_PLANS = [
     # Rows
     ("--x bad.npy --y y.npy", "row 210, column 2"),
-    ("--x bad.npy --y y.npy --standardize", "row 210 has it in column 'x2' behind the transformer"),
+    ("--x bad.npy --y y.npy --standardize", "row 210 has it in column 'x2' after the transformer"),
     ("--x bad.zarr --y y.npy", "row 210, column 2"),
     ("--x gaps.parquet --y y --columns a,b", "missing values .* in column 'b' .*row 5"),
-    ("--x gaps.parquet --y y --columns b,name --one-hot name", "row 5 has it in column 'b' behind the transformer"),
+    ("--x gaps.parquet --y y --columns b,name --one-hot name", "row 5 has it in column 'b' after the transformer"),
     ("--x huge.npy --y y.npy", "which float64 does not hold exactly"),
     ("--x labels.npy --y y.npy", "expected numbers|not a matrix of numbers|could not convert"),
     ("--x t.csv --y y", "the column 'name' of text"),

@@ -365,7 +365,7 @@ class TestEnclosing:
     def test_the_command_line_refuses_the_same_places(self, home, tmp_path, arguments):
         shutil.copy("x.npy", "out")
         *others, path = arguments.split()
-        with refused(tmp_path, "expected a path of its own", DkrrError):
+        with refused(tmp_path, "expected a separate path", DkrrError):
             run(" ".join(others), path)
 
 
