@@ -6,6 +6,7 @@ from typing import Self
 __all__ = ["STAGE_NAMES", "Stage", "Work"]
 
 STAGE_NAMES = (
+    "drawing centres",
     "starting workers",
     "checking X",
     "copying X",

@@ -42,6 +42,8 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     import dask
 
     from dkrr import KernelLogisticRegression, KernelRidge
+    from dkrr.features import Nystroem
+    from dkrr.kernels import RBF
     from dkrr.solvers import ConjugateGradient, RPCholesky
 
     X, y = problem(n, d)
@@ -49,6 +51,9 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     n_targets = settings.pop("targets", None)
     if n_targets is not None:
         y = y[:, :1] * np.linspace(0.5, 2.0, n_targets) + 1.0
+    centres = settings.pop("centres", None)
+    if centres is not None:
+        settings["kernel"] = Nystroem(RBF(gamma=settings.pop("gamma")), centres)
     workers = settings.pop("workers", None)
     start = {} if workers is None else {"dkrr.local.workers": workers, "dkrr.rates.cluster-start-seconds": 0.0}
     start |= settings.pop("config", {})
@@ -62,6 +67,8 @@ def fit(n: int, d: int, store: str | None, settings: dict[str, Any]) -> tuple[An
     targets = y if classes is None else labels(y, classes)
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(start))
+        if centres is not None:  # their memory is that of the process, too
+            stack.enter_context(mock.patch("dkrr.fitting.context.reset_peak"))
         if workers is not None:
             # Plans of small fits use workers if these start in no time and BLAS's threads add nothing to one task.
             stack.enter_context(mock.patch("dkrr.planning.tiles.THREAD_EFFICIENCY", 0.0))

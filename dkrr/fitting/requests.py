@@ -280,6 +280,7 @@ class FitRequest:
             total_weight=None if self.weights is None else float(self.weights.sum()),
             interval_folds=len(self.folds),
             folds_are_fitted=len(self.folds) > 0 and self.learns,
+            undrawn=None if self.given is None else self.given.settings.kernel,
             because=self.because,
             **self.settings.problem_fields(),
             **self.outputs.problem_fields(),
@@ -287,13 +288,13 @@ class FitRequest:
         return found if self.settings.grid is None else replace(found, feature_map=self.settings.grid)
 
 
-def plan_of(request: FitRequest) -> Plan:
-    """Plan of a fit; raises PlanError if none stays within the limits."""
+def plan_of(request: FitRequest, resources: Resources | None = None) -> Plan:
+    """Plan of a fit; raises PlanError if none stays within the limits. Resources that are not given are found."""
     settings, rows = request.settings, request.rows
     refuse_more_components_than_rows(settings.kernel, rows.shape[0])
     problem = request.problem()
     # Before the sample, some of whose memory stays in use.
-    resources = detect(settings.memory_limit, settings.store, rows=rows.url)
+    resources = detect(settings.memory_limit, settings.store, rows=rows.url) if resources is None else resources
     return plan_for_rows(problem, rows, resources)
 
 

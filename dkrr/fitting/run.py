@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
+from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.errors import Float32BreakdownError, InputError, MemoryLimitError, PlanError, warn_inaccurate
 from dkrr.fitting import logistic
 from dkrr.fitting.batches import DualForm, solve_in_batches
@@ -28,6 +29,7 @@ from dkrr.fitting.results import Kept, Solution, Solved, quadratics, scale_of, s
 from dkrr.fitting.sampled import about_the_rows, drawn
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.fourier_grid import FourierGrid
+from dkrr.kernels.implied import is_drawn
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.residual import worst
@@ -241,10 +243,14 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     """
     request = replace(request, given=request)
     plan = plan_of(request)  # what has no plan is refused before anything is sampled
-    sampled = drawn(plan.problem.kernel, request.rows)
-    if sampled is not plan.problem.kernel:
-        request = request.with_settings(kernel=sampled)
-        plan = plan_of(request)  # there may be fewer features than requested
+    progress, spent = progress_of(show_progress, plan.seconds), None
+    if is_drawn(plan.problem.kernel):
+        begun = time.perf_counter()
+        reset_peak()
+        request = request.with_settings(kernel=drawn(plan.problem.kernel, request.rows, progress))
+        spent = time.perf_counter() - begun, peak_resident_bytes()
+        # There may be fewer features than requested; what they hold is not part of what the process held before.
+        plan = plan_of(request, plan.resources)
     loss = LOSSES[plan.problem.loss]
     data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
     if lost := lost_alpha(plan, data):  # of a grid that was named, which has no other form
@@ -253,7 +259,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         data = about_the_rows(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()
     try:
-        solved = _fit_regression(request, data, plan, progress_of(show_progress, plan.seconds))
+        solved = _fit_regression(request, data, plan, progress)
     except Float32BreakdownError as error:
         broken = str(error)
     if broken:  # outside of the handler, which keeps the factor in memory that has failed
@@ -263,9 +269,17 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         with suppress(PlanError):
             message = request.outputs.retry_message.format(residual=largest)
             plan, solved = _with_solver(Cholesky(), request, data, message, show_progress)
+    if spent is not None:
+        solved = (_after_drawing(solved[0], plan, *spent), *solved[1:])
     for one in solved:
         _warn(one.result, plan)
     return Fit(plan, solved)
+
+
+def _after_drawing(first: Solved, plan: Plan, seconds: float, peak_bytes: int) -> Solved:
+    """The same with the time of drawing centres, and its memory, which is the calling process's."""
+    most = first.result.peak_bytes if plan.execution == "dask" else max(first.result.peak_bytes, peak_bytes)
+    return replace(first, result=replace(first.result, seconds=first.result.seconds + seconds, peak_bytes=most))
 
 
 def _may_be_retried(request: FitRequest, solved: tuple[Solved, ...]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows, scan, write_rows
 from dkrr.data.rows import check_finite
 from dkrr.fitting.context import Context
@@ -19,6 +20,7 @@ from dkrr.kernels.implied import parts_of
 from dkrr.kernels.map_base import Array, FeatureMap, MapKernel
 from dkrr.kernels.nystroem import Nystroem, NystroemMap, entry_seconds, held_bytes, whitened
 from dkrr.linalg.pivoted_cholesky import choose_pivots
+from dkrr.planning.drawing import DRAWING
 from dkrr.store import RunStore
 
 ORIGIN_ROWS = 1024
@@ -29,7 +31,7 @@ Value = TypeVar("Value", bound=Kernel | FeatureMap)
 Data = TypeVar("Data", bound=FitData)
 
 
-def drawn(value: Value, rows: Rows) -> Value:
+def drawn(value: Value, rows: Rows, progress: Progress | None = None) -> Value:
     """Kernel or feature map with every Nyström approximation inside fitted to the rows.
 
     Parameters
@@ -37,6 +39,7 @@ def drawn(value: Value, rows: Rows) -> Value:
     value : Kernel or FeatureMap
     rows : Rows
         The training rows, of shape (n, d).
+    progress : Progress, optional
 
     Returns
     -------
@@ -48,7 +51,7 @@ def drawn(value: Value, rows: Rows) -> Value:
     InputError
         If the rows hold NaN or infinity, or the kernel is not positive semidefinite on the centres.
     """
-    return _replaced(value, lambda part: nystroem_map(part, rows) if isinstance(part, Nystroem) else part)
+    return _replaced(value, lambda part: nystroem_map(part, rows, progress) if isinstance(part, Nystroem) else part)
 
 
 def boxed(kernel: Kernel, rows: Rows) -> Kernel:
@@ -121,7 +124,7 @@ def _noted(begun: dict[str, Any], parts: tuple[centring.LinearPart, ...], d: int
     return origins if fits else ()
 
 
-def nystroem_map(settings: Nystroem, rows: Rows) -> NystroemMap:
+def nystroem_map(settings: Nystroem, rows: Rows, progress: Progress | None = None) -> NystroemMap:
     """Draw the centres and whiten them.
 
     Parameters
@@ -129,19 +132,22 @@ def nystroem_map(settings: Nystroem, rows: Rows) -> NystroemMap:
     settings : Nystroem
     rows : Rows
         Uniform pivots read the rows of the centres only.
+    progress : Progress, optional
 
     Returns
     -------
     NystroemMap
         With `n_components` features, or fewer if the kernel has a smaller rank on the rows.
     """
-    kernel = settings.base.resolved(rows.shape[1])
-    if settings.pivots != "uniform":
-        scan(rows, "X")  # a NaN would become a pivot
-    pivots = choose_pivots(kernel, rows, settings.n_components, settings.pivots, settings.random_state)
-    centres = rows.take(np.sort(pivots))
-    check_finite(centres, "the centres drawn from X")
-    return whitened(kernel, centres)
+    kernel, m = settings.base.resolved(rows.shape[1]), settings.n_components
+    progress = Progress() if progress is None else progress
+    with progress.stage(DRAWING, float(m) ** 2):
+        if settings.pivots != "uniform":
+            scan(rows, "X")  # a NaN would become a pivot
+        pivots = choose_pivots(kernel, rows, m, settings.pivots, settings.random_state, progress.advance)
+        centres = rows.take(np.sort(pivots))
+        check_finite(centres, "the centres drawn from X")
+        return whitened(kernel, centres)
 
 
 def by_name(value: Value, context: Context) -> Value:

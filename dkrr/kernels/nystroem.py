@@ -202,6 +202,16 @@ def held_bytes(base: Kernel, n_centres: int, n_features: int) -> int:
     return 8 * n_centres * (n_centres + n_features) + temporary
 
 
+def whitened_flops(n_centres: int) -> float:
+    """Operations of whitening, at the rate of a matrix product."""
+    return 2.0 * float(n_centres) ** 3
+
+
+def whitened_bytes(base: Kernel, n_centres: int, n_features: int, csr_bytes: int | None = None) -> int:
+    """Memory of whitening: the factor and its inverse, and the temporaries of the kernel, besides the centres."""
+    return 16 * n_centres**2 + base.workspace_bytes(n_centres, n_centres, n_features, csr_bytes)
+
+
 def whitened(kernel: Kernel, centres: Block) -> NystroemMap:
     """Nyström map of given centres.
 

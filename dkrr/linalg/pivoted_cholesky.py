@@ -53,7 +53,7 @@ from dkrr.linalg.factor_rows import (
     write_columns,
 )
 from dkrr.linalg.products import Precision, column_sizes
-from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper
+from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_block_bytes
 from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
@@ -499,10 +499,42 @@ def pivot_stopping_rule(
 CANDIDATES_TO_RANK = 20
 """Rows from which pivots are chosen, for each one wanted: the factor of all of millions of rows would not fit."""
 MIN_CANDIDATES = 10_000
+ACCEPT_SECONDS = 1e-9
+"""Time of an entry of the small matrix of a round, for each pivot of it."""
+
+
+def n_candidates(n: int, rank: int) -> int:
+    """Rows from which so many pivots are chosen."""
+    return min(n, max(MIN_CANDIDATES, CANDIDATES_TO_RANK * rank))
+
+
+def choice_work(n: int, rank: int, entry_seconds: float) -> Work:
+    """Work of choosing pivots from n candidates: their factor, and a small matrix of each round."""
+    block = max(MIN_BLOCK, -(-rank // BLOCKS_TO_RANK))
+    return Work(
+        gemm_flops=LOW_OVERHEAD * n * float(rank) ** 2,
+        element_seconds=entry_seconds * n * rank + ACCEPT_SECONDS * rank * block**2,
+        fresh_bytes=8.0 * n * rank,
+    )
+
+
+def choice_bytes(kernel: Kernel, n: int, rank: int, n_features: int, csr_bytes: int | None = None) -> int:
+    """Memory of choosing pivots from n candidates, besides their rows.
+
+    The factor in float64 and the columns of a round, the square of the pivots and those of a round, and vectors.
+    """
+    block = max(MIN_BLOCK, -(-rank // BLOCKS_TO_RANK))
+    arrays = n * (rank + block + 8) + rank * (rank + 3 * block) + STRIP_ENTRIES
+    return 8 * arrays + gram_block_bytes(kernel, n, n_features, csr_bytes)
 
 
 def choose_pivots(
-    kernel: Kernel, rows: Rows, rank: int, method: Literal["rpcholesky", "uniform"], seed: int
+    kernel: Kernel,
+    rows: Rows,
+    rank: int,
+    method: Literal["rpcholesky", "uniform"],
+    seed: int,
+    advance: Callable[[float], Any] = lambda _: None,
 ) -> NDArray[np.intp]:
     """Choose rows by which the kernel matrix is best approximated.
 
@@ -514,6 +546,8 @@ def choose_pivots(
         Number of rows to choose.
     method : {"rpcholesky", "uniform"}
     seed : int
+    advance : callable
+        Takes what every round has done, of rank² in all.
 
     Returns
     -------
@@ -526,7 +560,7 @@ def choose_pivots(
     if method == "uniform":
         return np.sort(rng.choice(n, size=min(rank, n), replace=False))
     candidates = np.arange(n)
-    most = max(MIN_CANDIDATES, CANDIDATES_TO_RANK * rank)
+    most = n_candidates(n, rank)
     if n > most:
         candidates = np.sort(rng.choice(n, size=most, replace=False))
     block = rows.take(candidates) if n > most else rows.read(0, n)
@@ -538,8 +572,14 @@ def choose_pivots(
         capacity=rank,
         seed=seed,
     )
+
+    def told(grown: PivotedCholesky) -> bool:
+        (before, _), (now, _) = grown.traces[-2:]
+        advance(float(now**2 - before**2))
+        return False
+
     try:
-        factor.grow(rank)
+        factor.grow(rank, told)
         return candidates[factor.index]
     finally:
         factor.close()

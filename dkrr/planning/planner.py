@@ -7,6 +7,7 @@ from typing import NoReturn
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
 from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.planning.drawing import Drawing, drawing_of
 from dkrr.planning.explain import (
     NO_FACTOR_LEFT,
     NOT_ENOUGH_MEMORY,
@@ -75,6 +76,10 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         candidates = _refuse_doubtful(candidates, problem)
     if problem.uncertainty:
         candidates = _refuse_without_factor(candidates, problem)
+    drawing = drawing_of(problem, resources)
+    if drawing is not None and candidates:
+        _refuse_drawing(drawing, candidates, resources)
+        candidates = [_after_drawing(c, drawing.stage) for c in candidates]
     fitting = [c for c in candidates if not c.refused]
     if not fitting:
         _refuse(candidates, problem, resources)
@@ -86,7 +91,12 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         resources=resources,
         chosen=chosen,
         prediction=prediction_form(problem),
-        reasons=(*_reasons(problem, resources, chosen, candidates), *impossible, *problem.because.reasons),
+        reasons=(
+            *_reasons(problem, resources, chosen, candidates),
+            *([] if drawing is None else [drawing.reason()]),
+            *impossible,
+            *problem.because.reasons,
+        ),
         rejected=tuple(others),
     )
 
@@ -129,6 +139,29 @@ def _check_intervals(problem: Problem) -> None:
             f"K, which with D = {plural(dimension, 'feature')} for {plural(n, 'row')} is singular; expected alpha > 0, "
             f"or uncertainty=True"
         )
+
+
+def _refuse_drawing(drawing: Drawing, candidates: list[Strategy], resources: Resources) -> None:
+    """Refuse centres that the calling process has no memory to draw; that of a cluster to come is not known."""
+    needed = drawing.stage.peak_bytes
+    if needed <= resources.local_limit_bytes or resources.assumed:
+        return
+    allowed = f"{format_bytes(resources.local_limit_bytes)} are allowed there: increase memory_limit"
+    if not resources.cluster_is_running:
+        if all(c.refused for c in candidates):
+            needed = max(needed, min(_needed_limit(c, resources) for c in candidates))
+        allowed = _allowed_and_remedy(needed, resources)
+    count, taken = plural(drawing.n_centres, "centre"), format_bytes(drawing.stage.peak_bytes)
+    less = "fewer centres" if drawing.is_uniform else "pivots='uniform' or fewer centres"
+    raise MemoryLimitError(
+        f"{count} of Nystroem need {taken} in the calling process while they are drawn, and {allowed}; {less} need "
+        f"less. Nothing was computed"
+    )
+
+
+def _after_drawing(c: Strategy, stage: Stage) -> Strategy:
+    """The same once centres are drawn; on workers the memory of the calling process is not that of the plan."""
+    return replace(c, stages=(replace(stage, peak_bytes=0) if c.execution == "dask" else stage, *c.stages))
 
 
 def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:

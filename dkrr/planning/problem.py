@@ -166,6 +166,8 @@ class Problem:
     """Folds without which models are computed as well, for intervals; 0: none."""
     folds_are_fitted: bool = False
     """Each of these models is a separate fit, as the kernel learns from its training rows."""
+    undrawn: Kernel | None = None
+    """The kernel before its Nyström centres were drawn for this fit; None: `kernel`."""
     because: Because = NOTHING_SET
     """Why `form` and `solver`, where the user has not requested them."""
 

@@ -16,6 +16,7 @@ from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import strip_rows
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.planning.drawing import drawing_reasons
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned, why_form
 from dkrr.planning.multiplied import dual_iterations
 from dkrr.planning.plan import Plan
@@ -418,7 +419,8 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
 def _refits(problem: Problem, sizes: FoldSizes, resources: Resources, reason: Reason) -> ScoringPlan:
     t, n_alphas = problem.n_targets, len(problem.alphas)
     one = make_plan(replace(problem, n_targets=t * n_alphas), resources)
-    return ScoringPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, (reason,))
+    reasons = (reason, *drawing_reasons(one.reasons))
+    return ScoringPlan("refits", one, sizes, n_alphas, sizes.n_folds * one.seconds, one.peak_bytes, reasons)
 
 
 def _paths(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
@@ -426,8 +428,8 @@ def _paths(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringP
     one = make_plan(_of_rows(problem, n_of_fold(sizes, problem.n)), resources)
     text = "classes have no formula for the errors of folds: each fold has separate fits, each from the one before it"
     seconds = sizes.n_folds * one.seconds
-    reason = Reason("paths-of-fits", text)
-    return ScoringPlan("paths", one, sizes, len(problem.alphas), seconds, one.peak_bytes, (reason,))
+    reasons = (Reason("paths-of-fits", text), *drawing_reasons(one.reasons))
+    return ScoringPlan("paths", one, sizes, len(problem.alphas), seconds, one.peak_bytes, reasons)
 
 
 def n_of_fold(sizes: FoldSizes, n: int) -> int:

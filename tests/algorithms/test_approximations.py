@@ -11,16 +11,22 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dkrr
-from dkrr import KernelRidge
-from dkrr.data import MemoryRows
+from dkrr import KernelLogisticRegression, KernelRidge
+from dkrr.blas import BYTES_PER_THREAD
+from dkrr.data import MemoryRows, as_rows
 from dkrr.errors import InputError, MemoryLimitError
 from dkrr.features import Nystroem, RandomFourier, feature_map
 from dkrr.fitting.sampled import by_name, drawn, nystroem_map
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, fourier
 from dkrr.kernels.descriptions import feature_map_from_dict
 from dkrr.kernels.map_base import MapKernel
+from dkrr.planning.drawing import drawing_of
+from dkrr.planning.planner import make_plan
+from dkrr.planning.problem import Problem
+from dkrr.planning.resources import PROCESS_MARGIN_BYTES
 from dkrr.store import RunStore
 from tests.oracles import assert_close
+from tests.planning.problems import GIB, cluster, machine
 from tests.systems import random, traced_peak
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -99,6 +105,42 @@ def test_nothing_is_drawn_for_a_fit_without_a_plan(monkeypatch):
     monkeypatch.setattr("dkrr.fitting.sampled.choose_pivots", lambda *a: pytest.fail("drawn"))
     with pytest.raises(MemoryLimitError, match="memory"):
         KernelRidge(kernel=Nystroem(RBF(), 2900), memory_limit="100MiB").fit(random(3000, 2), np.zeros(3000))
+
+
+@pytest.mark.parametrize("pivots", ["rpcholesky", "uniform"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_memory_of_a_draw_is_at_most_its_price(pivots, sparse):
+    X = np.where(random(9000, 6) > 0, random(9000, 6), 0.0)
+    rows = as_rows(sp.csr_array(X) if sparse else X, "X")
+    kernel = Nystroem(RBF(gamma=0.3), 300, pivots)
+    resources = machine(local_baseline_bytes=0, local_threads=1)
+    drawing = drawing_of(Problem.of_rows(rows, kernel.kernel(), n_targets=1), resources)
+    priced = drawing.stage.peak_bytes - PROCESS_MARGIN_BYTES - BYTES_PER_THREAD
+    peak = traced_peak(lambda: nystroem_map(kernel, rows))
+    assert peak <= priced and (peak > 0.5 * priced or pivots == "uniform")
+
+
+@pytest.mark.parametrize("asked", [ASKED[2], ASKED[4]], ids=str)
+@pytest.mark.parametrize("estimator", [KernelRidge, KernelLogisticRegression])
+def test_plan_result_and_display_have_the_draw_of_centres(estimator, asked, data, capsys):
+    y = data.y if estimator is KernelRidge else data.y[:, 0] > 0
+    model = estimator(0.3, kernel=asked, progress=True).fit(data.X, y)
+    planned, measured = ([s.name for s in one.stages] for one in (model.plan_.chosen, model.solve_result_))
+    assert planned[0] == measured[0] == "drawing centres" and set(measured) <= set(planned)
+    assert model.solve_result_.seconds >= sum(stage.seconds for stage in model.solve_result_.stages)
+    assert "drawing centres: done in" in capsys.readouterr().err
+    assert "centres-drawn" in model.plan_.to_dict()["reason_codes"]
+
+
+def test_the_calling_process_of_a_cluster_draws_and_what_workers_may_hold_does_not_matter():
+    phi = Nystroem(RBF(), 6000)
+    asked = Problem(n=100_000, d=9, n_targets=1, kernel=MapKernel(phi), feature_map=phi)
+    found, needed = make_plan(asked, cluster(4 * GIB)), drawing_of(asked, cluster(4 * GIB)).stage.peak_bytes
+    assert found.execution == "dask" and found.peak_bytes < 4 * GIB < needed
+    assert found.chosen.stages[0].name == "drawing centres" and found.chosen.stages[0].seconds > 1
+    with pytest.raises(MemoryLimitError, match=r"calling process while they are drawn, and 4 GiB are allowed there"):
+        make_plan(asked, cluster(64 * GIB, local_limit_bytes=4 * GIB))
+    make_plan(asked, cluster(64 * GIB, local_limit_bytes=4 * GIB, assumed="assumed"))
 
 
 SAMPLED = Linear() + Nystroem(RBF(gamma=0.3), 40, "uniform")

@@ -9,8 +9,10 @@ import re
 import dask
 import pytest
 
-from dkrr import KernelRidge
+from dkrr import KernelRidge, plan
 from dkrr.errors import MemoryLimitError
+from dkrr.features import Nystroem
+from dkrr.kernels import RBF
 from tests import programs
 
 RBF_KERNEL = {"kernel": "rbf", "gamma": 0.2, "alpha": 1.0}
@@ -66,3 +68,27 @@ def test_a_limit_that_is_refused_names_the_smallest_that_suffices_and_a_fit_with
     assert model.plan_.peak_bytes <= named and model.solve_result_.residual <= 1e-8
     with pytest.raises(MemoryLimitError):
         KernelRidge(**settings, memory_limit=int(0.98 * named)).fit(X, y)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("classes", [None, 2])
+def test_the_draw_of_centres_keeps_its_promise(classes):
+    """It takes more than the fit that follows."""
+    settings = {"gamma": 0.2, "alpha": 1.0, "centres": 1500, "memory_limit": "800MiB", "classes": classes}
+    (facts,) = programs.fit_in_forks([programs.case(30001, 8, None, **settings, tol=1e-2)])
+    assert facts["execution"] == "memory"
+    assert 400 * 2**20 < facts["peak"] <= facts["projected"] <= facts["limit"]
+
+
+@pytest.mark.parametrize("more", [{}, {"loss": "logistic"}, {"cv": 5}, {"tile": 2000}, {"form": "dual"}], ids=str)
+def test_a_limit_with_no_room_to_draw_centres_is_refused_and_the_message_names_one_with_room(more):
+    sizes = {"n_samples": 100_000, "n_features": 79, "workers": 2, **more}
+    drawn = {"kernel": Nystroem(RBF(), 6000)}
+    with pytest.raises(MemoryLimitError, match=r"pivots='uniform' or fewer centres need less. Nothing was") as caught:
+        plan(**sizes, **drawn, memory_limit="4GiB")
+    named = int(re.search(r"suffices is .+? \((\d+) bytes\)", str(caught.value))[1])
+    found = plan(**sizes, **drawn, memory_limit=int(1.01 * named))
+    assert named > 100_000 * 6000 * 8 and "draws 6,000 centres of Nystroem before the fit" in str(found)
+    with pytest.raises(MemoryLimitError):
+        plan(**sizes, **drawn, memory_limit=int(0.98 * named))
+    plan(**sizes, kernel=Nystroem(RBF(), 6000, "uniform"), memory_limit="4GiB")

@@ -1,0 +1,63 @@
+"""Nyström centres, which the calling process draws before the work of a plan."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dkrr.cost import Stage, Work
+from dkrr.kernels.implied import parts_of
+from dkrr.kernels.nystroem import Nystroem, whitened_bytes, whitened_flops
+from dkrr.linalg.pivoted_cholesky import choice_bytes, choice_work, n_candidates
+from dkrr.planning.problem import Problem
+from dkrr.planning.reasons import Reason
+from dkrr.planning.resources import Resources
+from dkrr.planning.work import Site, Step
+from dkrr.text import format_bytes, format_seconds, plural
+
+DRAWING = "drawing centres"
+"""Stage of a fit."""
+COPIES = 3
+"""Copies of rows that are taken from a file or a store."""
+
+
+class Drawing(NamedTuple):
+    """What it takes to draw all centres of a kernel."""
+
+    stage: Stage
+    """Its peak is that of the calling process."""
+    n_centres: int
+    is_uniform: bool
+    """No centre needs more than its own row."""
+
+    def reason(self) -> Reason:
+        """What a plan says of it."""
+        cost = f"about {format_seconds(self.stage.seconds)}, at most {format_bytes(self.stage.peak_bytes)}"
+        count = plural(self.n_centres, "centre")
+        return Reason("centres-drawn", f"the calling process draws {count} of Nystroem before the fit: {cost}")
+
+
+def drawing_reasons(reasons: Sequence[Reason]) -> list[Reason]:
+    """Those of them that say what it takes to draw centres."""
+    return [reason for reason in reasons if reason.code == "centres-drawn"]
+
+
+def drawing_of(p: Problem, r: Resources) -> Drawing | None:
+    """Price of the centres of a kernel; None: it has none that are drawn."""
+    maps = [part for part in parts_of(p.kernel if p.undrawn is None else p.undrawn) if isinstance(part, Nystroem)]
+    if not maps:
+        return None
+    site, work, most, held = Site(p, r, r.in_caller("memory", 1, r.local_threads)), Work(), 0, 0
+    for phi in maps:
+        base, m = phi.base.resolved(p.d), phi.n_components
+        most = max(most, held + whitened_bytes(base, m, p.d, p.csr_bytes(m)))
+        work += Work(gemm_flops=whitened_flops(m), element_seconds=base.nominal_seconds(p.d) * m**2)
+        if phi.pivots == "rpcholesky":
+            n = n_candidates(p.n, m)
+            rows = p.bytes_of_any(n) if n < p.n or not p.x_in_memory else 0
+            taken = rows * (1 if p.x_in_memory else COPIES) + p.read_overhead_bytes + 16 * p.n
+            chosen = choice_bytes(base, n, m, p.d, p.csr_bytes(n))
+            most = max(most, held + max(taken, rows + 16 * p.n + p.bytes_of_any(m) + chosen))
+            work += choice_work(n, m, base.nominal_seconds(p.d))
+            work += Work(row_bytes=0.0 if p.x_in_memory else p.stored_bytes)
+        held += 8 * m**2 + 2 * p.bytes_of_any(m)  # a map that is ready stays while the next one is drawn
+    (stage,) = site.price([Step(DRAWING, work, 1, "blas")], site.peak(most, 0))
+    return Drawing(stage, sum(phi.n_components for phi in maps), all(phi.pivots == "uniform" for phi in maps))
