@@ -84,6 +84,7 @@ PAGES = {
     "reference/changelog": "CHANGELOG.md",
     "developers/contributing": "CONTRIBUTING.md",
     "developers/releasing": "RELEASING.md",
+    "developers/security": "SECURITY.md",
     "how-to/recipes/index": "cluster/README.md",
     "how-to/recipes/dask-cli": "cluster/dask-cli/README.md",
     "how-to/recipes/slurm": "cluster/slurm/README.md",
