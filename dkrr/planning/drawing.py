@@ -1,6 +1,7 @@
 """Nyström centres, which the calling process draws before the work of a plan."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from dkrr.cost import Stage, Work
@@ -45,7 +46,8 @@ def drawing_of(p: Problem, r: Resources) -> Drawing | None:
     maps = [part for part in parts_of(p.kernel if p.undrawn is None else p.undrawn) if isinstance(part, Nystroem)]
     if not maps:
         return None
-    site, work, most, held = Site(p, r, r.in_caller("memory", 1, r.local_threads)), Work(), 0, 0
+    site = Site(replace(p, batch=0), r, r.in_caller("memory", 1, r.local_threads))
+    work, most, held = Work(), 0, 0
     for phi in maps:
         base, m = phi.base.resolved(p.d), phi.n_components
         most = max(most, held + whitened_bytes(base, m, p.d, p.csr_bytes(m)))

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
+from dkrr.kernels.implied import is_drawn
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.drawing import Drawing, drawing_of
 from dkrr.planning.explain import (
@@ -78,7 +79,8 @@ def make_plan(problem: Problem, resources: Resources) -> Plan:
         candidates = _refuse_without_factor(candidates, problem)
     drawing = drawing_of(problem, resources)
     if drawing is not None and candidates:
-        _refuse_drawing(drawing, candidates, resources)
+        if is_drawn(problem.kernel):  # else it is done
+            _refuse_drawing(drawing, candidates, resources)
         candidates = [_after_drawing(c, drawing.stage) for c in candidates]
     fitting = [c for c in candidates if not c.refused]
     if not fitting:
