@@ -81,6 +81,9 @@ def run(folder, *words):
 @pytest.mark.nightly
 def test_a_module_and_a_line_make_a_kernel_that_is_named_saved_planned_and_searched(with_cauchy):
     run(with_cauchy, "-W", "error", "-c", USES)
+    run(with_cauchy, "-m", "doctest", "dkrr/kernels/cauchy.py")
+    pytest.importorskip("ruff", reason="ruff is not installed")
+    run(with_cauchy, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), "dkrr/kernels/cauchy.py")
 
 
 @pytest.mark.nightly
