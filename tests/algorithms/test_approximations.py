@@ -142,11 +142,9 @@ def test_the_calling_process_of_a_cluster_draws_and_what_workers_may_hold_does_n
     with pytest.raises(MemoryLimitError, match=r"calling process while they are drawn, and 4 GiB are allowed there"):
         make_plan(asked, cluster(64 * GIB, local_limit_bytes=4 * GIB))
     make_plan(asked, cluster(64 * GIB, local_limit_bytes=4 * GIB, assumed="assumed"))
-    phi, done = (
-        RandomFourier(RBF(), 600),
-        asked.kernel,
-    )  # as after the draw, when another solver takes the first's place
-    make_plan(replace(asked, kernel=phi.kernel(), feature_map=phi, undrawn=done), cluster(local_limit_bytes=4 * GIB))
+    phi = RandomFourier(RBF(), 600)  # as after the draw, where another solver takes the place of the first
+    after = replace(asked, kernel=phi.kernel(), feature_map=phi, undrawn=asked.kernel)
+    make_plan(after, cluster(local_limit_bytes=4 * GIB))
 
 
 SAMPLED = Linear() + Nystroem(RBF(gamma=0.3), 40, "uniform")
