@@ -168,7 +168,7 @@ REFUSED = {
     "class": (StandardScaler, NUMBERS, r"transformer is the class StandardScaler; .*write StandardScaler\(\)"),
     "estimator": (dkrr.KernelRidge(), NUMBERS, "transformer is KernelRidge.*; expected None"),
     "of targets": (preprocessing.TargetEncoder(), NUMBERS, "which learns from the targets; expected one of X alone"),
-    "missing": ("standardize", ["distance", "delay"], r"row \d+ has it in column 'delay' behind .*SimpleImputer"),
+    "missing": ("standardize", ["distance", "delay"], r"row \d+ has it in column 'delay' after .*SimpleImputer"),
     "passed": (PASSED, list(flights()), "passthrough__origin' after the transformer does not hold numbers.*OneHot"),
     "all": ("standardize", list(flights()), "cannot be fitted: StandardScaler: .*could not convert string"),
 }
