@@ -284,7 +284,6 @@ QUOTES: tuple[Quote, ...] = (
         peak=of(PEAK, "ratio", "peers.dask|peak", where=FLOAT32),
     ),
     _large("solve-32768", "32,768 × 16, factor on disk | 8.6 GB | 3 GiB", AUTO, "dkrr.", PEAK),
-    _large("iterative-headline", "50,000 × 79, molecules, no disk | 20 GB | 4 GiB", _exact(50_000)),
     _large("iterative-headline", "100,000 × 79, molecules, no disk | 80 GB | 4 GiB", _exact(100_000)),
     _large("primal-linear", "5,000,000 × 100, linear kernel, from Zarr | – | 1 GiB", _COLD),
     _large("fourier-hundred", "100,000,000 × 2, from Zarr | – | 2 GiB"),
@@ -331,13 +330,6 @@ QUOTES: tuple[Quote, ...] = (
         "| leave-one-out errors | 16,384 × 16 | {time} | {ratio} × one fit |",
         time=of("seconds", "seconds"),
         ratio=of("ratio", "ratio"),
-    ),
-    quote(
-        _FAST,
-        "fourier-follow",
-        "| standard deviations of 1,000,000 rows | 1,000,000 × 2 | {time} | {ratio} × one fit |",
-        time=of("deviations_seconds", "seconds"),
-        ratio=of("deviations_seconds", "ratio", "fit_seconds"),
     ),
     quote(
         _FAST,
