@@ -127,6 +127,8 @@ def select(**given: Any) -> None:
     path = given["model"]
     if path is not None:
         if sample is not None:
+            best = {key: value for key, value in search.best_params_.items() if key in ("alpha", "kernel", "gamma")}
+            logger.info("chosen: %s; the fit of all %s rows follows", best, f"{sample['of']:,}")
             search._fit_to(X, given["y"], given["sample_weight"])
         path = path if _save_if_good(search, given) else None
     if given["out"] is not None:

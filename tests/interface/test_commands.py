@@ -184,7 +184,7 @@ def test_a_selection_for_classes(data, folder):
 
 
 @pytest.mark.parametrize("x", ["data.zarr/x", "t.csv::a,b,c,d,e"])
-def test_a_random_sample_chooses_for_the_fit_of_all_rows(data, folder, x):
+def test_a_random_sample_chooses_for_the_fit_of_all_rows(data, folder, x, caplog):
     line = f"{SELECT.replace('x.npy', x)} --rows 60 --alphas 0.01,0.1,1 --gamma 0.1,0.4"
     line = line.replace("d.npz::y", "y.npy") + " --solver cholesky"
     chosen = np.sort(np.random.default_rng(7).choice(211, 60, replace=False))
@@ -196,7 +196,9 @@ def test_a_random_sample_chooses_for_the_fit_of_all_rows(data, folder, x):
     scores = [one["mean_test_score"] for one in found["candidates"]]
     np.testing.assert_allclose(scores, sample.cv_results_["mean_test_score"], rtol=1e-8)
     expected = KernelRidge(**sample.best_params_).fit(data.X, data.y[:, 0]).predict(data.X)
-    text = run(f"{line} --shuffle 7 --model m.zarr --overwrite --uncertainty").stdout
+    with caplog.at_level("INFO"):
+        text = run(f"{line} --shuffle 7 --model m.zarr --overwrite --uncertainty").stdout
+    assert "chosen: {'alpha': " in caplog.text and "the fit of all 211 rows follows" in caplog.text
     assert "chosen by 60 of 211 rows, drawn at random (seed 7)" in text and "dkrr plan: 211 rows" in text
     run(f"predict --model m.zarr --x {x} --out p.npy --interval 0.9")  # by folds of all rows
     np.testing.assert_allclose(np.load("p.npy")[:, 0], expected, rtol=0, atol=1e-8)
