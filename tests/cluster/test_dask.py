@@ -190,6 +190,19 @@ def test_connect_takes_certificates_from_the_configuration_as_a_users_are(client
     given = {f"{tls}.{name}": value for name, value in given.items()}
     with dask.config.set(given), connect(client.scheduler.address) as mine:
         assert ambient_client() is mine
+    lost = {f"{tls}.client.cert": "/no/such/client.pem"}
+    with dask.config.set(given | lost), pytest.raises(InputError, match=r"cannot be read: .*No such file.*client\.key"):
+        connect(client.scheduler.address)
+    assert ambient_client() is None
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9"])
+def test_an_address_without_the_encryption_that_the_configuration_asks_for_is_refused(address):
+    asks = {"distributed.comm.require-encryption": True}
+    expected = rf"address is {address}, .*asks for encryption.*; expected tls://127\.0\.0\.1:9$"
+    with dask.config.set(asks), pytest.raises(InputError, match=expected):
+        connect(address)
+    assert ambient_client() is None
 
 
 @pytest.mark.parametrize(
