@@ -20,6 +20,7 @@ from concurrent.futures import CancelledError as FutureOfLoopCancelledError
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from platform import node
 from typing import Any
 
 import dask
@@ -35,7 +36,7 @@ from dkrr.cluster.process import current_client
 from dkrr.cluster.progress import Progress
 from dkrr.cluster.worker_settings import WorkerReport, report
 from dkrr.config import setting
-from dkrr.errors import ClusterError, DkrrError, InputError, StoreError
+from dkrr.errors import ClusterError, DkrrError, InputError, StoreError, UnreachableStoreError
 from dkrr.store.paths import faults_of
 from dkrr.store.replacing import delete_file
 from dkrr.store.zarr_arrays import zarr_store
@@ -379,5 +380,8 @@ def _prepare(kernel: bytes, urls: list[str], modules: list[str]) -> int:
         importlib.import_module(name)
     loads(kernel)
     for url in urls:
-        zarr_store(url)
+        try:
+            zarr_store(url)
+        except UnreachableStoreError as error:  # by the environment or the network there: those here are different
+            raise UnreachableStoreError(f"a worker on {node()} {error}", is_transient=error.is_transient) from error
     return int(psutil.Process().memory_info().rss)
