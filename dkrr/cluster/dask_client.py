@@ -20,6 +20,7 @@ from concurrent.futures import CancelledError as FutureOfLoopCancelledError
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from platform import node
 from typing import Any
 
 import dask
@@ -28,13 +29,14 @@ from distributed import Client
 from distributed.client import FutureCancelledError
 from distributed.comm import resolve_address
 from distributed.protocol.pickle import dumps, loads
+from distributed.security import Security
 
 from dkrr.cluster.local_workers import how_it_ended
 from dkrr.cluster.process import current_client
 from dkrr.cluster.progress import Progress
 from dkrr.cluster.worker_settings import WorkerReport, report
 from dkrr.config import setting
-from dkrr.errors import ClusterError, DkrrError, InputError, StoreError
+from dkrr.errors import ClusterError, DkrrError, InputError, StoreError, UnreachableStoreError
 from dkrr.store.paths import faults_of
 from dkrr.store.replacing import delete_file
 from dkrr.store.zarr_arrays import zarr_store
@@ -233,7 +235,7 @@ def connect(address: str, timeout: str = "10s") -> Client:
     ClusterError
         If no scheduler answers within `timeout`.
     InputError
-        If the address is not that of a scheduler, or certificates are missing.
+        If the address is not that of a scheduler, or certificates or encryption are missing.
     """
     needed = [dask.config.get(f"distributed.comm.tls.{name}", None) for name in ("ca-file", "client.cert")]
     if address.startswith("tls://") and not all(needed):
@@ -242,6 +244,19 @@ def connect(address: str, timeout: str = "10s") -> Client:
             f"expected files of them in Dask's configuration, under distributed.comm.tls: ca-file, client.cert and "
             f"client.key"
         )
+    scheme, _, place = address.rpartition("://")
+    if scheme in ("", "tcp") and dask.config.get("distributed.comm.require-encryption", None):
+        raise InputError(
+            f"the scheduler's address is {address}, but Dask's configuration asks for encryption "
+            f"(distributed.comm.require-encryption); expected tls://{place}"
+        )
+    try:
+        Security().get_connection_args("client")
+    except OSError as error:  # as those of SSL are
+        raise InputError(
+            f"the certificates of a client cannot be read: {error}; expected files of them in Dask's configuration, "
+            f"under distributed.comm.tls: ca-file, client.cert and client.key"
+        ) from error
     before = current_client()
     try:
         resolve_address(address)  # a client that fails at this stays the ambient one
@@ -365,5 +380,8 @@ def _prepare(kernel: bytes, urls: list[str], modules: list[str]) -> int:
         importlib.import_module(name)
     loads(kernel)
     for url in urls:
-        zarr_store(url)
+        try:
+            zarr_store(url)
+        except UnreachableStoreError as error:  # by the environment or the network there: those here are different
+            raise UnreachableStoreError(f"a worker on {node()} {error}", is_transient=error.is_transient) from error
     return int(psutil.Process().memory_info().rss)

@@ -312,7 +312,7 @@ class LogProgress(Progress):
         self._began = self._shown_at = time.monotonic()
         self._shown = min(done / total, 1.0)
         if done:
-            self.note(f"{name}: {self._shown:.0%} done by an earlier run")
+            self.note(f"{name}: {self._shown:.0%} of its work done by an earlier run")
 
     def advance(self, flops: float) -> None:
         self._done += flops

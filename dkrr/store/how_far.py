@@ -179,7 +179,8 @@ class HowFar:
             of = "" if name is None else f" ({name.present:,} of {plural(name.expected, 'chunk')})"
             return [f"copying X has begun{of}", "nothing is computed yet"]
         done = self.notes[STAGE]["done"]
-        share = f", {done:.0%} of it done" if stage not in (ITERATING, STEPPING) and 0.01 <= done < 1 else ""
+        is_told = stage not in (ITERATING, STEPPING) and 0.01 <= done < 1
+        share = f", at least {done:.0%} of its work done" if is_told else ""  # noted now and then
         name = f"{'the ' if stage == 'preconditioner' else ''}{stage}{f' ({detail})' if detail else ''}"
         found = [f"{name} {'have' if stage.endswith('s') else 'has'} begun{share}"]
         if stage in ("preconditioner", ITERATING) and self.columns_kept:

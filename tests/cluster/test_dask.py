@@ -20,11 +20,11 @@ from numpy.testing import assert_allclose
 import dkrr
 from benchmarks.local_client import local_client
 from dkrr.cluster import Progress, Task
-from dkrr.cluster.dask_client import Watch, check_folder_is_shared, connect
+from dkrr.cluster.dask_client import Watch, check_folder_is_shared, connect, held_when_ready
 from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.cluster.process import ambient_client
-from dkrr.errors import ClusterError, DkrrError, InputError, NotPositiveDefiniteError, StoreError
+from dkrr.errors import ClusterError, DkrrError, InputError, NotPositiveDefiniteError, StoreError, UnreachableStoreError
 from dkrr.linalg import TASK_MODULES
 from tests.cluster.clients import all_released
 from tests.cluster.tasks import (
@@ -190,6 +190,19 @@ def test_connect_takes_certificates_from_the_configuration_as_a_users_are(client
     given = {f"{tls}.{name}": value for name, value in given.items()}
     with dask.config.set(given), connect(client.scheduler.address) as mine:
         assert ambient_client() is mine
+    lost = {f"{tls}.client.cert": "/no/such/client.pem"}
+    with dask.config.set(given | lost), pytest.raises(InputError, match=r"cannot be read: .*No such file.*client\.key"):
+        connect(client.scheduler.address)
+    assert ambient_client() is None
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9"])
+def test_an_address_without_the_encryption_that_the_configuration_asks_for_is_refused(address):
+    asks = {"distributed.comm.require-encryption": True}
+    expected = rf"address is {address}, .*asks for encryption.*; expected tls://127\.0\.0\.1:9$"
+    with dask.config.set(asks), pytest.raises(InputError, match=expected):
+        connect(address)
+    assert ambient_client() is None
 
 
 @pytest.mark.parametrize(
@@ -203,6 +216,17 @@ def test_an_address_without_a_scheduler_is_named_and_leaves_no_client(address, k
     with pytest.raises(kind, match=match):
         connect(address, timeout="200ms")
     assert ambient_client() is None
+
+
+def test_a_bucket_that_only_a_worker_cannot_read_is_its_fault(monkeypatch):
+    def refused(url):
+        raise UnreachableStoreError(f"cannot read {url}: no credentials", is_transient=False)
+
+    monkeypatch.setattr("dkrr.cluster.dask_client.zarr_store", refused)
+    watch = SimpleNamespace(on_all_workers=lambda _, function, *given: {"tcp://far:1": function(*given)})
+    with pytest.raises(UnreachableStoreError, match=r"^a worker on .+ cannot read s3://b/r: no credentials$") as error:
+        held_when_ready(watch, None, ["s3://b/r"], [])
+    assert not error.value.is_transient
 
 
 def test_workers_that_do_not_see_the_store_are_named(client, tmp_path, monkeypatch):

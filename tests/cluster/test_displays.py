@@ -77,7 +77,7 @@ def test_a_log_says_what_an_earlier_run_did(clock, capsys):
         clock.now += 10.0
         display.advance(20.0)
     # Twenty were done in ten seconds by this run, and twenty are left.
-    said = ["x: 60% done by an earlier run", "x:  80%, 10.0 s gone, 10.0 s left", "x: done in 10.0 s"]
+    said = ["x: 60% of its work done by an earlier run", "x:  80%, 10.0 s gone, 10.0 s left", "x: done in 10.0 s"]
     assert lines(capsys) == said
 
 

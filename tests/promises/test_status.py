@@ -25,7 +25,9 @@ from tests.promises.test_resume import EXACT, RBF_KERNEL, WAYS, ridge, sample
 BEFORE = r"nothing is computed yet|(copying|checking) X has begun.*|\d+ chunks are left to compute \((.*factor|gram)\)"
 CHUNKS = r"(; \d+ chunks? (is|are) left to compute \({}\))?"
 FINISHED = "nothing is left to compute; the same call reads its result"
-PRECONDITIONER = r"the preconditioner has begun(, \d+% of it done)?(; \d+ columns of the preconditioner are kept)?"
+PRECONDITIONER = (
+    r"the preconditioner has begun(, at least \d+% of its work done)?(; \d+ columns of the preconditioner are kept)?"
+)
 COLUMNS = r"conjugate gradient has begun; \d+ columns of the preconditioner are kept; "
 SHORT_CG = {**RBF_KERNEL, "solver": ConjugateGradient(RPCholesky(40)), "tol": 1e-1}
 TEXTS = {
