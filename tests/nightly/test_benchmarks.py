@@ -151,8 +151,9 @@ def test_other_rates_are_those_of_plans_and_every_problem_has_two_limits(tmp_pat
     plan = case.plan(X, y)
     for name in ways.names_of_rates(plan.resources.rates):
         with ways.rate_times(name, 2.0):
-            rates = case.plan(X, y).resources.rates
-        assert rates != plan.resources.rates, name
+            other = case.plan(X, y)
+            found = other.resources.rates, other.problem.entry_time()
+        assert found != (plan.resources.rates, plan.problem.entry_time()), name
     full = problems("full")
     assert len({c.name for c in full}) == len(full) >= 40
     assert len({c.name.rsplit(", ", 1)[0] for c in full}) == len(full) / 2
