@@ -290,16 +290,16 @@ def _sides(
         first = np.where(known[beyond].any(axis=0), known[beyond].argmax(axis=0), len(beyond))  # candidates without one
         for count in np.unique(first[first > 0]).tolist():
             unscored = named([values[k] for k in beyond[:count]])
-            best_may = f"and the best may be among them: {remedy}"
+            best_may = f"{'' if name == 'alpha' else ' at this alpha'}, and the best may be among them: {remedy}"
             if count == len(beyond):
                 text = (
                     f"the best {name} is the {superlative} with a score, {chosen:g}",
-                    f"the {further} candidates {unscored} have none, {best_may}",
+                    f"the {further} candidates {unscored} have none{best_may}",
                 )
             else:
                 text = (
                     f"the best {name} is {chosen:g}",
-                    f"the next {further} candidates {unscored} have no score, {best_may}",
+                    f"the next {further} candidates {unscored} have no score{best_may}",
                 )
             yield text, int((first == count).sum())
 
