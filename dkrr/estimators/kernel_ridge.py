@@ -603,7 +603,7 @@ class KernelRidge(RidgeRegressor):
         squares.
     kernel : str, Kernel, FeatureMap or callable, default="linear"
         A name, as in scikit-learn: "linear", "polynomial", "rbf", "laplacian", "matern",
-        "rational_quadratic", "cosine", "sigmoid", "chi2", "additive_chi2" or "precomputed"; a value
+        "rational_quadratic", "cosine", "sigmoid", "chi2" or "precomputed"; a value
         of `dkrr.kernels`; or a function of two blocks of rows, (X, Y) → array of shape
         (len(X), len(Y)). A value of `dkrr.features` selects the model of that feature map: your own
         (CallableMap), or an approximation such as RandomFourier(RBF(), 2000) or

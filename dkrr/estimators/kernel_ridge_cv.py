@@ -110,7 +110,7 @@ class KernelRidgeCV(RidgeRegressor):
         kernel if there are several), evenly spaced in their logarithm.
     kernel : str, Kernel, FeatureMap or callable, or a list of these, default="rbf"
         A name, as in scikit-learn: "linear", "polynomial", "rbf", "laplacian", "matern",
-        "rational_quadratic", "cosine", "sigmoid", "chi2", "additive_chi2" or "precomputed"; a value
+        "rational_quadratic", "cosine", "sigmoid", "chi2" or "precomputed"; a value
         of `dkrr.kernels`, or of `dkrr.features` for an approximation; or a function of two blocks
         of rows. A list has candidates; each of the next three parameters goes with those kernels
         that have it. `dkrr.kernels.weighted_sums` makes a list of sums.
