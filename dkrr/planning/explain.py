@@ -167,7 +167,7 @@ def _tiles(c: Strategy, p: Problem) -> str:
     columns = f", {tiling.columns_per_task} tile columns per task" if tiling.columns_per_task else ""
     return (
         f"{tiling.tile:,} × {tiling.tile:,} in panels of {tiling.panel}{columns}; {n_tiles} per side, "
-        f"{n_tasks(n_tiles, tiling.columns_per_task)} tasks"
+        f"{n_tasks(n_tiles, tiling.columns_per_task):,} tasks"
     )
 
 
@@ -205,7 +205,7 @@ def rejection(rejected: Strategy, chosen: Strategy) -> str:
     """Why a candidate is not the plan."""
     ratio = rejected.seconds / max(chosen.seconds, 1e-9)
     compared = (
-        f"slower, {f'{ratio:.2g}' if ratio < 99.5 else f'{ratio:,.0f}'} × the time"
+        f"slower, {f'{ratio:.2f}' if ratio < 1.095 else f'{ratio:.2g}' if ratio < 99.5 else f'{ratio:,.0f}'} × the time"
         if ratio > 1.03
         else "not faster, and moves more bytes"
     )
