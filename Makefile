@@ -46,7 +46,7 @@ random: $(VENV)/.test  ## The fast tests in random order, in three processes
 	$(RUN) -m pytest --numprocesses 3 --dist worksteal -p randomly
 
 # Measuring takes memory itself: promises about memory are left out.
-coverage: $(VENV)/.coverage  ## Branch coverage of the fast tests, and of the processes that they start (10 minutes on 2 cores)
+coverage: $(VENV)/.coverage  ## Branch coverage of the fast tests, and of the processes that they start (7 minutes on 2 cores)
 	$(RUN) -m coverage erase
 	$(RUN) -m coverage run -m pytest $(TOGETHER) --deselect tests/promises/test_memory_limit.py
 	$(RUN) -m coverage combine --quiet
