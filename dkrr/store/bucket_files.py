@@ -28,7 +28,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no ty
         One of `BUCKETS`.
     """
 
-    cacheable = False
+    cachable = False  # fsspec spells it so; a later reader asks for sizes again
 
     def __init__(self, protocol: str) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ import pytest
 import dkrr
 from dkrr.errors import InputError, StoreError
 from dkrr.store import buckets
+from dkrr.store.bucket_files import file_system
 from dkrr.store.places import place_at
 from tests.s3 import failing_server
 
@@ -136,3 +137,8 @@ def test_credentials_in_a_url_are_refused_and_not_shown(url):
     with pytest.raises(InputError, match=r"store is 's3://bucket/run' with .*environment") as caught:
         dkrr.KernelRidge(store=url).fit(ROWS, Y)
     assert "hush" not in str(caught.value)
+
+
+def test_sizes_of_files_in_buckets_are_asked_for_again_by_a_later_reader():
+    """fsspec shares file systems of one protocol, unless their class says otherwise."""
+    assert file_system("s3://rows/x.parquet")[0] is not file_system("s3://rows/x.parquet")[0]
