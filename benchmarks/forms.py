@@ -344,7 +344,7 @@ def measure(
         for name in names:
             default = CASES[name].widths if kind == "form" else SOLVER_CASES.get(name, ())
             for d in widths if widths and default else default:
-                race = Race(CASES[name], d, kind, memory_limit)
+                race = EarlyStopping(CASES[name], d, kind, memory_limit)
                 load = LoadMeter()
                 record = {"benchmark": "forms", "case": name, "kind": kind, "d": d, "alpha": ALPHA}
                 record |= race.run(sizes, most_n if kind == "solver" else None)
@@ -355,7 +355,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Race:
+class EarlyStopping:
     """Two ways to the same solution, timed at one n after another."""
 
     case: Case

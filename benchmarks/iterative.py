@@ -28,7 +28,7 @@ from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian
 from dkrr.linalg.products import TiledOperator
 from dkrr.linalg.sources import KERNEL_BLOCK, GramTiles
-from dkrr.planning.multiplied import cg_tile
+from dkrr.planning.dual_cg import cg_tile
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store import TileGrid
 from dkrr.text import format_bytes, format_seconds

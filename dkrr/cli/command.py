@@ -85,10 +85,10 @@ class Command(click.Command):
         handler = ctx.meta.get(LOG)
         if ctx.params.get("quiet") and handler is not None:
             handler.setLevel(logging.WARNING)
-        from dkrr.cluster.process import ended_in_order  # with libraries that --help does without
+        from dkrr.cluster.process import graceful_termination  # with libraries that --help does without
 
         # A signal that asks to end is reported as Ctrl-C is, and ends this process when all is cleared up.
-        with ended_in_order(), readable_errors(ctx.params), cluster(ctx.params.pop("scheduler", None)):
+        with graceful_termination(), readable_errors(ctx.params), cluster(ctx.params.pop("scheduler", None)):
             return super().invoke(ctx)
 
 

@@ -494,9 +494,9 @@ def _save(model: Any, given: Mapping[str, Any]) -> None:
 
 def _table(X: Any, option: str, value: str | None = None) -> Any:
     """Table that --x is; InputError, naming the option that needs one, if it is something else."""
-    from dkrr.data import Table, opened
+    from dkrr.data import Table, table_or_value
 
-    table = None if X is None else opened(X)
+    table = None if X is None else table_or_value(X)
     if isinstance(table, Table):
         return table
     raise InputError(
@@ -581,10 +581,10 @@ def _without_missing(table: Any, given: Mapping[str, Any]) -> Any:
 
 def _encoded(X: Any, given: Mapping[str, Any]) -> tuple[str, ...]:
     """Columns that --one-hot names; none of an array. InputError if another column does not hold numbers."""
-    from dkrr.data import Table, opened, with_columns
+    from dkrr.data import Table, table_or_value, with_columns
 
     one_hot = given["one_hot"]
-    table = opened(X) if one_hot is None else _table(X, "--one-hot", one_hot)
+    table = table_or_value(X) if one_hot is None else _table(X, "--one-hot", one_hot)
     if not isinstance(table, Table):
         return ()
     table = with_columns(table, given["y"], given.get("sample_weight"))[0]

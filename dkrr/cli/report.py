@@ -9,7 +9,7 @@ from typing import Any
 
 from dkrr.checks import flag, location, shown
 from dkrr.cli import pictures
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import graceful_termination
 from dkrr.errors import InputError, StoreError
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.model_description import VERSIONS, outcome_of, summary_of
@@ -90,7 +90,7 @@ def report(model: KernelEstimator | str | Path, path: str | Path | None = None, 
         given = location(model, "model", "a fitted estimator, or the path or URL of a run or a model", is_kept=True)
         text = _of_path(template, given)
     if target is not None:
-        with ended_in_order(), written_aside(str(target), overwrite=overwrite, listed=None) as place:
+        with graceful_termination(), written_aside(str(target), overwrite=overwrite, listed=None) as place:
             Path(place).write_text(text, encoding="utf-8")
     return text
 

@@ -1,9 +1,10 @@
 """Tasks, and the executors that run them: in this process, or on a Dask cluster."""
 
-from dkrr.cluster.progress import Progress, Share, Whole, make_progress
+from dkrr.cluster.progress import CombinedProgress, Progress, Share, make_progress
 from dkrr.cluster.tasks import Executor, Meter, RunRecord, SerialExecutor, Task, TaskRecord, ThreadExecutor
 
 __all__ = [
+    "CombinedProgress",
     "Executor",
     "Meter",
     "Progress",
@@ -13,6 +14,5 @@ __all__ = [
     "Task",
     "TaskRecord",
     "ThreadExecutor",
-    "Whole",
     "make_progress",
 ]

@@ -62,7 +62,7 @@ KEPT = "What is finished is kept in a given store"
 ADVICE = f"{KEPT}: run again with the same store= once there are workers, with larger ones if memory was short"
 
 
-class Watch:
+class SchedulerWatch:
     """Scheduler and workers of a client, looked at while this process waits for them.
 
     Parameters
@@ -320,7 +320,7 @@ def check_folder_is_shared(client: Client, folder: Path) -> None:
 
 def workers_without(client: Client, path: Path) -> list[str]:
     """Addresses of the workers that do not see a path that this process sees."""
-    seen = Watch(client).on_all_workers(os.path.exists, str(path))
+    seen = SchedulerWatch(client).on_all_workers(os.path.exists, str(path))
     return [address for address, sees in seen.items() if not sees]
 
 
@@ -347,21 +347,21 @@ async def in_a_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def on_every_worker(client: Client, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run a function in a thread of every worker, all at the same time; results in the order of their addresses."""
-    found = Watch(client).on_all_workers(in_a_thread, function, *arguments)
+    found = SchedulerWatch(client).on_all_workers(in_a_thread, function, *arguments)
     return [found[address] for address in sorted(found)]
 
 
 def worker_reports(client: Client) -> list[WorkerReport]:
     """Report of every worker; waits for the first of a cluster that has none yet."""
-    return list(Watch(client, begins=True).on_all_workers(report).values())
+    return list(SchedulerWatch(client, begins=True).on_all_workers(report).values())
 
 
-def held_when_ready(watch: Watch, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> int:
+def worker_baseline_bytes(watch: SchedulerWatch, kernel: Any, urls: Sequence[str], modules: Sequence[str]) -> int:
     """Let every worker import what its tasks need; the most that one then holds before its first task, in bytes.
 
     Parameters
     ----------
-    watch : Watch
+    watch : SchedulerWatch
         Of the client.
     kernel : Kernel
         A user's own may import a library.

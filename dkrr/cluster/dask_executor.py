@@ -21,7 +21,7 @@ from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from dkrr.cluster import resident
-from dkrr.cluster.dask_client import ASK_SECONDS, CANCELLED, KEPT, LOST, MAX_ATTEMPTS, Watch
+from dkrr.cluster.dask_client import ASK_SECONDS, CANCELLED, KEPT, LOST, MAX_ATTEMPTS, SchedulerWatch
 from dkrr.cluster.progress import Progress
 from dkrr.cluster.tasks import FAN_IN, ReadyQueue, RunRecord, Task, TaskRecord, execute_on_worker
 from dkrr.errors import ClusterError, DkrrError
@@ -60,7 +60,7 @@ class DaskExecutor:
         ended: Callable[[float], int | None] | None = None,
     ) -> None:
         self.client, self._ready, self._memory = client, ready, ""
-        self._watch = Watch(client, ended, self._known_of_memory)
+        self._watch = SchedulerWatch(client, ended, self._known_of_memory)
         self._most_held = 0
         self._places: list[str] = []
         self._threads, self._asked_at = 1, -ASK_SECONDS

@@ -19,7 +19,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import graceful_termination
 from dkrr.config import temporary_directory
 from dkrr.errors import StoreError
 from dkrr.store.replacing import delete_file, delete_made
@@ -69,7 +69,7 @@ class PrivateFolder:
 @contextmanager
 def private_folder(kind: str, where: str | None = None) -> Iterator[str]:
     """Path of a `PrivateFolder` for the time of a block, which SIGTERM leaves as Ctrl-C does."""
-    with ended_in_order():
+    with graceful_termination():
         folder = PrivateFolder(kind, where)
         try:
             yield folder.path

@@ -363,7 +363,7 @@ class EndedBySignal(SystemExit):
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
+def graceful_termination() -> Iterator[None]:
     """Leave the block by an exception when the process is asked to end, and end it by that signal afterwards.
 
     Only in the main thread, where Python runs handlers, and only for signals that nobody else handles or ignores.

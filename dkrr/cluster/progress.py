@@ -338,7 +338,7 @@ class LogProgress(Progress):
     detail = note
 
 
-class Whole(Progress):
+class CombinedProgress(Progress):
     """One display of work that is made of several parts, such as a search.
 
     It is the display of its parts as well: their stages show only that time passes in the part. The share that is
@@ -412,7 +412,7 @@ def passed(time_over_expected: float) -> float:
     return 1.0 - (1.0 - ON_TIME) * ON_TIME / time_over_expected
 
 
-_WHOLE: contextvars.ContextVar[Whole | None] = contextvars.ContextVar("dkrr_whole", default=None)
+_WHOLE: contextvars.ContextVar[CombinedProgress | None] = contextvars.ContextVar("dkrr_whole", default=None)
 
 
 def make_progress(show: bool | None) -> Progress:
@@ -423,7 +423,7 @@ def make_progress(show: bool | None) -> Progress:
     show : bool or None
         None shows a bar on a terminal or in a notebook, and logs lines where a handler takes those of
         ``dkrr.progress``; True shows lines elsewhere too. A handler that writes to the screen replaces the bar.
-        Within a part of a `Whole` its display is used.
+        Within a part of a `CombinedProgress` its display is used.
     """
     whole = _WHOLE.get()
     return _displayed(show) if whole is None else Progress(whole)

@@ -1,7 +1,7 @@
 """Rows of data, wherever they are: read in blocks, staged into a store, checked."""
 
 from dkrr.data.arrays import MemoryRows
-from dkrr.data.dask_rows import DaskRows, is_dask_frame, unframed
+from dkrr.data.dask_rows import DaskRows, frame_to_numpy, is_dask_frame
 from dkrr.data.open import (
     NO_LABELS,
     as_rows,
@@ -21,7 +21,7 @@ from dkrr.data.table_opening import (
     in_memory,
     is_pandas_like,
     open_table,
-    opened,
+    table_or_value,
     with_columns,
 )
 from dkrr.data.watched import refuse_changed, watched
@@ -36,6 +36,7 @@ __all__ = [
     "as_rows",
     "as_table",
     "described_rows",
+    "frame_to_numpy",
     "in_memory",
     "is_dask_frame",
     "is_pandas_like",
@@ -44,14 +45,13 @@ __all__ = [
     "load_targets",
     "open_path",
     "open_table",
-    "opened",
     "refuse_changed",
     "refuse_group",
     "refuse_unreadable",
     "sampled",
     "scan",
     "scan_tasks",
-    "unframed",
+    "table_or_value",
     "watched",
     "whole",
     "with_columns",

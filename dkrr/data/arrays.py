@@ -264,7 +264,7 @@ def _attributes(array: Any) -> Mapping[str, Any]:
     return {**array.attrs, **own} if own else array.attrs
 
 
-def unlabelled(value: Any, name: str = "X") -> Any:
+def drop_labels(value: Any, name: str = "X") -> Any:
     """Dask array or ndarray of an array of xarray that has one; others unchanged.
 
     Raises

@@ -183,7 +183,7 @@ def is_dask_frame(X: Any) -> bool:
     return type(X).__module__.startswith("dask.") and hasattr(X, "to_dask_array") and hasattr(X, "columns")
 
 
-def unframed(X: Any, name: str = "X") -> Any:
+def frame_to_numpy(X: Any, name: str = "X") -> Any:
     """Dask array of the numbers in a Dask DataFrame or Series, whose rows are counted; others unchanged."""
     return partitions_of(X, name, _numbers, _type_of_numbers(X._meta)) if is_dask_frame(X) else X
 

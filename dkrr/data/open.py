@@ -20,16 +20,16 @@ from dkrr.data.arrays import (
     MemoryRows,
     NpyRows,
     csr_rows,
+    drop_labels,
     is_hdf_array,
     is_in_file,
     is_mapped,
     is_memory_map,
     mapped_array,
     release_pages,
-    unlabelled,
     zarr_rows,
 )
-from dkrr.data.dask_rows import DaskRows, checked_blocks, is_dask_frame, refuse_shuffled, unframed
+from dkrr.data.dask_rows import DaskRows, checked_blocks, frame_to_numpy, is_dask_frame, refuse_shuffled
 from dkrr.data.rows import Rows
 from dkrr.data.stored import stored_gram
 from dkrr.data.table import Table, TableRows, table_rows
@@ -170,7 +170,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
         return X
     if isinstance(X, Table):
         return table_rows(X, name)
-    X = unframed(X, name)
+    X = frame_to_numpy(X, name)
     rows_of = _container(X)
     if rows_of is None:
         X, rows_of = _asarray(X, name), lambda array, _: MemoryRows(array)
@@ -328,7 +328,7 @@ def _opened(value: Any, name: str, kinds: str = NO_LABELS) -> Any:
         return table
     refuse_unreadable(value, name, kinds)
     refuse_group(value, name)
-    return unlabelled(value, name)
+    return drop_labels(value, name)
 
 
 def _rows_of_targets(y: Any, name: str) -> Rows | None:

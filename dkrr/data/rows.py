@@ -177,7 +177,7 @@ class Rows(ABC):
         return -(-self.n_entries * (8 + self.index_bytes) // max(self.shape[0], 1)) + 16
 
     @cached_property
-    def heavy_row_bytes(self) -> int:
+    def dense_window_row_bytes(self) -> int:
         """Bytes of one row where rows are heaviest: no block of WINDOW_ROWS or more has twice as many per row."""
         pointers, n = self.pointers, self.shape[0]
         if pointers is None or pointers[-1] == 0:
@@ -187,7 +187,7 @@ class Rows(ABC):
         return max(self.row_bytes, -(-self.row_bytes * in_window * n // (entries * height)))
 
     @cached_property
-    def heaviest_bytes(self) -> tuple[int, ...]:
+    def cumulative_largest_row_bytes(self) -> tuple[int, ...]:
         """Bytes of the heaviest row, of the 2, 4, 8, ... heaviest ones together, and of all; empty if all are alike."""
         pointers, n = self.pointers, max(self.shape[0], 1)
         if pointers is None:

@@ -238,9 +238,9 @@ def _write_dask(rows: DaskRows, array: ChunkedArray, client: Any) -> None:
     run = uuid.uuid4().hex[:8]
     tasks = [write(block, array, k, dask_key_name=f"dkrr-copy-rows-{run}-{k}") for k, block in enumerate(blocks)]
     if client is not None:
-        from dkrr.cluster.dask_client import Watch
+        from dkrr.cluster.dask_client import SchedulerWatch
 
-        Watch(client).call(client.gather, client.compute(tasks))
+        SchedulerWatch(client).call(client.gather, client.compute(tasks))
     else:
         dask.compute(*tasks)
 

@@ -240,14 +240,14 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
     InputError
         If a name is that of a column and of a path, or of neither.
     """
-    X, taken, found = opened(X), list[str](), list[Any]()
+    X, taken, found = table_or_value(X), list[str](), list[Any]()
     is_table = isinstance(X, Table)
     for value, argument in ((y, "y"), (sample_weight, "sample_weight")):
         columns = _columns_named(value, X, argument) if is_table or is_pandas_like(X) else None
         if columns is not None:
             taken += columns
             value = Table(X.source, tuple(columns)) if is_table else X[columns[0] if len(columns) == 1 else columns]
-        found.append(opened(value, argument))
+        found.append(table_or_value(value, argument))
     if taken:
         X = X.without(taken) if is_table else X.drop(columns=taken)
         if len(X.names if is_table else X.columns) == 0:
@@ -255,7 +255,7 @@ def with_columns(X: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, A
     return X, found[0], found[1]
 
 
-def opened(value: Any, name: str = "X") -> Any:
+def table_or_value(value: Any, name: str = "X") -> Any:
     """Table that a value is, unless it is a DataFrame of pandas; anything else unchanged."""
     if is_pandas_like(value):
         return value
@@ -265,7 +265,7 @@ def opened(value: Any, name: str = "X") -> Any:
 
 def in_memory(value: Any) -> Any:
     """DataFrame of a table, for kernels of text and other objects; anything else unchanged."""
-    value = opened(value)
+    value = table_or_value(value)
     return value.to_pandas() if isinstance(value, Table) else value
 
 

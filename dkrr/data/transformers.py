@@ -32,7 +32,7 @@ from dkrr.data.dask_rows import PartitionRows, is_dask_frame
 from dkrr.data.open import as_rows, load_labels
 from dkrr.data.rows import ALL, Block, Rows, cut, dense, first_bad, joined, n_bytes, taken
 from dkrr.data.table import FrameRows, Table
-from dkrr.data.table_opening import opened
+from dkrr.data.table_opening import table_or_value
 from dkrr.data.watched import watched
 from dkrr.errors import DkrrError, InputError, InputTypeError
 from dkrr.kernels import Kernel
@@ -52,7 +52,7 @@ REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
 """Errors by which a transformer says that it cannot take the rows, or not make the frames that are asked of it."""
 
 
-class HeldRows(Rows):
+class InMemoryRows(Rows):
     """Rows of an ndarray, a sparse matrix or a DataFrame in memory, of any types."""
 
     dtype = np.dtype(object)
@@ -77,10 +77,10 @@ def inputs_of(X: Any) -> Rows:
     InputError
         If they are not a table.
     """
-    X = opened(X)
+    X = table_or_value(X)
     if isinstance(X, Table):
         X.check_content("X")
-        return HeldRows(X.to_pandas()) if X.source.is_in_memory else FrameRows(X)
+        return InMemoryRows(X.to_pandas()) if X.source.is_in_memory else FrameRows(X)
     if is_dask_frame(X) and X.ndim == 2:
         X = PartitionRows(X)
     elif not (type(X) is np.ndarray or sp.issparse(X) or isinstance(X, list | tuple) or hasattr(X, "iloc")):
@@ -91,7 +91,7 @@ def inputs_of(X: Any) -> Rows:
         X = load_labels(X, "X")
     if len(X.shape) != 2 or 0 in X.shape:
         raise InputError(f"X has shape {X.shape}; expected a table of at least one row and one column")
-    return X if isinstance(X, Rows) else HeldRows(X)
+    return X if isinstance(X, Rows) else InMemoryRows(X)
 
 
 def block_rows(width: int) -> int:
@@ -176,7 +176,7 @@ def fitted_transformer(transformer: Any, inputs: Rows, memory_limit: int | str |
         return transformer.fitted_to(inputs, max_bytes)
     if is_fitted(transformer):
         return transformer
-    if isinstance(inputs, HeldRows):
+    if isinstance(inputs, InMemoryRows):
         return _tried(transformer, transformer.fit, inputs.table)
     blocks = input_blocks(inputs)
     if not get_tags(transformer).requires_fit:  # it learns only which columns there are
@@ -303,7 +303,7 @@ def transformed_inputs(transformer: Any, inputs: Rows) -> Any:
 
     They are compared in front of it, since blocks of other heights may have other last digits after it.
     """
-    if isinstance(inputs, HeldRows):
+    if isinstance(inputs, InMemoryRows):
         return transformed_block(transformer, inputs.table)
     return TransformedRows(watched(inputs), transformer)
 

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from dkrr.checks import checked_whole, location, shown
 from dkrr.cluster import Executor, Progress, SerialExecutor, Task
-from dkrr.cluster.process import ambient_client, ended_in_order
+from dkrr.cluster.process import ambient_client, graceful_termination
 from dkrr.data import DaskRows, MemoryRows, Rows, as_rows, in_memory
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
@@ -177,7 +177,7 @@ def _stored(rows: Rows, kernel: Kernel, url: str, tile: int) -> Any:
     slots = 1 if client is None else sum(client.nthreads().values())
     store = RunStore(resolved_place(url))
     store.description()  # what is not a run is refused before a lock is written there
-    with ended_in_order(), owned(store.url):
+    with graceful_termination(), owned(store.url):
         delete_partial(store.url)
         store.open()
         stored = StoredArrays(store, keeps=True)

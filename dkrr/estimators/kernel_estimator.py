@@ -22,21 +22,21 @@ from dkrr.data import (
     Rows,
     Table,
     as_rows,
+    frame_to_numpy,
     in_memory,
     is_dask_frame,
     is_pandas_like,
-    opened,
     refuse_group,
     refuse_unreadable,
-    unframed,
+    table_or_value,
     watched,
     with_columns,
 )
-from dkrr.data.arrays import unlabelled
+from dkrr.data.arrays import drop_labels
 from dkrr.data.open import is_in_blocks
 from dkrr.data.table import check_names, not_numbers, stray_text
 from dkrr.data.transformers import (
-    HeldRows,
+    InMemoryRows,
     TransformedRows,
     checked_transformer,
     fitted_transformer,
@@ -50,7 +50,7 @@ from dkrr.fitting.prediction import predict
 from dkrr.fitting.prediction_plans import displayed
 from dkrr.fitting.requests import Settings, check_sizes, checked_kernel, checked_store, checked_weights
 from dkrr.fitting.results import FittedFunction
-from dkrr.fitting.sampled import boxed
+from dkrr.fitting.sampled import with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
@@ -210,7 +210,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
                 rows.names = tuple(names)
         check_sizes(kernel, rows, len(y))
         rows = watched(rows, is_matrix=kernel.is_precomputed)
-        settings = replace(settings, kernel=boxed(settings.kernel, rows))
+        settings = replace(settings, kernel=with_bounding_box(settings.kernel, rows))
         return X, settings, rows, y, checked_weights(sample_weight, len(y))
 
     def _transformed(self, kernel: Kernel, X: Any) -> Any:
@@ -229,11 +229,11 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         """Rows in front of the transformer, whose width and names are stored (`reset`) or compared with the fit's."""
         refuse_unreadable(X, kinds="")
         refuse_group(X, "X")
-        X = opened(unlabelled(X))
+        X = table_or_value(drop_labels(X))
         if isinstance(X, Table):
             return inputs_of(self._named(X, reset=reset, is_numeric=False))
         inputs = inputs_of(X)
-        seen = inputs.table if isinstance(inputs, HeldRows) else getattr(X, "_meta", None)
+        seen = inputs.table if isinstance(inputs, InMemoryRows) else getattr(X, "_meta", None)
         if is_dask_array(X) or seen is None:
             seen = np.empty((0, inputs.shape[1]))
         try:
@@ -313,7 +313,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         """
         if is_plain(X):
             return X
-        X = in_memory(X) if encodes(kernel) else opened(unlabelled(X))
+        X = in_memory(X) if encodes(kernel) else table_or_value(drop_labels(X))
         if isinstance(X, Table):
             return self._named(X, reset=reset)
         refuse_group(X, "X")
@@ -329,7 +329,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
             validate_data(self, X._meta, reset=reset, skip_check_array=True)
         elif reset and not is_local(X):
             self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
-        return unframed(X)
+        return frame_to_numpy(X)
 
     def _named(self, X: Table, *, reset: bool, is_numeric: bool = True) -> Table:
         """Table whose names are stored with `reset`; otherwise its columns with the names of the fit, in that order.

@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss
 from sklearn.utils import _safe_indexing
 
 from dkrr.checks import checked_path, flag, shown
-from dkrr.cluster import Whole, make_progress
+from dkrr.cluster import CombinedProgress, make_progress
 from dkrr.data import Rows, with_columns
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.estimators.kernel_estimator import OF_INPUTS
@@ -39,7 +39,7 @@ from dkrr.linalg.result import Status
 from dkrr.planning.detection import detect
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
 from dkrr.planning.selection import FoldSizes, ScoringPlan
-from dkrr.selection import Folds, LearningCurve, displayed, no_choice, without_score
+from dkrr.selection import Folds, LearningCurve, all_candidates_failed_error, displayed, without_score
 from dkrr.text import plural
 from dkrr.typing import FoldsLike, GroupsLike, KernelLike, NumbersLike, RowsLike, TargetsLike, WeightsLike
 
@@ -344,7 +344,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
                         solved[k, a, f] = fitted.solve_result_.status is Status.CONVERGED
             self._leave_out(values, solved, alphas, gradients)
             if sets is folds and not solved.all(axis=2).any():
-                raise no_choice(is_unsolved=True)
+                raise all_candidates_failed_error(is_unsolved=True)
             return values, steps, gradients
 
         with displayed(plan, self.progress) as whole:
@@ -390,7 +390,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             request.settings.tol if self.refit else None,
         )
 
-    def _refit(self, X: Any, y: Any, sample_weight: Any, plan: SelectionPlan, whole: Whole) -> None:
+    def _refit(self, X: Any, y: Any, sample_weight: Any, plan: SelectionPlan, whole: CombinedProgress) -> None:
         """Fit all rows with the best parameters, if that is asked for."""
         if not self.refit:
             return
@@ -475,7 +475,7 @@ class KernelLogisticRegressionCV(KernelClassifier):
             self.__dict__.pop(name, None)  # of an earlier fit
         means = self.cv_results_["mean_test_score"]
         if np.isnan(means).all():
-            raise no_choice(is_unsolved=False)
+            raise all_candidates_failed_error(is_unsolved=False)
         self.best_index_ = int(np.nanargmax(means))
         self.alpha_, self.best_score_ = parameters[self.best_index_]["alpha"], float(means[self.best_index_])
         settings = kernel_settings(self, grid[self.best_index_ // len(alphas)])

@@ -15,7 +15,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 
 from dkrr.checks import checked_alphas, checked_uncertainty, flag, is_real, positive_or_none, shown
-from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, opened, with_columns
+from dkrr.data import MemoryRows, Rows, as_rows, load_array, load_labels, load_targets, table_or_value, with_columns
 from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
@@ -31,9 +31,9 @@ from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.intervals import CrossValidationIntervals
+from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
-from dkrr.fitting.processes import Processes, Variances
 from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
@@ -67,7 +67,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     rkhs_norm_: float | Array
     n_iter_: int | None
 
-    _known_processes: Processes | None = None
+    _known_processes: Posteriors | None = None
     """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
     without what these are made of."""
     _folds: Folds | None = None
@@ -166,7 +166,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         not available.
         """
         flag(return_std, "return_std")
-        variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
+        variance_scale, X = positive_or_none(variance_scale, "variance_scale"), table_or_value(X)
         if not return_std:
             if variance_scale is not None:
                 raise InputError(
@@ -263,13 +263,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         that of few training rows: where λ is not larger than about 1e6 n eps k(x, x), that exceeds
         a thousandth of the variances near training rows, which are about λ / wᵢ.
         """
-        variance_scale, X = positive_or_none(variance_scale, "variance_scale"), opened(X)
+        variance_scale, X = positive_or_none(variance_scale, "variance_scale"), table_or_value(X)
         rows = self._new_rows(X)
         lower, upper = self._by_blocks(rows, self._variances(rows.shape[0], variance_scale).bounds, 2)
         return lower, upper
 
     def _variances(self, n_rows: int, variance_scale: float | None, block_rows: int | None = None) -> Variances:
-        """Variances at new rows, by the way that takes least time for their number; see `Processes.variances`."""
+        """Variances at new rows, by the way that takes least time for their number; see `Posteriors.variances`."""
         processes = self._processes()
         self._refuse_precomputed()
         return processes.variances(n_rows, variance_scale, block_rows)
@@ -484,7 +484,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
             )
         return plan
 
-    def _processes(self) -> Processes:
+    def _processes(self) -> Posteriors:
         """Gaussian processes of the last fit, with the limit of memory and the display that the estimator has now."""
         self._check_fitted()
         if self._known_processes is None:
@@ -558,7 +558,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
         (solved,) = fitted.solved
-        self._known_processes = solved.processes or Processes(request, solved.model.kernel, grid=solved.model.grid)
+        self._known_processes = solved.processes or Posteriors(request, solved.model.kernel, grid=solved.model.grid)
         assert solved.norms is not None
         self._take(solved.model, solved.dual_coef, is_vector=is_vector)
         self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
@@ -796,6 +796,6 @@ class KernelRidge(RidgeRegressor):
         values = as_columns(y)
         targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
         learned, folds = self.__dict__.pop("_learned", None), self._folds_to_keep(values, self._own_folds)
-        request = FitRequest(settings, rows, targets, weights, None, learned, folds, Processes)
+        request = FitRequest(settings, rows, targets, weights, None, learned, folds, Posteriors)
         self._take_fit(fit(request, self.progress), request, X, is_vector=y.ndim == 1)
         return self

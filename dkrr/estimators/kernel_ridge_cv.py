@@ -39,7 +39,7 @@ from dkrr.fitting.requests import checked_kernel, checked_store
 from dkrr.fitting.results import gram_diagonal
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
-from dkrr.kernels.implied import parts_of
+from dkrr.kernels.kernel_features import parts_of
 from dkrr.kernels.names import SEARCHED
 from dkrr.kernels.nystroem import Nystroem
 from dkrr.planning.searches import seconds_of_fit, seconds_of_scores

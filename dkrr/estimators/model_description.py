@@ -21,10 +21,10 @@ from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name
 from dkrr.kernels.descriptions import GIVEN_AGAIN
 from dkrr.kernels.fourier_grid import FourierGrid
-from dkrr.kernels.given_maps import CallableMap
-from dkrr.kernels.implied import parts_of
+from dkrr.kernels.kernel_features import parts_of
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.nystroem import Nystroem
+from dkrr.kernels.user_maps import CallableMap
 from dkrr.linalg.products import root_mean_squares
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.description import FORMAT_VERSION, FOUND, parts_in

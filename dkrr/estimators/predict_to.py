@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dkrr.checks import checked_progress, flag, location, shown
 from dkrr.cluster import Progress
-from dkrr.cluster.process import ended_in_order
-from dkrr.data import MemoryRows, Rows, Table, as_table, is_dask_frame, is_pandas_like, opened
+from dkrr.cluster.process import graceful_termination
+from dkrr.data import MemoryRows, Rows, Table, as_table, is_dask_frame, is_pandas_like, table_or_value
 from dkrr.data.table import beside, regrouped
 from dkrr.data.table_opening import arrow_tables
 from dkrr.errors import InputError, InputTypeError
@@ -210,7 +210,7 @@ def write_predictions(
     try:
         if path.endswith(".zarr") and columns.dtype.kind == "O" and isinstance(model, KernelClassifier):
             "".join(model.classes_).encode()  # NumPy raises another error for such text
-        with ended_in_order(), written_aside(path, overwrite=overwrite, listed=listed) as place:
+        with graceful_termination(), written_aside(path, overwrite=overwrite, listed=listed) as place:
             if path.endswith(TABLES):
                 from dkrr.data.arrow import write_table
 
@@ -330,7 +330,7 @@ def _free_names(names: Sequence[str], kept: tuple[str, ...]) -> tuple[str, ...]:
 
 def _kept(X: Any, keep: Any, model: Any) -> tuple[Table | None, Any]:
     """Columns of X that are copied, if any, and X as the model takes it."""
-    X = opened(X)
+    X = table_or_value(X)
     is_frame, is_table = is_pandas_like(X) and not is_dask_frame(X), isinstance(X, Table)
     keeps_none = isinstance(keep, list | tuple) and not keep
     if not (is_frame or is_table or keep is None or keeps_none):

@@ -14,7 +14,7 @@ from sklearn.base import clone
 
 from dkrr.checks import checked_alphas, flag, location, shown
 from dkrr.cluster import make_progress
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import graceful_termination
 from dkrr.data import MemoryRows, Rows, described_rows, refuse_changed, whole, write_rows
 from dkrr.data.stored import StoredCopy
 from dkrr.errors import DamagedChunkError, InputError, InputTypeError, StoreError
@@ -33,14 +33,14 @@ from dkrr.estimators.model_description import (
     summary_of,
 )
 from dkrr.fitting.fold_models import KeptFolds
-from dkrr.fitting.processes import Processes
+from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.requests import FitRequest, Learned, Targets, checked_weights
 from dkrr.fitting.results import FittedFunction, Kept
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict, try_given
 from dkrr.kernels.documents import TOKEN_PATTERN
 from dkrr.kernels.fourier_grid import FourierZones
-from dkrr.kernels.implied import arrays_of, is_drawn, parts_of, required_feature_map
+from dkrr.kernels.kernel_features import arrays_of, is_drawn, parts_of, required_feature_map
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.selection import Folds
 from dkrr.store import TileGrid
@@ -193,7 +193,7 @@ def write_model(
     description |= {"search": search, "uncertainty": uncertain, "column_major": is_column_major, "report": summary}
     description |= {} if command is None else {form.COMMAND: command}
     check_readable(description, f"the description of the model {path}")
-    with ended_in_order(), written_aside(path, overwrite=overwrite, listed=form.FILES) as url:
+    with graceful_termination(), written_aside(path, overwrite=overwrite, listed=form.FILES) as url:
         root = place_at(url, description["id"])
         root.make()
         total = sum(rows.n_bytes for rows in parts.values())
@@ -204,7 +204,7 @@ def write_model(
 
 
 def _kept_of(
-    processes: Processes, folds: Folds | None, *, with_factors: bool
+    processes: Posteriors, folds: Folds | None, *, with_factors: bool
 ) -> tuple[dict[str, Any], dict[str, Rows]]:
     """Description and arrays of what uncertainties are computed from."""
     request = processes.request
@@ -224,7 +224,7 @@ def _kept_of(
 
 
 def _add_fold_models(
-    uncertain: dict[str, Any], parts: dict[str, Rows], processes: Processes, folds: Sequence[NDArray[np.intp]]
+    uncertain: dict[str, Any], parts: dict[str, Rows], processes: Posteriors, folds: Sequence[NDArray[np.intp]]
 ) -> None:
     """Add models that leave out folds to what is saved, where they are known."""
     for k, (alpha, kept) in enumerate(processes.kept_folds(folds).items()):
@@ -262,7 +262,7 @@ def _restore_processes(model: KernelRidge, description: dict[str, Any], stored: 
     given = asked if is_drawn(asked) else function.kernel  # models without a fold draw again
     learned = Learned(asked, None) if asked.learns_values else None
     request = FitRequest(model._settings(given), rows, Targets(targets, alphas), weights, learned=learned)
-    model._known_processes = Processes(request, function.kernel, kept, function.grid)
+    model._known_processes = Posteriors(request, function.kernel, kept, function.grid)
     if fold_of is not None:
         if not np.array_equal(np.unique(fold_of), np.arange(fold_of.max() + 1)):
             raise ValueError("folds that are not numbered from 0")

@@ -23,7 +23,7 @@ from dkrr import blas
 from dkrr.cluster import Executor, Meter, Progress, RunRecord, SerialExecutor, Task, ThreadExecutor, make_progress
 from dkrr.cluster.folders import private_folder
 from dkrr.cluster.local_workers import LocalWorkers
-from dkrr.cluster.process import ambient_client, ended_in_order
+from dkrr.cluster.process import ambient_client, graceful_termination
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.cluster.worker_settings import problems, refuse_a_pause, report
 from dkrr.cost import Stage
@@ -47,7 +47,7 @@ from dkrr.linalg.products import ResidentRows
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
-from dkrr.planning.strategy import Generated
+from dkrr.planning.strategy import FourierSolve
 from dkrr.store import RunStore
 from dkrr.store.lock import owned
 from dkrr.store.paths import local_path, resolved_place
@@ -119,12 +119,12 @@ def _checked_workers(
     X is checked and copied meanwhile.
     """
     ended = None if workers is None else workers.ended
-    watch = dask_client().Watch(client, ended)
+    watch = dask_client().SchedulerWatch(client, ended)
 
     def prepare() -> Any:
         if workers is None:
             _check_settings(plan, watch)
-        return dask_client().held_when_ready(watch, plan.problem.kernel, [store.url], TASK_MODULES)
+        return dask_client().worker_baseline_bytes(watch, plan.problem.kernel, [store.url], TASK_MODULES)
 
     with ThreadPoolExecutor(1) as aside:
         held = aside.submit(prepare)
@@ -481,7 +481,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
         if plan.execution == "memory":  # nothing that a killed process would leave behind
             context = _opened(plan, MemoryStorage(), stack, progress)
         else:
-            stack.enter_context(ended_in_order())
+            stack.enter_context(graceful_termination())
             temporary = TemporaryFolder() if store is None else None
             if temporary is not None:
                 stack.push(lambda kind, *_: temporary.delete() if kind is not None else None)
@@ -539,7 +539,7 @@ def _opened(plan: Plan, storage: Storage, stack: ExitStack, progress: Progress) 
 
 def _needs_one_blas_thread(plan: Plan) -> bool:
     """Whether tasks run side by side in this process, or are so small that BLAS's threads would not pay."""
-    if plan.execution == "dask" or isinstance(plan.chosen.how, Generated):  # whose threads transform, without BLAS
+    if plan.execution == "dask" or isinstance(plan.chosen.how, FourierSolve):  # whose threads transform, without BLAS
         return False
     if plan.execution == "memory":
         return plan.uses_threads or plan.seconds * plan.resources.rates.gemm_flops < blas.SMALL_FLOPS

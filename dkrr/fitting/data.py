@@ -43,7 +43,7 @@ class FitData:
     feature_map: FeatureMap | None
     fit_intercept: bool
     centring: Centring | None = None
-    """Change of the kernel by `about_the_rows`; None: unchanged."""
+    """Change of the kernel by `centre_linear_parts`; None: unchanged."""
 
     @property
     def n(self) -> int:

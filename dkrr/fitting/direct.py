@@ -22,7 +22,7 @@ from dkrr.linalg.cholesky import (
     n_update_parts,
     tile_steps,
 )
-from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, memory_system
 from dkrr.linalg.products import Precision
 from dkrr.linalg.residual import Check, SolvedProbe, TiledSolution, check_tiled, checked, scaling_of, with_probe
 from dkrr.linalg.sources import TileSource
@@ -120,7 +120,7 @@ class DirectSystems(ABC):
 class MemorySystems(DirectSystems):
     """A in tiles of this process's memory, or formed again where it is used.
 
-    With KeptTiles as the source of its tiles, a factor shares the squares on the diagonal with them.
+    With InMemoryMatrix as the source of its tiles, a factor shares the squares on the diagonal with them.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class MemorySystems(DirectSystems):
         """Factors that were discarded, by type: their memory is for the next ones, as new pages take long to get."""
 
     @classmethod
-    def kept(cls, kept: KeptTiles, context: Context, *, keeps_factors: bool = False) -> "MemorySystems":
+    def kept(cls, kept: InMemoryMatrix, context: Context, *, keeps_factors: bool = False) -> "MemorySystems":
         """A that stays in memory."""
         return cls(kept, kept.grid, kept.diagonal, context, keeps_factors=keeps_factors)
 
@@ -167,8 +167,8 @@ class MemorySystems(DirectSystems):
     def _factor(self, shift: Array, executor: Executor) -> MemoryMatrix:
         source = self.source
         # One factor shares squares with the matrix; the next has its own while that one is kept.
-        shares = isinstance(source, KeptTiles) and not self._factors
-        factor = source.beside() if shares else MemoryMatrix(self.grid)  # type: ignore[attr-defined]
+        shares = isinstance(source, InMemoryMatrix) and not self._factors
+        factor = source.factor_buffer() if shares else MemoryMatrix(self.grid)  # type: ignore[attr-defined]
         factor_in_memory(memory_system(source, shift, factor), executor, self._progress)
         factor.triangles.clear()  # which only a factorisation uses
         return factor
@@ -182,7 +182,7 @@ class MemorySystems(DirectSystems):
             if settle is None:
                 return SystemSolution(found, probe)
             constants = settle(found)
-            if isinstance(source, KeptTiles):
+            if isinstance(source, InMemoryMatrix):
                 with self._progress.stage("true residual", 1.0):
                     check = checked(both, shift[:, None], x, source.multiply, constants, probe)
             else:
@@ -203,9 +203,9 @@ class MemorySystems(DirectSystems):
         shifts: Array,
         details: Sequence[str],  # noqa: ARG002
     ) -> list[Callable[[Array], Array]]:
-        assert isinstance(self.source, KeptTiles)
+        assert isinstance(self.source, InMemoryMatrix)
         alone = shifts.shape[1] == 1
-        matrices = [self.source.beside() if alone else MemoryMatrix(self.grid) for _ in range(shifts.shape[1])]
+        matrices = [self.source.factor_buffer() if alone else MemoryMatrix(self.grid) for _ in range(shifts.shape[1])]
         with tile_threads(self.grid, self._threads) as executor:
             for matrix, shift in zip(matrices, shifts.T, strict=True):
                 factor_in_memory(memory_system(self.source, shift, matrix), executor)

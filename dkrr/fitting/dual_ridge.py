@@ -17,13 +17,13 @@ from dkrr.fitting.gram import (
     FactoredGram,
     Float32Gram,
     GramMatrix,
-    MultipliedGram,
+    GramOperator,
 )
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.results import Kept, Left, Solution
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
-from dkrr.linalg.preconditioners import Deferred, Identity, LowRank, Preconditioner
+from dkrr.linalg.preconditioners import Identity, LazyPreconditioner, LowRank, Preconditioner
 from dkrr.linalg.products import LastProduct, column_norms, column_sizes
 from dkrr.linalg.refinement import Refinement
 from dkrr.linalg.residual import Check, energies, freed, take_constants, worst
@@ -263,7 +263,7 @@ class IteratedDual(DualRidge):
     def __init__(self, strategy: Iterative, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan)
         self._context = context
-        self.matrix: MultipliedGram = MultipliedGram(data, strategy, context, self.scale)
+        self.matrix: GramOperator = GramOperator(data, strategy, context, self.scale)
         self._kept = dict[str, Any]()
         """Operator and partial factor, which all batches share."""
 
@@ -282,7 +282,7 @@ class IteratedDual(DualRidge):
             self._kept["operator"] = self.matrix.operator()
         operator, has_factor = self._kept["operator"], self.matrix.rank_limit > 0
         preconditioner = (
-            Deferred(lambda: self._preconditioner(shift), captures_constant=has_factor)
+            LazyPreconditioner(lambda: self._preconditioner(shift), captures_constant=has_factor)
             if is_deferred
             else self._preconditioner(shift)
         )

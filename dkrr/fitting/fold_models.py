@@ -16,7 +16,7 @@ from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.prediction import check_predictions, predict_together, refuse_nan, shared_values
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import FittedFunction
-from dkrr.fitting.sampled import about_the_rows
+from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.shifted_lists import ShiftedLists
@@ -146,7 +146,7 @@ class KeptFolds:
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(form=self.form, store=None), outputs=targets)
         data = TrainingData.of(targets, shared_fields(request, request.problem()))
-        data = about_the_rows(data) if data.fit_intercept else data
+        data = centre_linear_parts(data) if data.fit_intercept else data
         phi = None if self.form == "dual" else data.feature_map
         if isinstance(phi, FourierGrid) and request.settings.grid is not None:
             phi = FourierZones(phi)

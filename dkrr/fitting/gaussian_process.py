@@ -108,7 +108,7 @@ class Posterior(ABC):
         return 0.0 if weights is None else float(np.log(weights[weights > 0]).sum())
 
 
-class FactoredProcess(Posterior):
+class CholeskyPosterior(Posterior):
     """A process whose factor also gives the models that leave rows out."""
 
     @abstractmethod

@@ -19,8 +19,8 @@ from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.results import gram_diagonal
-from dkrr.fitting.sampled import by_name
-from dkrr.linalg.memory import KeptTiles
+from dkrr.fitting.sampled import with_stored_arrays
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.products import Operator, Precision, ResidentRows, TiledOperator, column_norms
 from dkrr.linalg.solver_settings import RPCholesky
@@ -74,7 +74,7 @@ class GramMatrix(ABC):
         self._tiles: Callable[..., TileSource]
         self._columns: ColumnSource
         self._rows = context.whole_rows(data, tiling.panel, stay=keeps_rows and not kernel.is_precomputed)
-        self._kernel = by_name(kernel, context)
+        self._kernel = with_stored_arrays(kernel, context)
         if kernel.is_precomputed:
             side = min(tile, SYMMETRY_TILE) if self._rows.is_in_memory else tile
             tasks = symmetry_tasks(self._rows, TileGrid(self.n, side, side))
@@ -194,11 +194,11 @@ class FactoredGram(GramMatrix):
         if not self._strategy.keeps_matrix:
             return MemorySystems(source, grid, self.scaled_diagonal, context, keeps_factors=keeps)
         with context.progress.stage("Gram matrix", 1.0), tile_threads(grid, context.threads) as executor:
-            kept = KeptTiles.of_source(source, grid, executor, context.progress)
+            kept = InMemoryMatrix.of_source(source, grid, executor, context.progress)
             return MemorySystems.kept(kept, context, keeps_factors=keeps)
 
     def operator(self) -> Operator:
-        if isinstance(self.systems.source, KeptTiles):
+        if isinstance(self.systems.source, InMemoryMatrix):
             return self.systems.source
         how = self._strategy
         return self._operator(self._tiles(), tile=how.products_tile if isinstance(how, Float32Factor) else None)
@@ -236,7 +236,7 @@ class FactoredGram(GramMatrix):
         self.systems.discard(group)
 
 
-class MultipliedGram(GramMatrix):
+class GramOperator(GramMatrix):
     """Gram matrix that is multiplied tile by tile, its tiles kept in memory or formed at every pass."""
 
     def __init__(self, data: FitData, strategy: Iterative, context: Context, scale: Array | None = None) -> None:

@@ -116,7 +116,7 @@ def box_of(rows: Rows, columns: tuple[int, ...]) -> Box:
 def _extremes(rows: Rows, columns: tuple[int, ...], start: int, stop: int) -> NDArray[np.float64]:
     """The two smallest, and the two largest, values of every column among some rows with their numbers."""
     found = np.empty((2, 0, len(columns), 2))
-    height = max(1, min(SCANNED_ROWS, SCANNED_BYTES // max(rows.heavy_row_bytes, 1)))
+    height = max(1, min(SCANNED_ROWS, SCANNED_BYTES // max(rows.dense_window_row_bytes, 1)))
     for where, x in rows.blocks(start, stop, height):
         check_finite(x, "X", where.start, rows.names)
         of_block = np.empty((2, min(2, x.shape[0]), len(columns), 2))
@@ -142,7 +142,7 @@ def may_have_grid(p: Problem) -> bool:
     return ((p.solver is None and p.tile is None) or asked == "primal") and bool(grid_columns(p.kernel, p.d))
 
 
-def in_dual_form(p: Problem, plan_of: Callable[[Problem], Plan]) -> Plan | DkrrError:
+def try_dual_plan(p: Problem, plan_of: Callable[[Problem], Plan]) -> Plan | DkrrError:
     """Plan in dual form; or why there is none."""
     try:
         return plan_of(p)
@@ -150,12 +150,12 @@ def in_dual_form(p: Problem, plan_of: Callable[[Problem], Plan]) -> Plan | DkrrE
         return error
 
 
-def is_compared(dual: Plan | DkrrError) -> bool:
+def is_worth_scanning(dual: Plan | DkrrError) -> bool:
     """Whether a plan in dual form takes so long that the box of the rows is worth finding."""
     return isinstance(dual, DkrrError) or dual.seconds > SOON_SECONDS
 
 
-def cheaper(dual: Plan | DkrrError, p: Problem, r: Resources, box: Box) -> Plan:
+def choose_cheaper_form(dual: Plan | DkrrError, p: Problem, r: Resources, box: Box) -> Plan:
     """The plan in dual form, or that with a grid if it takes less time.
 
     Parameters
@@ -171,7 +171,7 @@ def cheaper(dual: Plan | DkrrError, p: Problem, r: Resources, box: Box) -> Plan:
     PlanError
         If neither is possible.
     """
-    gridded, reason = on_grid(p, box, error_for(p))
+    gridded, reason = with_fourier_features(p, box, error_for(p))
     plan = None
     if gridded is not None:
         try:
@@ -200,7 +200,7 @@ def grid_is_slower(grid: Reason, seconds: float) -> Reason:
     return Reason("grid-is-slower", f"{grid} would take about {format_seconds(seconds)}")
 
 
-def on_grid(p: Problem, box: Box, error: float) -> tuple[Problem | None, Reason]:
+def with_fourier_features(p: Problem, box: Box, error: float) -> tuple[Problem | None, Reason]:
     """The problem with a grid, and its description; or None, and why there is none."""
     stretched = ""
     try:

@@ -14,7 +14,7 @@ from dkrr.linalg.preconditioners import Preconditioner
 from dkrr.linalg.products import Operator
 from dkrr.linalg.solver_settings import ConjugateGradient, RPCholesky
 from dkrr.planning import Plan
-from dkrr.planning.multiplied import growth_seconds
+from dkrr.planning.dual_cg import growth_seconds
 
 Array = NDArray[np.float64]
 

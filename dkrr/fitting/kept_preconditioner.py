@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dkrr.errors import StoreError, UnreachableStoreError
 from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
-from dkrr.planning.multiplied import is_worth_keeping
+from dkrr.planning.dual_cg import is_worth_keeping
 from dkrr.store import ChunkedArray, RunStore
 from dkrr.store.description import FACTOR_NOTE, fits
 from dkrr.store.run_store import FACTOR, UNLIKE_OURS

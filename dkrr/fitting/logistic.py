@@ -18,7 +18,7 @@ from dkrr.data import Rows
 from dkrr.data.rows import digest_of
 from dkrr.fitting.context import Context, open_context
 from dkrr.fitting.data import LabelledData
-from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, MultipliedGram
+from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, GramOperator
 from dkrr.fitting.iteration import pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import NormalRows
 from dkrr.fitting.requests import FitRequest, WarmStart
@@ -26,8 +26,8 @@ from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
 from dkrr.fitting.storage import Checkpoints
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
 from dkrr.linalg.dual_objective import DualObjective
-from dkrr.linalg.generated_likelihood import GridPasses, near_pass
-from dkrr.linalg.likelihood import LabelTerms
+from dkrr.linalg.fourier_likelihood import FourierLikelihoodPass, near_pass
+from dkrr.linalg.likelihood import WeightedLikelihood
 from dkrr.linalg.newton import (
     CURVATURE_SHIFT,
     INNER_TOL,
@@ -38,13 +38,13 @@ from dkrr.linalg.newton import (
     Objective,
     Point,
 )
-from dkrr.linalg.passes import Passes, Segment
+from dkrr.linalg.passes import LikelihoodPass, Segment
 from dkrr.linalg.primal_objective import PrimalObjective
 from dkrr.linalg.products import Operator
 from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form
-from dkrr.planning.strategy import Direct, Float32Factor, Generated, How, Iterative
+from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, StrategyDetails
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -53,7 +53,7 @@ ObjectiveAt = Callable[[float, Point, Array | None], Objective]
 """Objective of a λ at a point, given the norms of the gradients at zero if they are known."""
 
 
-class Made(NamedTuple):
+class FormObjective(NamedTuple):
     """What a form makes of the data."""
 
     rows: Rows | None
@@ -99,9 +99,9 @@ def _dual(
     context: Context,
     *,
     mixed: bool = False,
-) -> Made:
+) -> FormObjective:
     """Objectives in the dual form that share K and what preconditions their systems."""
-    labels = LabelTerms(data.likelihood, data.codes, data.weights)
+    labels = WeightedLikelihood(data.likelihood, data.codes, data.weights)
 
     @cache
     def shared() -> tuple[Operator, NewtonPreconditioners, float]:
@@ -126,29 +126,29 @@ def _dual(
             known=known,
         )
 
-    return Made(matrix.rows, objective)
+    return FormObjective(matrix.rows, objective)
 
 
-def dual_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Context) -> Made:
+def dual_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
     """Systems with K, by complete factors."""
     matrix = FactoredGram(data, strategy, context)
     return _dual(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
-def dual_factored(strategy: Float32Factor, data: LabelledData, plan: Plan, context: Context) -> Made:
+def dual_factored(strategy: Float32Factor, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
     """Systems with K, by conjugate gradient with complete factors in float32."""
     matrix = Float32Gram(data, strategy, context)
     return _dual(matrix, lambda: StepFactors(matrix, context), data, plan, context)
 
 
-def dual_iterative(strategy: Iterative, data: LabelledData, plan: Plan, context: Context) -> Made:
+def dual_iterative(strategy: Iterative, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
     """Systems with K, by conjugate gradient with one partial factor for all."""
-    matrix = MultipliedGram(data, strategy, context)
+    matrix = GramOperator(data, strategy, context)
 
     def preconditioners() -> NewtonPreconditioners:
         if matrix.rank_limit == 0:
             return NoPreconditioners()
-        shift = CURVATURE_SHIFT[plan.problem.is_coupled] * min(data.alphas)
+        shift = CURVATURE_SHIFT[plan.problem.is_softmax] * min(data.alphas)
         is_enough = pivot_rule(plan, shift, INNER_TOL, plan.problem.n_steps)
         return ByPartialFactor(matrix.partial_factor(data.weights, pivots_of(plan), is_enough))
 
@@ -162,10 +162,10 @@ def _primal(
     data: LabelledData,
     plan: Plan,
     context: Context,
-) -> Made:
+) -> FormObjective:
     """Objectives in the primal form."""
     rows = _labelled_rows(data, context, row_block)
-    passes = Passes(rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, curvature)
+    passes = LikelihoodPass(rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, curvature)
     return _by_passes(passes, rows.segments(row_parts), data, plan, context)
 
 
@@ -173,7 +173,9 @@ def _labelled_rows(data: LabelledData, context: Context, row_block: int) -> Norm
     return NormalRows(data, context, row_block, "labels", data.codes[:, None].astype(np.float64))
 
 
-def _by_passes(passes: Passes, segments: tuple[Segment, ...], data: LabelledData, plan: Plan, context: Context) -> Made:
+def _by_passes(
+    passes: LikelihoodPass, segments: tuple[Segment, ...], data: LabelledData, plan: Plan, context: Context
+) -> FormObjective:
     """Objectives that pass over the same segments of the rows."""
     settings = settings_of(plan)
     least_weight = 1.0 if data.weights is None else float(data.weights[data.weights > 0].min(initial=np.inf))
@@ -194,13 +196,13 @@ def _by_passes(passes: Passes, segments: tuple[Segment, ...], data: LabelledData
             known=known,
         )
 
-    return Made(None, objective)
+    return FormObjective(None, objective)
 
 
-def primal_generated(strategy: Generated, data: LabelledData, plan: Plan, context: Context) -> Made:
+def primal_generated(strategy: FourierSolve, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
     """Systems with ΦᵀWΦ on a Fourier grid, gathered from transforms."""
     rows = _labelled_rows(data, context, strategy.row_block)
-    passes = GridPasses(
+    passes = FourierLikelihoodPass(
         rows.phi, data.likelihood, data.rows.shape[1], data.fit_intercept, "matrix", threads=context.threads
     )
     segments = rows.segments(strategy.row_parts, by_blocks=not context.in_memory)
@@ -215,24 +217,24 @@ def primal_generated(strategy: Generated, data: LabelledData, plan: Plan, contex
     return _by_passes(passes, segments, data, plan, context)._replace(near=near)
 
 
-def primal_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Context) -> Made:
+def primal_direct(strategy: Direct, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
     """Systems with ΦᵀWΦ, by a matrix in the calling process."""
     return _primal("matrix", strategy.row_block, strategy.row_parts, data, plan, context)
 
 
-def primal_iterative(strategy: Iterative, data: LabelledData, plan: Plan, context: Context) -> Made:
+def primal_iterative(strategy: Iterative, data: LabelledData, plan: Plan, context: Context) -> FormObjective:
     """Systems with ΦᵀWΦ, by conjugate gradient."""
     passes = strategy.row_passes
     return _primal("diagonal", passes.row_block, passes.row_parts, data, plan, context)
 
 
-OBJECTIVES: Mapping[tuple[Form, type[How]], Callable[[Any, LabelledData, Plan, Context], Made]] = {
+OBJECTIVES: Mapping[tuple[Form, type[StrategyDetails]], Callable[[Any, LabelledData, Plan, Context], FormObjective]] = {
     ("dual", Direct): dual_direct,
     ("dual", Float32Factor): dual_factored,
     ("dual", Iterative): dual_iterative,
     ("primal", Direct): primal_direct,
     ("primal", Iterative): primal_iterative,
-    ("primal", Generated): primal_generated,
+    ("primal", FourierSolve): primal_generated,
 }
 
 

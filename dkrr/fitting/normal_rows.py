@@ -20,10 +20,10 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
-from dkrr.fitting.sampled import by_name
+from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
-from dkrr.linalg.memory import KeptTiles
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.normal import (
     NormalOperator,
     NormalParts,
@@ -50,7 +50,7 @@ LEAST_LEFT = 0.1
 """Part of a sum of squares that must be left for it to be a difference: of its digits at most one is then lost."""
 LEAST_IN_PIVOT = 1e-8
 """Fraction of a feature's square that is left in its pivot, below which features are centred about their own means."""
-LEAST_UNLEVERAGED = 1e-3
+MIN_ONE_MINUS_LEVERAGE = 1e-3
 """1 − leverage of a row below which its error follows from the other rows: at most one row per feature."""
 
 
@@ -108,7 +108,7 @@ class NormalSums:
         blas.solve_lower(factor, coef, transpose=True)
         return factor, coef
 
-    def is_lost(self, alpha: float, factor: Array, n_penalised: int) -> bool:
+    def has_lost_digits(self, alpha: float, factor: Array, n_penalised: int) -> bool:
         """Whether so little of a diagonal entry is left in its pivot that features must be centred separately.
 
         Coefficients may be off by ε over the fraction that is left.
@@ -174,11 +174,11 @@ def sums_of_others(parts: Sequence[Sums], rest: Sums) -> Iterator[Sums]:
         yield from sums_of_others(own, rest.with_rows_of(others))
 
 
-Each = Callable[[str, Callable[[int, int], Any]], list[Any]]
+MapSegments = Callable[[str, Callable[[int, int], Any]], list[Any]]
 """Gives, for a stage, the values of a function of the first row and the last but one, for segments of the rows."""
 
 
-def weighted_means(data: TrainingData, rows: NDArray[np.intp], each: Each, about: Array | None = None) -> Array:
+def weighted_means(data: TrainingData, rows: NDArray[np.intp], each: MapSegments, about: Array | None = None) -> Array:
     """Weighted means of features and targets over some rows, of shape (p + t,); see `centred_sums`."""
 
     def totals(start: int, stop: int) -> Any:
@@ -192,7 +192,7 @@ def weighted_means(data: TrainingData, rows: NDArray[np.intp], each: Each, about
 
 
 def centred_sums(
-    data: TrainingData, rows: NDArray[np.intp], each: Each, about: Array | None = None
+    data: TrainingData, rows: NDArray[np.intp], each: MapSegments, about: Array | None = None
 ) -> tuple[NormalSums, Array]:
     """Sums of features and targets without their weighted means over some rows, and these, (p + t,).
 
@@ -228,14 +228,14 @@ def _chosen_blocks(
 ) -> Iterator[tuple[Array, Array, Array]]:
     """Features, targets without the predictions of `about`, and weights of some rows, a block at a time."""
     for where, features in feature_blocks(data, start, stop):
-        here = part_of(rows, where)[1]
+        here = rows_in_block(rows, where)[1]
         targets, weights = data.targets[where], np.ones(len(features)) if data.weights is None else data.weights[where]
         if about is not None:
             targets = targets - blas.product(features, about)
         yield features[here], targets[here], weights[here]
 
 
-def errors_by_others(
+def loo_errors_high_leverage(
     data: TrainingData, means: Array, numbers: NDArray[np.intp], alphas: Sequence[float], n_penalised: int
 ) -> Array:
     """Errors of a few rows, each by the model of all other rows, for every λ; of shape (n_alphas, m, t).
@@ -284,11 +284,11 @@ def _by_others(
             factor, coef = rest.solved(alpha, n_penalised)
         inner = features.copy()
         blas.solve_lower_right(factor, inner)
-        found[a] = without_each(inner, targets - features @ coef, roots)
+        found[a] = loo_errors(inner, targets - features @ coef, roots)
     return found
 
 
-def without_each(inner: Array, errors: Array, roots: Array) -> Array:
+def loo_errors(inner: Array, errors: Array, roots: Array) -> Array:
     """Errors of rows by the model of all rows but each of them, of shape (m, t).
 
     Parameters
@@ -311,7 +311,7 @@ def features_of(data: TrainingData, x: Any) -> Array:
     return np.ascontiguousarray(Design(data.feature_map, has_constant=data.fit_intercept).features(x), np.float64)
 
 
-def part_of(rows: NDArray[np.intp], where: slice) -> tuple[slice, NDArray[np.intp] | slice]:
+def rows_in_block(rows: NDArray[np.intp], where: slice) -> tuple[slice, NDArray[np.intp] | slice]:
     """Which of some rows, in ascending order, lie in a block, and where there: a slice if they follow each other."""
     first, stop = (int(k) for k in np.searchsorted(rows, (where.start, where.stop)))
     here = rows[first:stop]
@@ -369,7 +369,7 @@ class NormalRows:
         assert data.feature_map is not None
         self._context, self._group, self._block = context, group, block
         self._rows = context.streamed_rows(data, block)
-        self.phi = by_name(data.feature_map, context)
+        self.phi = with_stored_arrays(data.feature_map, context)
         self.n, self.dimension = data.n, self.phi.dimension(self._rows.shape[1])
         self._by_rows = TileGrid(self.n, block, block)
         kept = context.storage.vectors
@@ -475,7 +475,7 @@ class FormedRows(NormalRows):
                 moments += other
             for i in range(grid.n_tiles):
                 mirror_lower(matrix.tile_buffer(i, i))
-            return MemorySystems.kept(KeptTiles(matrix), context, keeps_factors=self._keeps_factors), moments
+            return MemorySystems.kept(InMemoryMatrix(matrix), context, keeps_factors=self._keeps_factors), moments
         storage, width = context.stored, self._targets.shape[1]
         parts = NormalParts(
             segments=self._cut,

@@ -26,7 +26,7 @@ from dkrr.checks import (
     n_dimensions,
     shown,
 )
-from dkrr.data import Rows, as_rows, in_memory, opened, with_columns
+from dkrr.data import Rows, as_rows, in_memory, table_or_value, with_columns
 from dkrr.data.open import is_in_blocks, place_of_targets
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError
@@ -45,12 +45,12 @@ from dkrr.fitting.requests import (
     plan_for_rows,
     plan_in_box,
 )
-from dkrr.fitting.sampled import boxed
+from dkrr.fitting.sampled import with_bounding_box
 from dkrr.fitting.search_plans import search_plan, within_store
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.fourier_grid import grid_columns
-from dkrr.kernels.implied import feature_map, is_drawn, refuse_more_components_than_rows
+from dkrr.kernels.kernel_features import feature_map, is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.names import candidate_grid, candidate_settings, warn_of_unused
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient
@@ -372,7 +372,7 @@ def plan(
     n, d = _sizes(n_samples, n_features) if rows is None else rows.shape
     likelihood = None if is_regression else checked_likelihood(y, n_classes, n, one_vs_rest=one_vs_rest)
     refuse_more_components_than_rows(value, n)
-    value = value if rows is None else boxed(value, rows)
+    value = value if rows is None else with_bounding_box(value, rows)
     if rows is None and y is not None and is_regression:
         raise InputError("y is given without X; expected X and y, or n_targets= instead of y")
     if likelihood is not None:
@@ -503,7 +503,7 @@ def _checked_content(kernel: Kernel, rows: Rows | None, sample_weight: Any, *, i
     weights = checked_weights(sample_weight, n)
     if weights is None:
         return {}
-    return {"n_counting": int(np.count_nonzero(weights)), "total_weight": float(weights.sum())}
+    return {"n_positive_weights": int(np.count_nonzero(weights)), "total_weight": float(weights.sum())}
 
 
 def _box(extent: Any, kernel: Kernel, d: int) -> Box:
@@ -543,7 +543,7 @@ def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:
         raise InputError("model is given without X; expected X, the rows to predict")
     asked = {name: flag(given[name], name) for name in ("probabilities", "return_std")}
     model = model._limited(given["memory_limit"])
-    rows = model._new_rows(model._known_columns(opened(X)))
+    rows = model._new_rows(model._known_columns(table_or_value(X)))
     found: PredictionPlan = model._prediction_plan(rows, **asked, interval=given["interval"])
     return found
 

@@ -233,8 +233,8 @@ def refuse_nan(found: NDArray[np.float64], first: int = 0) -> None:
 def block_rows(model: FittedFunction, rows: Rows) -> int:
     """Number of rows that are predicted together: fewer if they, their features or their predictions are wide."""
     if model.feature_map is not None and model.feature_map.is_transform:
-        return max(1, min(TRANSFORMED_ROWS, TRANSFORMED_BYTES // rows.heavy_row_bytes))
-    widths = [rows.heavy_row_bytes, 8 * model.n_targets]
+        return max(1, min(TRANSFORMED_ROWS, TRANSFORMED_BYTES // rows.dense_window_row_bytes))
+    widths = [rows.dense_window_row_bytes, 8 * model.n_targets]
     if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
         widths.append(8 * model.feature_map.dimension(model.n_features))
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(widths)))
@@ -256,7 +256,7 @@ def _predict_block(models: Sequence[FittedFunction], x: Any, first: int) -> Iter
     n = model.rows.shape[0]
     height = min(n, BLOCK_TRAINING_ROWS)
     if model.rows.is_sparse or not model.rows.is_in_memory:
-        height = max(1, min(height, BLOCK_BYTES // model.rows.heavy_row_bytes))
+        height = max(1, min(height, BLOCK_BYTES // model.rows.dense_window_row_bytes))
     gram = np.empty((m, height))
     for start in range(0, n, height):
         stop = min(start + height, n)

@@ -10,11 +10,11 @@ from dkrr.cluster.process import ambient_client
 from dkrr.data import DaskRows, MemoryRows, Rows
 from dkrr.data.dask_rows import PartitionRows
 from dkrr.data.table import FrameRows
-from dkrr.data.transformers import HeldRows, TransformedRows
+from dkrr.data.transformers import InMemoryRows, TransformedRows
 from dkrr.errors import DkrrError
 from dkrr.fitting.context import QUIET_SECONDS
+from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.prediction import Advance
-from dkrr.fitting.processes import Processes
 from dkrr.fitting.results import FittedFunction
 from dkrr.planning.detection import detect
 from dkrr.planning.measures import with_measured_kernel
@@ -49,7 +49,7 @@ class Asked:
 
     n_columns: int
     """Columns of predictions, standard deviations and ends of intervals together."""
-    processes: Processes | None = None
+    processes: Posteriors | None = None
     """Those of a regression, where standard deviations or intervals are asked for."""
     return_std: bool = False
     folds: Any = ()
@@ -60,7 +60,7 @@ def _rows_per_block(n_targets: int, rows: Rows) -> int:
     """Rows that are read, predicted and written together where memory allows."""
     height = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * n_targets))
     # Those after a transformer have their own blocks, and their entries are not counted for this.
-    of_rows = rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.heavy_row_bytes
+    of_rows = rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.dense_window_row_bytes
     return max(1, min(height, of_rows))
 
 
@@ -108,8 +108,8 @@ def plan_of_rows(model: FittedFunction, rows: Rows, asked: Asked, memory_limit: 
         form="primal" if model.coef is not None else "dual",
         n_rows=n_rows,
         block_rows=height,
-        row_bytes=8 * max(rows.shape[1], inputs.shape[1]) if is_transformed else rows.heavy_row_bytes,
-        x_bytes=0 if isinstance(inputs, MemoryRows | HeldRows) else inputs.n_bytes,
+        row_bytes=8 * max(rows.shape[1], inputs.shape[1]) if is_transformed else rows.dense_window_row_bytes,
+        x_bytes=0 if isinstance(inputs, MemoryRows | InMemoryRows) else inputs.n_bytes,
         read_overhead_bytes=rows.read_overhead_bytes,
         n_columns=asked.n_columns,
         training_bytes=model.rows.n_bytes if is_stored and model.rows is not None else 0,
@@ -133,7 +133,7 @@ def is_in_blocks(rows: Rows) -> bool:
     return isinstance(rows, PartitionRows | DaskRows) or rows.is_lazy
 
 
-def _place(rows: Rows, processes: Processes | None) -> tuple[bool, Reason]:
+def _place(rows: Rows, processes: Posteriors | None) -> tuple[bool, Reason]:
     """Whether workers of a client predict, and why."""
     client = ambient_client()
     if client is None:

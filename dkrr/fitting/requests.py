@@ -26,14 +26,14 @@ from dkrr.fitting.grids import (
     SURELY_FASTER,
     Box,
     box_of,
-    cheaper,
-    in_dual_form,
-    is_compared,
+    choose_cheaper_form,
+    is_worth_scanning,
     may_have_grid,
+    try_dual_plan,
 )
 from dkrr.kernels import AdditiveChi2, Kernel
 from dkrr.kernels.fourier_grid import FourierGrid, grid_columns
-from dkrr.kernels.implied import is_drawn, refuse_more_components_than_rows
+from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
@@ -222,7 +222,7 @@ class DualStart:
 
 def _model_of(plan: Plan) -> tuple[Any, ...]:
     problem = plan.problem
-    return plan.form, problem.kernel.to_dict(), problem.fit_intercept, problem.is_coupled
+    return plan.form, problem.kernel.to_dict(), problem.fit_intercept, problem.is_softmax
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class FitRequest:
     folds: Sequence[NDArray[np.intp]] = ()
     """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
     processes: Callable[..., Any] | None = None
-    """Makes the Gaussian processes of the fit (`Processes`) of the factors that it leaves, with `uncertainty`."""
+    """Makes the Gaussian processes of the fit (`Posteriors`) of the factors that it leaves, with `uncertainty`."""
     because: Because = NOTHING_SET
     """Why the settings have a form or a solver that the user did not request."""
     given: Self | None = None
@@ -276,7 +276,7 @@ class FitRequest:
         found = Problem.of_rows(
             self.rows,
             self.settings.kernel,
-            n_counting=None if self.weights is None else int(np.count_nonzero(self.weights)),
+            n_positive_weights=None if self.weights is None else int(np.count_nonzero(self.weights)),
             total_weight=None if self.weights is None else float(self.weights.sum()),
             interval_folds=len(self.folds),
             folds_are_fitted=len(self.folds) > 0 and self.learns,
@@ -302,7 +302,7 @@ def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:
     """Plan without rows, of which only the box is known."""
     if not may_have_grid(problem):
         return measured_plan(problem, resources)
-    return cheaper(in_dual_form(problem, lambda p: measured_plan(p, resources)), problem, resources, box)
+    return choose_cheaper_form(try_dual_plan(problem, lambda p: measured_plan(p, resources)), problem, resources, box)
 
 
 def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box | None = None) -> Plan:
@@ -313,13 +313,15 @@ def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box |
     problem = with_measured_kernel(problem, rows)
     if not may_have_grid(problem):
         return _plan_for_rows(problem, rows, resources)
-    dual = in_dual_form(problem, lambda p: make_plan(p, resources))
-    if not is_compared(dual):
+    dual = try_dual_plan(problem, lambda p: make_plan(p, resources))
+    if not is_worth_scanning(dual):
         return _plan_for_rows(problem, rows, resources)
     box = box_of(rows, grid_columns(problem.kernel, problem.d)) if box is None else box
-    found = cheaper(dual, problem, resources, box)
+    found = choose_cheaper_form(dual, problem, resources, box)
     if isinstance(dual, Plan) and dual.seconds < SURELY_FASTER * found.seconds:  # the spectrum may make a difference
-        found = cheaper(in_dual_form(problem, lambda p: _plan_for_rows(p, rows, resources)), problem, resources, box)
+        found = choose_cheaper_form(
+            try_dual_plan(problem, lambda p: _plan_for_rows(p, rows, resources)), problem, resources, box
+        )
     return found
 
 
@@ -376,7 +378,7 @@ def fields_of_classes(likelihood: Likelihood, alphas: tuple[float, ...]) -> dict
         "n_targets": likelihood.n_columns,
         "alphas": alphas,
         "loss": "logistic",
-        "is_coupled": isinstance(likelihood, Softmax),
+        "is_softmax": isinstance(likelihood, Softmax),
     }
 
 

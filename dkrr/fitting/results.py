@@ -279,7 +279,7 @@ class Solved:
     start: Point | None = None
     """Where a later classification may begin."""
     processes: Any = None
-    """Gaussian processes (`Processes`) of a fit with uncertainty; None: they are made when they are asked for."""
+    """Gaussian processes (`Posteriors`) of a fit with uncertainty; None: they are made when they are asked for."""
 
 
 def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) -> SolveResult:
@@ -345,7 +345,7 @@ def solved(
         Powers of two that the targets of `data` have been divided by.
     begun : float
         Start of the fit, by `time.perf_counter`.
-    processes : Processes, optional
+    processes : Posteriors, optional
         Gaussian processes that the fit leaves.
 
     Raises

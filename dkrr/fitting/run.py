@@ -21,15 +21,15 @@ from dkrr.fitting.batches import DualForm, solve_in_batches
 from dkrr.fitting.context import Context, open_context, progress_of
 from dkrr.fitting.data import FitData, LabelledData, TrainingData, shared_fields
 from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
-from dkrr.fitting.generated import GeneratedPrimal, lost_alpha
+from dkrr.fitting.fourier_ridge import FourierRidge, refused_alpha
 from dkrr.fitting.iteration import resumed
 from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
 from dkrr.fitting.requests import DualStart, FitRequest, plan_of
 from dkrr.fitting.results import Kept, Solution, Solved, quadratics, scale_of, solved
-from dkrr.fitting.sampled import about_the_rows, drawn
+from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.fourier_grid import FourierGrid
-from dkrr.kernels.implied import is_drawn
+from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.residual import worst
@@ -38,7 +38,7 @@ from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.problem import Because, Form, Loss
 from dkrr.planning.reasons import Reason
-from dkrr.planning.strategy import Direct, Float32Factor, Generated, How, Iterative
+from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, StrategyDetails
 from dkrr.text import plural
 
 
@@ -96,7 +96,7 @@ def solve_with_float32_factor(
 
 
 def solve_by_transforms(
-    form: GeneratedPrimal,
+    form: FourierRidge,
     data: TrainingData,
     plan: Plan,
     context: Context,  # noqa: ARG001
@@ -107,7 +107,7 @@ def solve_by_transforms(
         return form.solution()
 
 
-class Way(NamedTuple):
+class Method(NamedTuple):
     """Functions that carry out one solver, by form."""
 
     forms: Mapping[Form, Any]
@@ -115,11 +115,11 @@ class Way(NamedTuple):
     solve: Callable[[Any, TrainingData, Plan, Context, DualStart | None], Solution]
 
 
-SOLVERS: Mapping[type[How], Way] = {
-    Direct: Way({"dual": DirectDual, "primal": DirectPrimal}, solve_directly),
-    Iterative: Way({"dual": IteratedDual, "primal": IteratedPrimal}, solve_iteratively),
-    Float32Factor: Way({"dual": FactoredDual}, solve_with_float32_factor),
-    Generated: Way({"primal": GeneratedPrimal}, solve_by_transforms),
+SOLVERS: Mapping[type[StrategyDetails], Method] = {
+    Direct: Method({"dual": DirectDual, "primal": DirectPrimal}, solve_directly),
+    Iterative: Method({"dual": IteratedDual, "primal": IteratedPrimal}, solve_iteratively),
+    Float32Factor: Method({"dual": FactoredDual}, solve_with_float32_factor),
+    FourierSolve: Method({"primal": FourierRidge}, solve_by_transforms),
 }
 
 
@@ -247,16 +247,16 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     if is_drawn(plan.problem.kernel):
         begun = time.perf_counter()
         reset_peak()
-        request = request.with_settings(kernel=drawn(plan.problem.kernel, request.rows, progress))
+        request = request.with_settings(kernel=with_sampled_maps(plan.problem.kernel, request.rows, progress))
         spent = time.perf_counter() - begun, peak_resident_bytes()
         # There may be fewer features than requested; what they hold is not part of what the process held before.
         plan = plan_of(request, plan.resources)
     loss = LOSSES[plan.problem.loss]
     data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
-    if lost := lost_alpha(plan, data):  # of a grid that was named, which has no other form
+    if lost := refused_alpha(plan, data):  # of a grid that was named, which has no other form
         raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
     if data.fit_intercept:
-        data = about_the_rows(data, request.settings.store)
+        data = centre_linear_parts(data, request.settings.store)
     broken, solved = "", tuple[Solved, ...]()
     try:
         solved = _fit_regression(request, data, plan, progress)

@@ -15,8 +15,8 @@ from dkrr.fitting.data import ORIGINS, FitData
 from dkrr.fitting.grids import box_of
 from dkrr.kernels import Kernel, Linear, centring
 from dkrr.kernels.fourier_grid import FourierGrid
-from dkrr.kernels.implied import feature_map as feature_map_of
-from dkrr.kernels.implied import parts_of
+from dkrr.kernels.kernel_features import feature_map as feature_map_of
+from dkrr.kernels.kernel_features import parts_of
 from dkrr.kernels.map_base import Array, FeatureMap, MapKernel
 from dkrr.kernels.nystroem import Nystroem, NystroemMap, entry_seconds, held_bytes, whitened
 from dkrr.linalg.pivoted_cholesky import choose_pivots
@@ -31,7 +31,7 @@ Value = TypeVar("Value", bound=Kernel | FeatureMap)
 Data = TypeVar("Data", bound=FitData)
 
 
-def drawn(value: Value, rows: Rows, progress: Progress | None = None) -> Value:
+def with_sampled_maps(value: Value, rows: Rows, progress: Progress | None = None) -> Value:
     """Kernel or feature map with every Nyström approximation inside fitted to the rows.
 
     Parameters
@@ -54,7 +54,7 @@ def drawn(value: Value, rows: Rows, progress: Progress | None = None) -> Value:
     return _replaced(value, lambda part: nystroem_map(part, rows, progress) if isinstance(part, Nystroem) else part)
 
 
-def boxed(kernel: Kernel, rows: Rows) -> Kernel:
+def with_bounding_box(kernel: Kernel, rows: Rows) -> Kernel:
     """Kernel in which every Fourier grid has the box of the rows, unless it was given one."""
     return _replaced(kernel, lambda part: _boxed(part, rows) if isinstance(part, FourierGrid) else part)
 
@@ -67,7 +67,7 @@ def _boxed(phi: FourierGrid, rows: Rows) -> FourierGrid:
     return phi.in_box(box_of(rows, phi.columns(d)).pairs())
 
 
-def about_the_rows(data: Data, store: str | None = None) -> Data:
+def centre_linear_parts(data: Data, store: str | None = None) -> Data:
     """The same problem with an origin near the rows, for fits with a free intercept.
 
     The model is the same. Data are returned as they are where that brings nothing (see `kernels.centring`), and with
@@ -150,7 +150,7 @@ def nystroem_map(settings: Nystroem, rows: Rows, progress: Progress | None = Non
         return whitened(kernel, centres)
 
 
-def by_name(value: Value, context: Context) -> Value:
+def with_stored_arrays(value: Value, context: Context) -> Value:
     """Kernel or feature map whose arrays lie in the store, for tasks that travel to other processes.
 
     A whitening of 2,000 centres is 32 MB, which every task would carry. Nothing changes where tasks do not travel.

@@ -12,10 +12,10 @@ from dkrr.fitting.grids import (
     box_of,
     finufft_missing,
     grid_is_slower,
-    in_dual_form,
-    is_compared,
+    is_worth_scanning,
     may_have_grid,
-    on_grid,
+    try_dual_plan,
+    with_fourier_features,
 )
 from dkrr.fitting.requests import Settings, with_spectrum
 from dkrr.kernels.fourier_grid import ROUNDING, grid_columns
@@ -92,8 +92,8 @@ def scoring_plan(problem: Problem, sizes: FoldSizes, rows: Rows | None, resource
     grid: ScoringPlan | None = None
     reason: Reason | None = None
     if may_have_grid(problem) and not sizes.are_learned:
-        dual = in_dual_form(problem, lambda p: make_plan(p, resources))
-        if is_compared(dual):
+        dual = try_dual_plan(problem, lambda p: make_plan(p, resources))
+        if is_worth_scanning(dual):
             box = box_of(rows, grid_columns(problem.kernel, problem.d))
             grid, reason = _on_grid(problem, sizes, resources, box)
             if grid is not None and (not isinstance(dual, Plan) or dual.seconds > SURELY_FASTER * grid.seconds):
@@ -111,7 +111,7 @@ def scoring_plan(problem: Problem, sizes: FoldSizes, rows: Rows | None, resource
 
 def _on_grid(problem: Problem, sizes: FoldSizes, resources: Resources, box: Box) -> tuple[ScoringPlan | None, Reason]:
     """Plan of scores on a Fourier grid, if there is one, and why another is taken instead."""
-    gridded, reason = on_grid(problem, box, ROUNDING)
+    gridded, reason = with_fourier_features(problem, box, ROUNDING)
     if gridded is None:
         return None, reason
     try:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.cluster.folders import PrivateFolder
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster.process import graceful_termination
 from dkrr.config import setting
 from dkrr.data.rows import digest_of
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
@@ -422,7 +422,7 @@ def with_repairs(stores: Sequence[str], work: Callable[[], Value]) -> tuple[Valu
     for run in runs:
         run.description()  # what is not a run is refused before a lock is written there
     messages, known = list[str](), set[tuple[str, str]]()
-    with ended_in_order() if runs else nullcontext(), ExitStack() as stack:
+    with graceful_termination() if runs else nullcontext(), ExitStack() as stack:
         for run in runs:
             stack.enter_context(owned(run.url))
         while True:

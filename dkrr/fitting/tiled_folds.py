@@ -21,7 +21,7 @@ from dkrr.cluster import Progress, ThreadExecutor
 from dkrr.fitting.context import Context
 from dkrr.fitting.fold_models import name_of
 from dkrr.fitting.storage import StoredArrays, TemporaryFolder
-from dkrr.linalg.held_out import LeftOut, StoredInverse, batches, stored_flops
+from dkrr.linalg.held_out import HeldOutErrors, StoredInverse, batches, stored_flops
 from dkrr.store import RunStore, TileGrid
 
 Array = NDArray[np.float64]
@@ -56,12 +56,14 @@ def stored_context(context: Context | None, threads: int, progress: Progress) ->
         temporary.delete()
 
 
-def errors_in_tiles(left_out: LeftOut, folds: Sequence[Numbers], context: Context, group: str) -> list[FoldErrors]:
+def errors_in_tiles(
+    left_out: HeldOutErrors, folds: Sequence[Numbers], context: Context, group: str
+) -> list[FoldErrors]:
     """Errors of every fold, whose rows are in ascending order, in the order of the folds.
 
     Parameters
     ----------
-    left_out : LeftOut
+    left_out : HeldOutErrors
         Of a factor that all workers of the executor read.
     folds : sequence of ndarray of intp
     context : Context
@@ -79,7 +81,7 @@ def errors_in_tiles(left_out: LeftOut, folds: Sequence[Numbers], context: Contex
 
 
 def _errors_of(
-    left_out: LeftOut, folds: Sequence[Numbers], context: Context, group: str, flops: float
+    left_out: HeldOutErrors, folds: Sequence[Numbers], context: Context, group: str, flops: float
 ) -> list[FoldErrors]:
     """Errors of some folds together, which an earlier run may have found."""
     t, grid, stored, ends = left_out.right_sides.shape[1], left_out.factor.grid, context.stored, _ends(folds)

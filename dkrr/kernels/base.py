@@ -188,7 +188,7 @@ CSR_COPIES = 2
 class Kernel(Parameters):
     """A symmetric kernel k(x, z), as an immutable value that is called on blocks of rows.
 
-    Subclasses are frozen dataclasses. They write `_filler` and `_diagonal`, which are called with checked rows; strips,
+    Subclasses are frozen dataclasses. They write `_block_writer` and `_diagonal`, called with checked rows; strips,
     symmetry, checks, memory and descriptions are common. Kernels add, multiply and scale: ``0.5 * RBF() + Linear()``.
 
     See Also
@@ -222,9 +222,9 @@ class Kernel(Parameters):
     _piece_buffers: ClassVar[int | None] = None
     """Number of these buffers that are as large as a piece in `pieces`; None means all."""
     _kept_copies: ClassVar[int] = 0
-    """Copies of the rows of Y that `_fillers` keeps."""
+    """Copies of the rows of Y that `_block_writers` keeps."""
     _takes_csr: ClassVar[bool] = False
-    """Whether `_filler` and `_diagonal` are called with CSR rows as they are; otherwise these are made dense before."""
+    """Whether `_block_writer` and `_diagonal` take CSR rows as they are; otherwise these are made dense before."""
     _follows_entries: ClassVar[bool] = True
     """Whether time and memory follow the stored entries of CSR rows that are taken as they are, not the columns."""
     _csr_buffers: ClassVar[int] = 3
@@ -555,7 +555,7 @@ class Kernel(Parameters):
     # What base classes and kernels made of this one call: rows are then as the kernel takes them.
 
     def filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        """Function that fills a strip of k(X, Y); parameters as of `_filler`.
+        """Function that fills a strip of k(X, Y); parameters as of `_block_writer`.
 
         Parameters
         ----------
@@ -572,10 +572,10 @@ class Kernel(Parameters):
             Writes k(X[rows], Y[columns]) to `out`.
         """
         left = self._taken(X)
-        return self._filler(left, left if Y is X else self._taken(Y), dtype)
+        return self._block_writer(left, left if Y is X else self._taken(Y), dtype)
 
     def fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        """`filler` by X for one Y; parameters as of `_fillers`.
+        """`filler` by X for one Y; parameters as of `_block_writers`.
 
         Parameters
         ----------
@@ -590,7 +590,7 @@ class Kernel(Parameters):
             Returns the `filler` of X and Y.
         """
         right = self._taken(Y)
-        filler = self._fillers(right, dtype)
+        filler = self._block_writers(right, dtype)
         return lambda X: filler(right if X is Y else self._taken(X))
 
     def diagonal_of(self, X: Block) -> npt.NDArray[np.float64]:
@@ -615,7 +615,7 @@ class Kernel(Parameters):
         return X if self._takes_csr or not is_sparse(X) else X.toarray()
 
     @abstractmethod
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         """Function that fills a strip; `Y is X` for a symmetric block. Called on a resolved kernel only.
 
         Parameters
@@ -633,9 +633,9 @@ class Kernel(Parameters):
             the other; arrays as large as one are a `Scratch`, and counted in `_strip_buffers`.
         """
 
-    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        """`_filler` by X for one Y, with what is computed from Y alone, which takes no more than `kept_bytes`."""
-        return lambda X: self._filler(X, Y, dtype)
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+        """`_block_writer` by X for one Y, with what is computed from Y alone, which takes no more than `kept_bytes`."""
+        return lambda X: self._block_writer(X, Y, dtype)
 
     @abstractmethod
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
@@ -671,7 +671,7 @@ class KernelTo:
         self._Y = as_rows(kernel.encode(Y), "Y")
         self._kernel = kernel.resolved(self._Y.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
-            self._fillers = self._kernel.fillers(self._Y, np.dtype(np.float64))
+            self._block_writers = self._kernel.fillers(self._Y, np.dtype(np.float64))
 
     def __call__(self, X: Block, *, out: FloatArray | None = None) -> FloatArray:
         """Block of kernel values; parameters, result and errors are those of `Kernel.__call__`, `out` is of float64."""
@@ -681,7 +681,7 @@ class KernelTo:
             return self._kernel(left, self._Y, out=target)
         if target.size:
             with np.errstate(over="ignore", invalid="ignore"):
-                _fill_strips(self._fillers(left), target)
+                _fill_strips(self._block_writers(left), target)
         return target
 
 

@@ -277,7 +277,7 @@ def times_powers_of_two(X: Block, exponents: Any) -> Block:
     return sp.csr_array((np.ldexp(X.data.astype(np.float64, copy=False), each), X.indices, X.indptr), shape=X.shape)
 
 
-def moderate_rows(X: Block) -> Block:
+def normalise_exponents(X: Block) -> Block:
     """Rows times powers of two, so that the largest |x| of a row is from 1/2 to 1; a row of zeros is unchanged.
 
     No digit changes, and ‖x‖² neither overflows nor underflows.

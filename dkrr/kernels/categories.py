@@ -113,7 +113,7 @@ class Categories(Kernel):
             codes[:, j] = [number.get(value, UNKNOWN) for value in values]
         return codes
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self._comparable(X)
         right = left if Y is X else self._comparable(Y)
         d = left.shape[1]

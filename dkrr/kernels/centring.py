@@ -90,7 +90,7 @@ class CentredLinear(AboutOrigin, Kernel):
     def to_dict(self) -> dict[str, Any]:
         return {"kernel": self.tag, "origin": {"array": self._digest}}
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self._centred(X, dtype)
         return dot_products(left, left if Y is X else self._centred(Y, dtype), dtype)
 

@@ -299,10 +299,10 @@ class Columns(Compound):
     def kept_bytes(self, n_columns: int, n_features: int) -> int:
         return super().kept_bytes(n_columns, n_features) + 8 * n_columns * self.width(n_features)
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        return self._fillers(Y, dtype)(X)
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        return self._block_writers(Y, dtype)(X)
 
-    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         right = self.cut(Y)
         base = self.base.fillers(right, dtype)
         return lambda X: base(right if X is Y else self.cut(X))

@@ -13,7 +13,16 @@ import numpy.typing as npt
 from dkrr.checks import numbers, positive, shown, whole
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel
-from dkrr.kernels.blocks import Block, Fill, Fillers, FloatArray, Scratch, are_moderate, check_diagonal, moderate_rows
+from dkrr.kernels.blocks import (
+    Block,
+    Fill,
+    Fillers,
+    FloatArray,
+    Scratch,
+    are_moderate,
+    check_diagonal,
+    normalise_exponents,
+)
 from dkrr.kernels.columns import Compound
 
 
@@ -28,10 +37,10 @@ class _Pair(Compound):
     left: Kernel
     right: Kernel
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        return self._fillers(Y, dtype)(X)
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        return self._block_writers(Y, dtype)(X)
 
-    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         first, second = self.left.fillers(Y, dtype), self.right.fillers(Y, dtype)
         return lambda X: self._combined(first(X), second(X), Scratch(dtype))
 
@@ -158,10 +167,10 @@ class Scaled(Compound):
     def row_degree(self) -> float | None:
         return self.base.row_degree
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        return self._fillers(Y, dtype)(X)
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        return self._block_writers(Y, dtype)(X)
 
-    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         base = self.base.fillers(Y, dtype)
         return lambda X: self._multiplied(base(X))
 
@@ -212,7 +221,7 @@ class Normalized(Compound):
         lengths = 4 * 8 * (n_rows + n_columns)
         return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + lengths
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         # Lengths first: what they need in memory is free again when the part's filler is made.
         rows, lengths = self.prepared(X, dtype)
         others, theirs = (rows, lengths) if Y is X else self.prepared(Y, dtype)
@@ -251,7 +260,7 @@ class Normalized(Compound):
         """
         diagonal = self.base.diagonal_of(X)
         if self.base.row_degree is not None and not are_moderate(diagonal, dtype):
-            X = moderate_rows(X)
+            X = normalise_exponents(X)
             diagonal = self.base.diagonal_of(X)
         return X, _inverse_roots(diagonal, self.base)
 

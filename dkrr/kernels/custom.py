@@ -247,7 +247,7 @@ class CallableKernel(Kernel):
         description = {"kernel": self.tag, "name": self.name, "digest": self.digest()}
         return {**description, "takes_objects": True} if self.takes_objects else description
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         # The function is called once, on the whole block: it may have a high cost per call, and only the
         # whole shows whether it is symmetric.
         block = self._block(X, Y)
@@ -366,7 +366,7 @@ class Precomputed(Kernel):
     def is_precomputed(self) -> bool:
         return True
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         raise AssertionError("a precomputed kernel is never part of another")
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
@@ -440,12 +440,12 @@ def identity_of_class(kind: type) -> str:
     for one in kind.__mro__:
         for name, member in vars(one).items():
             is_defined = name not in getattr(kind, "__dataclass_fields__", {}) and not name.startswith("__")
-            if is_defined and not is_dkrrs(one):
+            if is_defined and not is_builtin(one):
                 members.setdefault(name, getattr(member, "__func__", getattr(member, "fget", member)))
     return identity_of(*(part for name in sorted(members) for part in (name, members[name])))
 
 
-def is_dkrrs(kind: type) -> bool:
+def is_builtin(kind: type) -> bool:
     """Whether a class is dkrr's own, so that its name identifies it."""
     return kind.__module__.startswith("dkrr.")
 

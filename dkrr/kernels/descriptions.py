@@ -14,13 +14,13 @@ from dkrr.kernels.centring import CentredLinear
 from dkrr.kernels.custom import CallableKernel
 from dkrr.kernels.fourier import RandomFourier
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
-from dkrr.kernels.given_maps import CallableMap
 from dkrr.kernels.interactions import InteractionMap
 from dkrr.kernels.map_base import OWN_CLASS, FeatureMap, MapKernel
 from dkrr.kernels.names import listed, made, parameters
 from dkrr.kernels.nystroem import Nystroem, NystroemMap
 from dkrr.kernels.registry import KERNELS
 from dkrr.kernels.taylor import TaylorMap
+from dkrr.kernels.user_maps import CallableMap
 
 DESCRIBED: Mapping[str, Mapping[str, type]] = {
     "kernel": {**KERNELS, CentredLinear.tag: CentredLinear},
@@ -187,7 +187,7 @@ def kernel_from_dict(
         The functions of callable kernels, by the names in the description, and the user's own feature maps: values of
         CallableMap, and classes.
     arrays : mapping from checksum to ndarray or CSR, optional
-        What `dkrr.kernels.implied.arrays_of` gave for the kernel.
+        What `dkrr.kernels.kernel_features.arrays_of` gave for the kernel.
 
     Returns
     -------

@@ -275,8 +275,8 @@ class BagOfWords(Kernel):
         low, high = self.ngram_range
         return "word" if high == 1 else f"run of {low} words" if low == high else f"run of {low} to {high} words"
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        return self._of_rows._filler(X, Y, dtype)
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        return self._of_rows._block_writer(X, Y, dtype)
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
         return self._of_rows._diagonal(X)

@@ -24,7 +24,7 @@ from dkrr.kernels.blocks import (
     are_moderate,
     dot_products,
     is_sparse,
-    moderate_rows,
+    normalise_exponents,
     squared_norms,
 )
 
@@ -56,7 +56,7 @@ class Linear(Kernel):
     def row_degree(self) -> float | None:
         return 1
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return dot_products(X, Y, dtype)
 
     def _diagonal(self, X: Block) -> npt.NDArray[np.float64]:
@@ -69,7 +69,7 @@ class _FunctionOfDotProduct(Kernel):
     entry_seconds: ClassVar[float] = 1.5e-9
     _takes_csr: ClassVar[bool] = True
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         multiply, scratch = dot_products(X, Y, dtype), Scratch(dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -218,7 +218,7 @@ class Cosine(Kernel):
     def row_degree(self) -> float | None:
         return 0
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = unit_rows(X)
         return dot_products(left, left if Y is X else unit_rows(Y), dtype)
 
@@ -239,7 +239,7 @@ def _with_lengths(X: Block) -> tuple[Block, npt.NDArray[np.float64]]:
     """Rows, times powers of two where squares would leave the range of float64, and their lengths."""
     squares = squared_norms(X)
     if not are_moderate(squares):
-        X = moderate_rows(X)
+        X = normalise_exponents(X)
         squares = squared_norms(X)
     return X, np.sqrt(squares)
 
@@ -325,7 +325,7 @@ class TaylorRBF(Kernel):
         object.__setattr__(self, "degree", int(degree))
         object.__setattr__(self, "gamma", positive_or_none(self.gamma, "gamma"))
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         assert self.gamma is not None, "the kernel must be resolved first"
         # Always in float64: exp(−γ‖x‖²) leaves the range of float32 where the kernel is still 1.
         multiply, scratch, sums = dot_products(X, Y, np.float64), Scratch(), Scratch()

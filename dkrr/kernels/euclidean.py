@@ -105,10 +105,10 @@ class RBF(WithLengths):
     def _scales(self, n_features: int) -> Array:
         return np.asarray(1.0 / n_features if self.gamma is None else self.gamma)
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        return self._fillers(Y, dtype)(X)
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        return self._block_writers(Y, dtype)(X)
 
-    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         assert self.gamma is not None, "the kernel must be resolved first"
         gamma = self.gamma
         columns = DistanceColumns(right := times_ratios(Y, gamma, 0.5), -reference(gamma, 0.5), dtype)
@@ -199,10 +199,10 @@ class Matern(WithLengths):
         lengths = np.asarray(self.length_scale) * sqrt(nu / self.nu)
         return Matern(nu=nu, length_scale=lengths.tolist()), factor / self.lengths(n_features) ** 2
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        return self._fillers(Y, dtype)(X)
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        return self._block_writers(Y, dtype)(X)
 
-    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         lengths = self.length_scale
         right = times_ratios(Y, lengths, -1.0)
         columns = DistanceColumns(right, 2 * self.nu / reference(lengths, -1.0) ** 2, dtype)

@@ -64,7 +64,7 @@ class Laplacian(WithLengths):
         gamma = (1.0 / lengths).tolist()
         return replace(self, gamma=gamma if len(gamma) > 1 else gamma[0])
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         assert self.gamma is not None, "the kernel must be resolved first"
         scale, left = -reference(self.gamma, 1.0), times_ratios(X, self.gamma, 1.0)
         X, Y = left, left if Y is X else times_ratios(Y, self.gamma, 1.0)
@@ -147,7 +147,7 @@ class AdditiveChi2(Kernel):
     _row_copies: ClassVar[int] = 1
     _strip_buffers: ClassVar[int] = 4
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = _non_negative(X, dtype)
         right = left if Y is X else _non_negative(Y, dtype)
         total, term = Scratch(dtype), Scratch(dtype)
@@ -211,8 +211,8 @@ class Chi2(Kernel):
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", positive(self.gamma, "gamma"))
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        additive = AdditiveChi2()._filler(X, Y, dtype)
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        additive = AdditiveChi2()._block_writer(X, Y, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
             additive(rows, columns, out)

@@ -14,7 +14,7 @@ from dkrr.checks import shown
 from dkrr.errors import InputError, InputTypeError
 from dkrr.kernels.base import Kernel, Parameters
 from dkrr.kernels.blocks import STRIP_COLUMNS, STRIP_ROWS, Block, Fill, FloatArray, as_rows, is_sparse
-from dkrr.kernels.custom import identity_of_class, is_dkrrs, qualified_name
+from dkrr.kernels.custom import identity_of_class, is_builtin, qualified_name
 from dkrr.kernels.names import as_kernel
 
 COPY_SECONDS = 1.6e-9
@@ -242,7 +242,7 @@ class FeatureMap(Parameters):
         That of a user's own class has its name, under which the class must be given again.
         """
         kind, settings = type(self), self._described()
-        if is_dkrrs(kind):
+        if is_builtin(kind):
             return {"feature_map": self.tag, **settings}
         name, digest = qualified_name(kind), identity_of_class(kind)
         return {"feature_map": OWN_CLASS, "name": name, "digest": digest, "settings": settings}
@@ -250,7 +250,7 @@ class FeatureMap(Parameters):
     def _has_own_class(self) -> bool:
         """Whether the class of the map, or of a part, is a user's own."""
         parts = self._settings().values()
-        return not is_dkrrs(type(self)) or any(p._has_own_class() for p in parts if isinstance(p, FeatureMap))
+        return not is_builtin(type(self)) or any(p._has_own_class() for p in parts if isinstance(p, FeatureMap))
 
     def _settings(self) -> dict[str, Any]:
         """Values of the fields, by name."""
@@ -344,7 +344,7 @@ class MapKernel(Kernel):
     def to_dict(self) -> dict[str, Any]:
         return {"kernel": self.tag, "feature_map": self.base.to_dict()}
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         left = self.base.transform(X).astype(dtype, copy=False)
         right = left if Y is X else self.base.transform(Y).astype(dtype, copy=False)
 

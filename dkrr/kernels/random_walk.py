@@ -514,7 +514,7 @@ class RandomWalk(Kernel):
         pieces = ENTRY_BYTES * PRODUCT_ENTRIES + PAIR_BYTES * MATCHED_PAIRS + self._strip_buffers * 8 * STRIP_ENTRIES
         return GRAPH_BYTES * (n_rows + n_columns) + pieces + FIXED_WORKSPACE_BYTES
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:  # noqa: ARG002
         walks = common_walks(X, Y, self.decay, self.max_length)
         scale, scale_right = 1 / np.sqrt(walks.own_left), 1 / np.sqrt(walks.own_right)
         scratch = Scratch()

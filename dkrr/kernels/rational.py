@@ -96,10 +96,10 @@ class RationalQuadratic(WithLengths):
             n_features
         ) ** 2
 
-    def _filler(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        return self._fillers(Y, dtype)(X)
+    def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
+        return self._block_writers(Y, dtype)(X)
 
-    def _fillers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
+    def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
         lengths = self.length_scale
         right = times_ratios(Y, lengths, -1.0)
         columns = DistanceColumns(right, 0.5 / self.alpha / reference(lengths, -1.0) ** 2, dtype)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.linalg.likelihood import Likelihood, Root
+from dkrr.linalg.likelihood import HessianRoot, Likelihood
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import Identity, LowRank, Preconditioner, Wrapped
 from dkrr.linalg.products import Operator, Precision
@@ -39,12 +39,12 @@ Solve = Callable[[Array], Array]
 class Curvature:
     """C Π of all rows at their scores; vectors of its systems are stacked as the root says."""
 
-    root: Root
+    root: HessianRoot
     inverse_total: Array | None = None
     """(ΣW)⁺, of shape (m, m); None without an intercept, where Π = I."""
 
     @classmethod
-    def of_root(cls, root: Root, *, centred: bool) -> "Curvature":
+    def of_root(cls, root: HessianRoot, *, centred: bool) -> "Curvature":
         """Curvature of a root of W, with or without a free intercept."""
         return cls(root, root.inverse_total() if centred else None)
 
@@ -233,14 +233,20 @@ class Penalty:
 
 
 def decrement_bounds(
-    likelihood: Likelihood, root: Root, penalty: Penalty, norms: Array, residual: Array, sums: Array, coef_sums: Array
+    likelihood: Likelihood,
+    root: HessianRoot,
+    penalty: Penalty,
+    norms: Array,
+    residual: Array,
+    sums: Array,
+    coef_sums: Array,
 ) -> Array:
     """Upper bounds of Newton's decrement of every system, of shape (n_systems,).
 
     Parameters
     ----------
     likelihood : Likelihood
-    root : Root
+    root : HessianRoot
         C at the point.
     penalty : Penalty
     norms : ndarray of shape (n_systems,)
@@ -269,15 +275,15 @@ def _lengths(likelihood: Likelihood, of_columns: Array) -> Array:
     return np.asarray(np.sqrt(likelihood.per_system(of_columns**2)))
 
 
-def _flatness(root: Root) -> Array:
+def _flatness(root: HessianRoot) -> Array:
     """1 / √ΣW of every system, for a softmax in its flattest direction but for that of equal scores."""
     inverse = root.inverse_total()
-    if root.is_coupled:
+    if root.is_softmax:
         return np.sqrt(np.atleast_1d(np.linalg.norm(inverse, 2)))
     return np.asarray(np.sqrt(inverse.diagonal()))
 
 
-def sensitivities(root: Root, penalty: Penalty, weights: Array | None) -> Array:
+def sensitivities(root: HessianRoot, penalty: Penalty, weights: Array | None) -> Array:
     """Bounds of the change of any probability in a step of decrement 1, of shape (n_systems,).
 
     Such a step changes the score of a row by 1 / c at most, and by √(max k(x, x) / 2λ) but for the intercept, which the
@@ -285,7 +291,7 @@ def sensitivities(root: Root, penalty: Penalty, weights: Array | None) -> Array:
 
     Parameters
     ----------
-    root : Root
+    root : HessianRoot
         C of rows of weight 1.
     penalty : Penalty
     weights : ndarray of shape (n,), optional
@@ -301,4 +307,4 @@ def sensitivities(root: Root, penalty: Penalty, weights: Array | None) -> Array:
             top = (own * roots).max(axis=0, initial=0.0)
             far = 2 * far + np.divide(1.0, top, out=np.full_like(top, np.inf), where=top > 0)
         found = np.minimum(own / roots, own**2 * far).max(axis=0, initial=0.0)
-    return np.asarray(np.sqrt(2.0) * found.max(keepdims=True) if root.is_coupled else found)
+    return np.asarray(np.sqrt(2.0) * found.max(keepdims=True) if root.is_softmax else found)

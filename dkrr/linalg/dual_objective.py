@@ -18,7 +18,7 @@ from dkrr.linalg.curvature import (
     decrement_bounds,
     sensitivities,
 )
-from dkrr.linalg.likelihood import LabelTerms, Root
+from dkrr.linalg.likelihood import HessianRoot, WeightedLikelihood
 from dkrr.linalg.newton import Mask, Objective, Point
 from dkrr.linalg.products import SAFE_SIZES, Operator, column_norms, column_sizes
 
@@ -41,7 +41,7 @@ class DualObjective(Objective):
 
     Parameters
     ----------
-    labels : LabelTerms
+    labels : WeightedLikelihood
     fit_intercept : bool
     alpha : float
         λ.
@@ -63,7 +63,7 @@ class DualObjective(Objective):
         The references, where an earlier objective of the same labels has computed them.
     """
 
-    labels: LabelTerms
+    labels: WeightedLikelihood
     fit_intercept: bool
     alpha: float
     gram: Operator
@@ -126,7 +126,7 @@ class DualObjective(Objective):
         with self.progress.measured("likelihood"):
             self._gradient = self.labels.gradient(scores)
         self._residual = self._gradient + 2 * self.alpha * coef
-        self._root: Root | None = None
+        self._root: HessianRoot | None = None
 
     def _measure(self, columns: NDArray[np.intp]) -> None:
         """Gradients of the models of some columns: one product with K."""
@@ -182,7 +182,7 @@ class DualObjective(Objective):
             self._measure(np.flatnonzero(late) if like.n_systems > 1 else np.arange(like.n_columns))
         return True
 
-    def _own_root(self) -> Root:
+    def _own_root(self) -> HessianRoot:
         """C at the point, of rows of weight 1."""
         if self._root is None:
             with self.progress.measured("likelihood"):
@@ -231,7 +231,7 @@ class DualObjective(Objective):
                 error.row,
             ) from None
 
-    def _solve(self, columns: NDArray[np.intp], root: Root, forcing: float) -> None:
+    def _solve(self, columns: NDArray[np.intp], root: HessianRoot, forcing: float) -> None:
         """Newton directions of some columns; see dkrr.linalg.curvature for the algebra."""
         shift, coef = 2 * self.alpha, self._coef[:, columns]
         r = np.ascontiguousarray(self._residual[:, columns])
@@ -276,7 +276,7 @@ class DualObjective(Objective):
             self._intercept_change[columns] = offset
             self._change[:, columns] += offset
 
-    def _split(self, root: Root, r: Array) -> tuple[Array, Array]:
+    def _split(self, root: HessianRoot, r: Array) -> tuple[Array, Array]:
         """q, and r − C q where that is more than rounding."""
         c = root.scale
         top = np.maximum(c.max(axis=0), 1e-300)

@@ -49,7 +49,7 @@ MIDDLE_FLOPS = 4.0
 
 
 @dataclass(frozen=True)
-class Middle:
+class CapacitanceInverse:
     """P of one training set and one t, which only knows the first pivots."""
 
     lower: NDArray[Any]
@@ -60,7 +60,9 @@ class Middle:
     """Z with B⁻¹ − Z Zᵀ = P, of shape (p, h)."""
 
     @classmethod
-    def of(cls, gram: Array, corner: Array, complement: Array, kept: NDArray[np.bool_], t: float) -> "Middle":
+    def of(
+        cls, gram: Array, corner: Array, complement: Array, kept: NDArray[np.bool_], t: float
+    ) -> "CapacitanceInverse":
         """From Fᵀ C² F, F[S], N and which of the pivots are kept, of the first p of them."""
         if not kept.any():
             return cls(np.empty((0, 0)), np.empty((len(gram), 0)), None)
@@ -80,10 +82,10 @@ class Middle:
         blas.solve_lower(lower, removed, transpose=True)
         return cls(lower, None, removed)
 
-    def astype(self, dtype: Any) -> "Middle":
+    def astype(self, dtype: Any) -> "CapacitanceInverse":
         """The same in another precision."""
         parts = (self.lower, self.basis, self.removed)
-        return Middle(*(None if part is None else part.astype(dtype, copy=False) for part in parts))  # type: ignore[arg-type]
+        return CapacitanceInverse(*(None if part is None else part.astype(dtype, copy=False) for part in parts))  # type: ignore[arg-type]
 
     def apply(self, vectors: Array) -> Array:
         """P V of vectors of shape (r, k) with r ≥ p; rows from p on are zero."""
@@ -151,7 +153,7 @@ class FoldLowRank(Preconditioner):
             if lowest <= MOST_RAISED * smallest:
                 self.precision, self._least = "float32", np.maximum(self._least, lowest)
         self._assign(sets, shift)
-        self._middles = dict[tuple[int, float], Middle]()
+        self._middles = dict[tuple[int, float], CapacitanceInverse]()
         if factor.rank:
             grams = [self._gram(each) for each in squares]  # by separate tasks
             with ThreadPoolExecutor(n_threads) as pool:
@@ -185,7 +187,7 @@ class FoldLowRank(Preconditioner):
         second = self.factor.project(c * (c * self.factor.expand(first / (lengths or 1.0))))
         return float(np.linalg.norm(second))
 
-    def _middles_of(self, f: int, squares: Array, gram: Array) -> dict[tuple[int, float], Middle]:
+    def _middles_of(self, f: int, squares: Array, gram: Array) -> dict[tuple[int, float], CapacitanceInverse]:
         """Matrices of a training set for all t of its columns."""
         values = np.unique(self._t[self.sets.of_column == f])
         if not len(values):
@@ -202,11 +204,11 @@ class FoldLowRank(Preconditioner):
         left = np.maximum(whole - np.concatenate([[0.0], np.cumsum(gram.diagonal())]), 0.0)
         means = left / np.maximum(np.count_nonzero(squares) - np.arange(len(left)), 1)
 
-        def middle(t: float) -> Middle:
+        def middle(t: float) -> CapacitanceInverse:
             enough = np.flatnonzero(means <= ENOUGH_LEFT * t)
             p = max(int(enough[0]) if len(enough) else factor.rank, 1)
             basis = complement[:p, : np.count_nonzero(~kept[:p])]
-            return Middle.of(gram[:p, :p], factor.corner[:p, :p], basis, kept[:p], t).astype(dtype)
+            return CapacitanceInverse.of(gram[:p, :p], factor.corner[:p, :p], basis, kept[:p], t).astype(dtype)
 
         return {(f, t): middle(t) for t in values.tolist()}
 

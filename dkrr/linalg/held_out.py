@@ -38,7 +38,7 @@ from dkrr.cluster import Executor, Meter, Progress, Task
 from dkrr.cost import Work
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.linalg.cholesky import N_SLOTS, Matrix, factor_bytes
-from dkrr.linalg.memory import share_of
+from dkrr.linalg.in_memory_cholesky import share_of
 from dkrr.linalg.sources import read_range
 from dkrr.linalg.substitution import (
     NEAR_TILES,
@@ -66,7 +66,7 @@ CANCELLED = 1e4
 
 
 @dataclass
-class LeftOut:
+class HeldOutErrors:
     """Errors of rows that are left out of one system.
 
     Parameters

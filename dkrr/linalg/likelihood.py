@@ -37,12 +37,12 @@ RANK_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
-class Root(ABC):
+class HessianRoot(ABC):
     """C, the root of the curvature of n rows at their scores; it maps (n, m) to (n, m), a row at a time."""
 
     scale: Array
     """Factors c, of shape (n, m)."""
-    is_coupled: ClassVar[bool]
+    is_softmax: ClassVar[bool]
     """All columns form one system."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Root(ABC):
     @property
     def system_size(self) -> int:
         """Length of a vector of a system."""
-        return self.scale.size if self.is_coupled else len(self.scale)
+        return self.scale.size if self.is_softmax else len(self.scale)
 
     def unstack(self, x: Array) -> Array:
         """Undo `stack`."""
@@ -128,10 +128,10 @@ class Root(ABC):
 
 
 @dataclass(frozen=True)
-class DiagonalRoot(Root):
+class DiagonalRoot(HessianRoot):
     """Root of independent columns, C = diag(c)."""
 
-    is_coupled = False
+    is_softmax = False
 
     def apply(self, x: Array) -> Array:
         return self.scale * x
@@ -190,12 +190,12 @@ class DiagonalRoot(Root):
 
 
 @dataclass(frozen=True)
-class SoftmaxRoot(Root):
+class SoftmaxRoot(HessianRoot):
     """C = diag(c) (I − u uᵀ) with unit vectors u = √p and c = √v u."""
 
     unit: Array
     """u, of shape (n, m)."""
-    is_coupled = True
+    is_softmax = True
 
     def apply(self, x: Array) -> Array:
         return self.scale * self.project(x)
@@ -330,7 +330,7 @@ class Likelihood(ABC):
         """V (p − y), of shape (n, m), to full relative precision also where p is close to y."""
 
     @abstractmethod
-    def root(self, scores: Array, weights: Array | None) -> Root:
+    def root(self, scores: Array, weights: Array | None) -> HessianRoot:
         """C at these scores."""
 
     @abstractmethod
@@ -422,7 +422,7 @@ class Softmax(Likelihood):
 
 
 @dataclass(frozen=True)
-class LabelTerms:
+class WeightedLikelihood:
     """Terms of an objective that depend on the labels: their likelihood, weighted."""
 
     likelihood: Likelihood

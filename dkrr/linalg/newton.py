@@ -141,9 +141,9 @@ class Objective(ABC):
         """Take the step, and compute values and gradients there."""
 
 
-LOOSEST = 0.1
+MAX_FORCING = 0.1
 """Relative residual of a Newton system far from the solution."""
-SUFFICIENT = 1e-4
+ARMIJO_FRACTION = 1e-4
 """Fraction of the decrease that the slope promises which a step must bring (Armijo)."""
 ROUNDING = 1e-14
 """Relative differences of the objective below this mean nothing."""
@@ -153,7 +153,7 @@ MAX_USELESS = 3
 MIN_FORCING = 1e-13
 PROBABILITY_POWER = 0.5
 """Probabilities are asked for within tol to this power, where the objective is asked for within tol."""
-SHARPEST = 1e-8
+MIN_FORCING_FACTOR = 1e-8
 """Least factor by which Newton systems are solved better than usual, where steps did not help."""
 
 STEPS_FROM_NEAR = 5
@@ -291,7 +291,7 @@ class Newton:
             state.expected = _expected(state.expected, is_open, slopes, lengths, left, now)
             if not (now < 0.5 * left)[is_open].any():
                 # Steps that are short may be so for want of a better direction.
-                state.sharper = max(0.1 * state.sharper, SHARPEST)
+                state.sharper = max(0.1 * state.sharper, MIN_FORCING_FACTOR)
             fell = (o.values < least[0] - ROUNDING * np.abs(before)) | (now < 0.9 * least[1])
             if state.recompute:
                 # Rounding lets both rise and fall.
@@ -353,7 +353,7 @@ class Newton:
     def _line_search(self, moves: Mask, slopes: Array) -> Array:
         before, lengths = self.objective.values, np.where(moves, 1.0, 0.0)
         for _ in range(MAX_HALVINGS):
-            allowed = before + SUFFICIENT * lengths * slopes + ROUNDING * np.abs(before)
+            allowed = before + ARMIJO_FRACTION * lengths * slopes + ROUNDING * np.abs(before)
             good = ~moves | (self.objective.along(lengths) <= allowed)
             if good.all():
                 return lengths
@@ -401,8 +401,8 @@ def _expected(
 
 def _forcing(relative: Array, tol: float) -> float:
     """Relative accuracy of the next step: that of the step after it, but no more than the last step needs."""
-    last = np.where(relative > tol, np.minimum(LOOSEST, 0.1 * tol / np.maximum(relative, tol)), 0.0)
-    return float(np.maximum(np.minimum(LOOSEST, np.sqrt(relative)), last).min())
+    last = np.where(relative > tol, np.minimum(MAX_FORCING, 0.1 * tol / np.maximum(relative, tol)), 0.0)
+    return float(np.maximum(np.minimum(MAX_FORCING, np.sqrt(relative)), last).min())
 
 
 def steps_left(gradient: float, tol: float) -> int:
@@ -432,7 +432,7 @@ class NewtonWork:
         return PASSES_PER_STEP * self.steps
 
     @classmethod
-    def expected(cls, tol: float, alphas: Sequence[float], *, is_coupled: bool) -> Self:
+    def expected(cls, tol: float, alphas: Sequence[float], *, is_softmax: bool) -> Self:
         """Work to a relative gradient of `tol` (measured: 5 to 9 steps for 1e-8).
 
         Parameters
@@ -444,10 +444,10 @@ class NewtonWork:
             All columns of scores are one softmax.
         """
         first = 4 + ceil(log(log(max(1 / tol, 3.0)) / log(10.0) + 1.0) / log(1.5))
-        more = COUPLED_ITERATIONS if is_coupled else 0
+        more = COUPLED_ITERATIONS if is_softmax else 0
         return cls(
             steps=first + (len(alphas) - 1) * STEPS_FROM_NEAR,
-            shift=CURVATURE_SHIFT[is_coupled] * min(alphas),
+            shift=CURVATURE_SHIFT[is_softmax] * min(alphas),
             inner=INNER_WITH_FACTOR + more,
             more=more,
         )

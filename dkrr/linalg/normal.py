@@ -21,7 +21,7 @@ from dkrr.errors import NotFiniteError
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.passes import Design, RowWriter, Segment, Window
-from dkrr.linalg.products import Operator, Precision, thin
+from dkrr.linalg.products import Operator, Precision, narrow_product_slowdown
 from dkrr.linalg.sources import read_range
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
@@ -271,7 +271,7 @@ def normal_work(
     n_lower = n_tiles * (n_tiles + 1) // 2
     passes = n_lower + (1 if centred else 0) + 1  # the last for the true residual
     return Work(
-        gemm_flops=float(n) * dimension * (dimension + 6 * n_targets * thin(n_targets)),
+        gemm_flops=float(n) * dimension * (dimension + 6 * n_targets * narrow_product_slowdown(n_targets)),
         element_seconds=n
         * ((n_tiles + passes - n_lower) * dimension * element_seconds + row_bytes / 8 * CHECK_SECONDS),
         read_bytes=float(passes) * n * row_bytes,

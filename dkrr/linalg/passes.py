@@ -241,7 +241,7 @@ Curvature = Literal["matrix", "diagonal"]
 
 
 @dataclass(frozen=True)
-class Passes:
+class LikelihoodPass:
     """Settings of all passes of one fit."""
 
     feature_map: FeatureMap
@@ -310,7 +310,7 @@ class Passes:
         return values, gradient, rest.reshape(s, side, side)
 
 
-def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array) -> Array:
+def likelihood_pass(meter: Meter, passes: LikelihoodPass, segment: Segment, coef: Array) -> Array:
     """Task: sums of a segment for the objective, its gradient and its curvature, packed; `coef` is of shape (p, m).
 
     Only the lower triangles of matrices are computed. With softmax the features of a class are consecutive: row
@@ -319,7 +319,7 @@ def likelihood_pass(meter: Meter, passes: Passes, segment: Segment, coef: Array)
     return passes.pass_over(meter, segment, coef)
 
 
-def curvature_product(meter: Meter, passes: Passes, segment: Segment, shared: tuple[Array, Array]) -> Array:
+def curvature_product(meter: Meter, passes: LikelihoodPass, segment: Segment, shared: tuple[Array, Array]) -> Array:
     """Task: sum of a segment for ΦᵀWΦ V, of shape (p, k).
 
     Parameters
@@ -349,14 +349,14 @@ class CurvatureProduct(Operator):
 
     Parameters
     ----------
-    passes : Passes
+    passes : LikelihoodPass
     segments : tuple of Segment
     executor : Executor
     coef : ndarray of shape (p, k)
         Coefficients of the columns that are solved for.
     """
 
-    passes: Passes
+    passes: LikelihoodPass
     segments: tuple[Segment, ...]
     executor: Executor
     coef: Array

@@ -120,7 +120,7 @@ class Diagonal(Preconditioner):
         return np.ones(len(columns)), np.ones(len(columns))
 
 
-class Deferred(Preconditioner):
+class LazyPreconditioner(Preconditioner):
     """One that is made when it is first applied: an iteration that begins at its solution needs none.
 
     Parameters

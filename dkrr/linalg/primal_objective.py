@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from dkrr.cluster import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.conjugate_gradient import Iteration
-from dkrr.linalg.memory import factor_in_memory, memory_system
+from dkrr.linalg.in_memory_cholesky import factor_in_memory, memory_system
 from dkrr.linalg.newton import Mask, Objective, Point
-from dkrr.linalg.passes import CurvatureProduct, Passes, Segment, likelihood_pass
+from dkrr.linalg.passes import CurvatureProduct, LikelihoodPass, Segment, likelihood_pass
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import SummedTiles
@@ -32,7 +32,7 @@ class PrimalObjective(Objective):
 
     Parameters
     ----------
-    passes : Passes
+    passes : LikelihoodPass
     segments : tuple of Segment
         The rows with their class codes and weights; one task each.
     executor : Executor
@@ -53,7 +53,7 @@ class PrimalObjective(Objective):
         The references, where an earlier objective of the same labels has computed them.
     """
 
-    passes: Passes
+    passes: LikelihoodPass
     segments: tuple[Segment, ...]
     executor: Executor
     alpha: float
@@ -220,13 +220,13 @@ class PrimalObjective(Objective):
 
     def _iterate(self, columns: NDArray[np.intp], forcing: float) -> None:
         p, like = self.passes.dimension, self.passes.likelihood
-        is_coupled = like.n_systems == 1 and len(columns) > 1
+        is_softmax = like.n_systems == 1 and len(columns) > 1
 
         def stack(x: Array) -> Array:
-            return np.ascontiguousarray(x.T).reshape(-1, 1) if is_coupled else x
+            return np.ascontiguousarray(x.T).reshape(-1, 1) if is_softmax else x
 
         coef = np.ascontiguousarray(self._coef[:, columns])
-        shift = np.tile(self._penalties, (len(columns), 1)) if is_coupled else self._penalties
+        shift = np.tile(self._penalties, (len(columns), 1)) if is_softmax else self._penalties
         preconditioner: Preconditioner = Identity()
         if self.is_preconditioned:
             preconditioner = Diagonal(stack(np.ascontiguousarray(self._curvature[:, columns])), shift)
@@ -246,8 +246,8 @@ class PrimalObjective(Objective):
         self.inner_iterations += outcome.iterations
         self.messages += outcome.messages
         x = outcome.x
-        self._direction[:, columns] = x.reshape(len(columns), p).T if is_coupled else x
-        if is_coupled and self.passes.fit_intercept:
+        self._direction[:, columns] = x.reshape(len(columns), p).T if is_softmax else x
+        if is_softmax and self.passes.fit_intercept:
             self._direction[-1] -= self._direction[-1].mean()  # equal intercepts change nothing
 
     def along(self, lengths: Array) -> Array:

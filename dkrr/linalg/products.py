@@ -398,7 +398,7 @@ KEPT_PASSES = 1.5
 product, but for a part that other threads have displaced (measured with 12,000 and 20,000 rows, both precisions)."""
 
 
-def thin(m: int) -> float:
+def narrow_product_slowdown(m: int) -> float:
     """Time of a product with few vectors over that of its operations (measured with 6: 4)."""
     return 1.0 + 48.0 / (12 + m)
 
@@ -430,7 +430,7 @@ def pass_work(
     low, n_entries = precision == "float32", float(n) ** 2 / n_uses
     formed = (1.0 - kept) * n_entries
     return Work(
-        gemm_flops=thin(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
+        gemm_flops=narrow_product_slowdown(m) * (0.5 if low else 1.0) * 4.0 * (m - 1) * n_entries,
         element_seconds=formed * (entry_seconds + USE_SECONDS[precision]) + kept * n_entries * KEPT_SECONDS,
         memory_bytes=KEPT_PASSES * kept * n_entries * (4 if low else 8),
     )
@@ -503,7 +503,7 @@ class TrainingSetOperator(Operator):
             self._vectors[:, which], self._products[:, which] = vectors, self.last_product
         return self.last_product * scale
 
-    def unmasked(self, x: Array) -> Array:
+    def products_of_all_rows(self, x: Array) -> Array:
         """K C x of all columns in float64, of shape (n, m); only columns that differ from the last are multiplied."""
         changed = np.flatnonzero((self._vectors != x).any(axis=0))
         if len(changed):

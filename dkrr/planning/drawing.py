@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dkrr.cost import Stage, Work
-from dkrr.kernels.implied import parts_of
+from dkrr.kernels.kernel_features import parts_of
 from dkrr.kernels.nystroem import Nystroem, whitened_bytes, whitened_flops
 from dkrr.linalg.pivoted_cholesky import choice_bytes, choice_work, n_candidates
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.work import Site, Step
+from dkrr.planning.work import CostModel, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
 DRAWING = "drawing centres"
@@ -46,7 +46,7 @@ def drawing_of(p: Problem, r: Resources) -> Drawing | None:
     maps = [part for part in parts_of(p.kernel if p.undrawn is None else p.undrawn) if isinstance(part, Nystroem)]
     if not maps:
         return None
-    site = Site(replace(p, batch=0), r, r.in_caller("memory", 1, r.local_threads))
+    site = CostModel(replace(p, batch=0), r, r.in_caller("memory", 1, r.local_threads))
     work, most, held = Work(), 0, 0
     for phi in maps:
         base, m = phi.base.resolved(p.d), phi.n_components
@@ -54,12 +54,12 @@ def drawing_of(p: Problem, r: Resources) -> Drawing | None:
         work += Work(gemm_flops=whitened_flops(m), element_seconds=base.nominal_seconds(p.d) * m**2)
         if phi.pivots == "rpcholesky":
             n = n_candidates(p.n, m)
-            rows = p.bytes_of_any(n) if n < p.n or not p.x_in_memory else 0
+            rows = p.largest_rows_bytes(n) if n < p.n or not p.x_in_memory else 0
             taken = rows * (1 if p.x_in_memory else COPIES) + p.read_overhead_bytes + 16 * p.n
             chosen = choice_bytes(base, n, m, p.d, p.csr_bytes(n))
-            most = max(most, held + max(taken, rows + 16 * p.n + p.bytes_of_any(m) + chosen))
+            most = max(most, held + max(taken, rows + 16 * p.n + p.largest_rows_bytes(m) + chosen))
             work += choice_work(n, m, base.nominal_seconds(p.d))
             work += Work(row_bytes=0.0 if p.x_in_memory else p.stored_bytes)
-        held += 8 * m**2 + 2 * p.bytes_of_any(m)  # a map that is ready stays while the next one is drawn
+        held += 8 * m**2 + 2 * p.largest_rows_bytes(m)  # a map that is ready stays while the next one is drawn
     (stage,) = site.price([Step(DRAWING, work, 1, "blas")], site.peak(most, 0))
     return Drawing(stage, sum(phi.n_components for phi in maps), all(phi.pivots == "uniform" for phi in maps))

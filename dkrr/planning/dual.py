@@ -10,8 +10,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
-from dkrr.linalg.likelihood import SECONDS_PER_SCORE
-from dkrr.linalg.memory import (
+from dkrr.linalg.in_memory_cholesky import (
     ONE_TILE,
     copy_work,
     factor_work,
@@ -20,6 +19,7 @@ from dkrr.linalg.memory import (
     memory_grid,
     solving_work,
 )
+from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.newton import LEAST_SHIFT, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
 from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
@@ -36,7 +36,7 @@ from dkrr.planning.resources import (
 )
 from dkrr.planning.strategy import Direct, Float32Factor, Strategy, Tiling
 from dkrr.planning.tiles import Cut, Itemsize, cuts
-from dkrr.planning.work import Recipe, Site, Step
+from dkrr.planning.work import CostModel, Recipe, Step
 from dkrr.store import TileGrid
 
 KEPT_TIME_FRACTION = 0.95
@@ -99,7 +99,7 @@ def _tol(p: Problem) -> float | None:
 # Recipes
 
 
-class Use(NamedTuple):
+class FactorUse(NamedTuple):
     """A use of a matrix or of its factors, in a stage."""
 
     stage: str
@@ -110,22 +110,22 @@ class Use(NamedTuple):
     """Vectors at once."""
 
 
-def uses(p: Problem, itemsize: Itemsize) -> list[Use]:
+def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
     """What a fit does with the Gram matrix and its factors, once they exist."""
     s, n = p.systems, _iterations(p, itemsize)
     if p.loss == "logistic":  # independent models have products to themselves
-        together, m = (1, p.n_targets) if p.is_coupled else (p.n_targets, 1)
+        together, m = (1, p.n_targets) if p.is_softmax else (p.n_targets, 1)
         return [
-            Use("substitution", False, s.n_factors * (n + 1), 1),
-            Use("conjugate gradient", True, s.n_steps * n * together, m),
-            Use("Newton steps", True, s.n_products * together, m),
+            FactorUse("substitution", False, s.n_factors * (n + 1), 1),
+            FactorUse("conjugate gradient", True, s.n_steps * n * together, m),
+            FactorUse("Newton steps", True, s.n_products * together, m),
         ]
     solve, check = ("substitution", "true residual") if itemsize == 8 else 2 * ("conjugate gradient",)
     m = s.n_right_sides + (1 if itemsize == 8 else 0)  # one more is the probe of the condition number
-    return [Use(solve, False, s.n_factors * (n + 1), m), Use(check, True, s.n_factors * (n + 1), m)]
+    return [FactorUse(solve, False, s.n_factors * (n + 1), m), FactorUse(check, True, s.n_factors * (n + 1), m)]
 
 
-def own_steps(site: Site) -> list[Step]:
+def own_steps(site: CostModel) -> list[Step]:
     """What Newton's method does besides systems and products."""
     p = site.problem
     if p.loss == "squared":
@@ -147,7 +147,7 @@ def step_seconds(place: Workplace) -> float:
 def newton_vectors(p: Problem) -> int:
     """Vectors as long as the scores in the calling process, and with an intercept its directions in every class."""
     m = p.n_targets
-    return 8 * p.n * m * (VECTORS_HELD + (2 * m if p.is_coupled and p.fit_intercept else 0))
+    return 8 * p.n * m * (VECTORS_HELD + (2 * m if p.is_softmax and p.fit_intercept else 0))
 
 
 def factored_dual(p: Problem, r: Resources, itemsize: Itemsize) -> Iterator[Strategy]:
@@ -161,7 +161,7 @@ def factored_dual(p: Problem, r: Resources, itemsize: Itemsize) -> Iterator[Stra
 
 
 def _strategy(
-    site: Site, itemsize: Itemsize, tiling: Tiling, recipe: Recipe, peak: int, *, products_tile: int,
+    site: CostModel, itemsize: Itemsize, tiling: Tiling, recipe: Recipe, peak: int, *, products_tile: int,
     keeps_rows: bool = False, keeps_matrix: bool = False,
 ) -> Strategy:  # fmt: skip
     p, n = site.problem, _iterations(site.problem, itemsize)
@@ -171,7 +171,7 @@ def _strategy(
     if itemsize == 4:
         how = Float32Factor(
             tiling=tiling,
-            iterations=n if p.loss == "squared" else n * p.n_steps * (1 if p.is_coupled else p.n_targets),
+            iterations=n if p.loss == "squared" else n * p.n_steps * (1 if p.is_softmax else p.n_targets),
             products_tile=products_tile,
             tol=_tol(p),
             keeps_rows=keeps_rows,
@@ -193,7 +193,7 @@ def newton_steps(p: Problem) -> int:
 
 def _dual_in_memory(p: Problem, r: Resources, itemsize: Itemsize) -> Strategy:
     """Factors in the calling process; the matrix beside them where forming it again takes longer."""
-    site = Site(p, r, r.in_caller("memory", r.local_threads))
+    site = CostModel(p, r, r.in_caller("memory", r.local_threads))
     if p.loss == "logistic" or (itemsize == 8 and p.n <= ONE_TILE):
         return _whole(site, itemsize, keeps=True)
     again = _whole(site, itemsize, keeps=False)
@@ -204,7 +204,7 @@ def _dual_in_memory(p: Problem, r: Resources, itemsize: Itemsize) -> Strategy:
     return kept if pays else again
 
 
-def _whole(site: Site, itemsize: Itemsize, *, keeps: bool) -> Strategy:
+def _whole(site: CostModel, itemsize: Itemsize, *, keeps: bool) -> Strategy:
     """Lower triangle in the calling process, of the matrix, its factor or both."""
     p, grid = site.problem, memory_grid(site.problem.n)
     tile = grid.tile if keeps or itemsize == 8 else products_tile(p.n)
@@ -212,7 +212,7 @@ def _whole(site: Site, itemsize: Itemsize, *, keeps: bool) -> Strategy:
     low = itemsize == 4 and p.kernel.has_unit_diagonal
     triangle = site.forming(p.n * (p.n + 1) / 2, "float32" if low and not keeps else "float64")
 
-    def used(use: Use) -> Step:
+    def used(use: FactorUse) -> Step:
         stage = "factorisation" if use.stage == "substitution" and p.loss == "squared" else use.stage
         if use.is_product and not keeps:
             return Step(stage, site.product(use.m) + calls_work(p.n, tile), use.times)
@@ -228,7 +228,7 @@ def _whole(site: Site, itemsize: Itemsize, *, keeps: bool) -> Strategy:
         Step("factorisation", factor_work(grid, itemsize), n_factors, "blas"),
         Step("factorisation", triangle, 0 if keeps else n_factors, by),
         Step("factorisation", copy_work(p.n), n_factors if keeps else 0, "caller"),
-        Step("factorisation", fresh, n_factors if p.is_coupled else 1, "caller"),
+        Step("factorisation", fresh, n_factors if p.is_softmax else 1, "caller"),
         *map(used, uses(p, itemsize)),
         *own_steps(site),
     ]
@@ -243,14 +243,14 @@ def products_tile(n: int) -> int:
     return min(ceil(n / n_tiles), MAX_TILE)
 
 
-def _whole_bytes(site: Site, grid: TileGrid, itemsize: Itemsize, tile: int, *, keeps: bool) -> int:
+def _whole_bytes(site: CostModel, grid: TileGrid, itemsize: Itemsize, tile: int, *, keeps: bool) -> int:
     """Memory of the calling process with a factor of the Gram matrix in it, and perhaps the matrix beside it."""
     p, threads, m = site.problem, site.resources.local_threads, site.problem.n_right_sides + 1
     is_one, one = grid.n_tiles == 1, memory_bytes(grid, keeps=False)
-    if itemsize == 8 and not p.is_coupled:  # a factor shares the squares on the diagonal with the matrix
+    if itemsize == 8 and not p.is_softmax:  # a factor shares the squares on the diagonal with the matrix
         matrices = memory_bytes(grid, keeps=keeps) + (len(p.alphas) - 1 if p.uncertainty else 0) * one
     else:
-        matrices = (one if keeps else 0) + one * itemsize // 8 * (p.n_targets if p.is_coupled else 1)
+        matrices = (one if keeps else 0) + one * itemsize // 8 * (p.n_targets if p.is_softmax else 1)
     n_vectors = VECTORS[itemsize] + (int(p.fit_intercept) + int(not p.y_in_memory) if itemsize == 8 else 0)
     vectors = n_vectors * 8 * p.n * m + (newton_vectors(p) if p.loss == "logistic" else 0)
     each = site.forming_bytes(grid.tile)
@@ -279,7 +279,7 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
     read_again = 0.0 if keeps_rows else x_read
     peak = cut.peak + (rows if keeps_rows else 0)
 
-    def used(use: Use) -> Step:
+    def used(use: FactorUse) -> Step:
         if not use.is_product:
             once = is_ridge and itemsize == 8
             if once:
@@ -296,7 +296,7 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
 
     n_stored = len(p.alphas) if p.uncertainty and itemsize == 8 else s.n_stored
     form_seconds = site.rates.seconds(site.forming(float(grid.tile**2), "float32" if itemsize == 4 else "float64"))
-    n_stored = p.n_targets if p.is_coupled else n_stored
+    n_stored = p.n_targets if p.is_softmax else n_stored
     once = p.stored_bytes * site.place.n_workers if keeps_rows else 0
     recipe = [
         *site.shared(),
@@ -309,7 +309,7 @@ def _dual_in_tiles(cut: Cut, itemsize: Itemsize) -> Strategy:
     return _strategy(site, itemsize, cut.tiling, recipe, peak, products_tile=grid.tile, keeps_rows=keeps_rows)
 
 
-def _tiled_bytes(site: Site, grid: TileGrid, *, itemsize: Itemsize) -> int:
+def _tiled_bytes(site: CostModel, grid: TileGrid, *, itemsize: Itemsize) -> int:
     """Memory of a process that factors K in tiles, in float64 where float32 breaks down.
 
     The calling process holds the scores of a classification, and applies the factors unless a cluster does.

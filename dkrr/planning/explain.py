@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dkrr.linalg.cholesky import factor_bytes, n_tasks
-from dkrr.linalg.memory import ONE_TILE, memory_bytes
+from dkrr.linalg.in_memory_cholesky import ONE_TILE, memory_bytes
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import against_float32
-from dkrr.planning.multiplied import settings_of
+from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.problem import Form, Problem, Spectrum
 from dkrr.planning.reasons import NO_REASON, Reason, codes_of
-from dkrr.planning.strategy import Direct, Float32Factor, Generated, Iterative, RowPasses, Strategy, TileProducts
+from dkrr.planning.strategy import Direct, Float32Factor, FourierSolve, Iterative, RowPasses, Strategy, TileProducts
 from dkrr.planning.transforms import GOAL
 from dkrr.store import TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds, plural
@@ -106,7 +106,7 @@ def solver_facts(c: Strategy, p: Problem) -> list[tuple[str, str]]:
     facts = [("where", _where(c))]
     if isinstance(how, Iterative):
         facts.append(("products", c.products_text()))
-    elif not c.place.is_memory and not c.streams and not isinstance(how, Generated):
+    elif not c.place.is_memory and not c.streams and not isinstance(how, FourierSolve):
         facts.append(("tiles", _tiles(c, p)))
     return [("solver", (_newton(c, p) if c.n_steps else _solver(c, p)) + alphas), *facts]
 
@@ -115,7 +115,7 @@ def _solver(c: Strategy, p: Problem) -> str:
     how = c.how
     if isinstance(how, Direct):
         return "tiled Cholesky"
-    if isinstance(how, Generated):
+    if isinstance(how, FourierSolve):
         by = (
             f"conjugate gradient with a partial factor (rank up to {how.rank_limit:,})"
             if how.rank_limit
@@ -140,7 +140,7 @@ def _solver(c: Strategy, p: Problem) -> str:
 
 def _newton(c: Strategy, p: Problem) -> str:
     how, in_all = c.how, ""
-    if isinstance(how, Direct | Generated):
+    if isinstance(how, Direct | FourierSolve):
         by = "Cholesky"
     else:
         by, in_all = "conjugate gradient", f", {plural(how.iterations, 'iteration')} in all"
@@ -155,9 +155,9 @@ def _newton(c: Strategy, p: Problem) -> str:
 def _where(c: Strategy) -> str:
     if c.execution == "dask":
         threads = f" of {c.place.threads} threads" if c.place.threads > 1 else ""
-        disk = "" if isinstance(c.how, Iterative | Generated) else ", tiles on disk"
+        disk = "" if isinstance(c.how, Iterative | FourierSolve) else ", tiles on disk"
         return f"on Dask workers{disk} ({plural(c.n_workers, 'process', 'es')}{threads})"
-    if isinstance(c.how, Iterative | Generated):
+    if isinstance(c.how, Iterative | FourierSolve):
         return "in the calling process"
     return f"in the calling process, {'in memory' if c.place.is_memory else 'tiles on disk'}"
 
@@ -182,7 +182,7 @@ def columns_of(p: Problem) -> str:
     """Number and kind of the columns of scores."""
     if p.loss == "squared":
         return plural(p.n_targets, "target")
-    return f"softmax of {p.n_targets} classes" if p.is_coupled else plural(p.n_targets, "logistic model")
+    return f"softmax of {p.n_targets} classes" if p.is_softmax else plural(p.n_targets, "logistic model")
 
 
 def kernel_of(p: Problem) -> str:
@@ -243,7 +243,7 @@ def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[
         return [Reason("rows-streamed", text)] + ([] if c.place.is_memory else _why_tiles(p))
     if isinstance(c.how, Direct):
         return _why_factor(p, c, candidates)
-    if isinstance(c.how, Generated):
+    if isinstance(c.how, FourierSolve):
         text = "its matrix is gathered from sums over the rows, and factored"
         if c.how.rank_limit:
             text = "its products are convolutions of sums over the rows; a complete factor would take longer"
@@ -254,7 +254,7 @@ def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[
 def why_kept(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> Reason:
     """What the fit keeps for standard deviations, and where; or why it keeps nothing."""
     if c.form == "primal" and min(p.alphas) > 0 and c.how.keeps_factors:
-        what = "the sums over the rows are" if isinstance(c.how, Generated) else "the factor is"
+        what = "the sums over the rows are" if isinstance(c.how, FourierSolve) else "the factor is"
         size = format_bytes(8 * len(p.alphas) * p.side("primal") ** 2)
         return Reason("factor-kept", f"{what} kept for standard deviations: {size} in memory after the fit")
     if c.form == "primal":

@@ -8,13 +8,13 @@ from typing import Any, Self
 import numpy as np
 
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
-from dkrr.kernels.implied import arrays_of
+from dkrr.kernels.kernel_features import arrays_of
 from dkrr.linalg.triangle import kept_shape
 from dkrr.planning.explain import columns_of, iteration_doubt, kernel_of, layout, matrix_of, rejection, solver_facts
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason, codes_of
 from dkrr.planning.resources import Execution, RatesFrom, Resources
-from dkrr.planning.strategy import Generated, Strategy
+from dkrr.planning.strategy import FourierSolve, Strategy
 from dkrr.planning.transforms import sums_bytes
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.text import Explained, format_bytes, format_seconds, plural
@@ -137,14 +137,18 @@ class Plan(Explained):
         p = self.problem
         if p.loss != "squared":
             return None
-        total = self.saved_bytes + _bytes_of((p.n, p.n_targets)) + (0 if p.n_counting is None else _bytes_of((p.n, 1)))
+        total = (
+            self.saved_bytes
+            + _bytes_of((p.n, p.n_targets))
+            + (0 if p.n_positive_weights is None else _bytes_of((p.n, 1)))
+        )
         total += _bytes_of_rows(p) if self.prediction == "primal" or p.kernel.is_precomputed else 0
         for alpha in p.alphas:
             if self.has_primal_factor and alpha > 0:
                 side = (p.dimension or 0) + (1 if p.fit_intercept else 0)
                 total += _bytes_of((side, side)) + _bytes_of((side, p.n_targets // len(p.alphas)))
                 if self.chosen.how.keeps_factors:  # means of features, or sums over the rows
-                    is_grid = isinstance(self.chosen.how, Generated)
+                    is_grid = isinstance(self.chosen.how, FourierSolve)
                     total += sums_bytes(p) // len(p.alphas) if is_grid else _bytes_of((side, 1)) * p.fit_intercept
             elif self.chosen.is_direct:
                 tiling = self.chosen.how.tiling

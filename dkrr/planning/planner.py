@@ -6,9 +6,10 @@ from typing import NoReturn
 
 from dkrr.cost import Stage
 from dkrr.errors import DiskSpaceError, InputError, MemoryLimitError, PlanError, WrongStoreError
-from dkrr.kernels.implied import is_drawn
+from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.drawing import Drawing, drawing_of
+from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.explain import (
     NO_FACTOR_LEFT,
     NOT_ENOUGH_MEMORY,
@@ -19,7 +20,7 @@ from dkrr.planning.explain import (
     why_kept,
     why_solver,
 )
-from dkrr.planning.multiplied import settings_of
+from dkrr.planning.methods import ways
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason
@@ -27,7 +28,6 @@ from dkrr.planning.resources import WORKER_BASELINE_BYTES, Resources
 from dkrr.planning.strategy import Strategy
 from dkrr.planning.target_batches import batch_of, batch_reason, in_batches, of_one_batch
 from dkrr.planning.tiles import MAX_TILES_PER_SIDE, TILE_SIZES
-from dkrr.planning.ways import ways
 from dkrr.text import format_bytes, format_count, plural
 
 TINY_SECONDS = 0.1
@@ -134,7 +134,7 @@ def _check_intervals(problem: Problem) -> None:
             f"uncertainty is 'intervals', and {began}: the models without a fold follow from a Cholesky factor in "
             f"float64; expected {expected}, or uncertainty=True"
         )
-    dimension, n = problem.dimension, problem.n if problem.n_counting is None else problem.n_counting
+    dimension, n = problem.dimension, problem.n if problem.n_positive_weights is None else problem.n_positive_weights
     if is_needed and 0.0 in problem.alphas and dimension is not None and dimension < n:
         raise InputError(
             f"uncertainty is 'intervals', and alpha is 0: the models without a fold follow from a Cholesky factor of "
@@ -235,7 +235,7 @@ def _forms(problem: Problem) -> tuple[list[Form], list[Reason]]:
     if dimension is None:
         return ["dual"], []
     against: dict[Form, Reason] = {"primal": Reason(), "dual": Reason()}
-    n = problem.n if problem.n_counting is None else problem.n_counting
+    n = problem.n if problem.n_positive_weights is None else problem.n_positive_weights
     rank = n - (1 if problem.fit_intercept else 0)  # of centred rows
     is_singular = 0.0 in problem.alphas
     if is_singular and dimension > rank:

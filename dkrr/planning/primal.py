@@ -9,19 +9,19 @@ from dkrr.cost import Work
 from dkrr.errors import PlanError
 from dkrr.linalg.cholesky import cholesky_task_bytes, factor_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
+from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes, memory_grid, solving_work
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
-from dkrr.linalg.memory import copy_work, factor_work, memory_bytes, memory_grid, solving_work
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import step_seconds
-from dkrr.planning.multiplied import iterations_expected
+from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import TYPICAL_CONDITION, Loss, Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import Direct, How, Iterative, RowPasses, Strategy, Tiling
+from dkrr.planning.strategy import Direct, Iterative, RowPasses, Strategy, StrategyDetails, Tiling
 from dkrr.planning.tiles import Cut, cuts
-from dkrr.planning.work import Recipe, Site, Step, written
+from dkrr.planning.work import CostModel, Recipe, Step, written
 from dkrr.store import TileGrid
 
 PASSES = 8
@@ -75,7 +75,7 @@ class RowCut(NamedTuple):
 def factored_primal(p: Problem, r: Resources) -> Iterator[Strategy]:
     """Complete factors of the normal matrix, which is formed first: in memory, then in tiles on disk."""
     if not p.wants_tiles:
-        yield _in_memory(Site(p, r, r.in_caller("memory", r.local_threads)))
+        yield _in_memory(CostModel(p, r, r.in_caller("memory", r.local_threads)))
     for cut in cuts(p, r, "primal", _tiled_bytes):
         yield _in_tiles(cut)
 
@@ -99,7 +99,7 @@ def _passes(p: Problem) -> list[Step]:
     return [*([Step("feature means")] if p.fit_intercept else []), Step("training errors")]
 
 
-def _in_memory(site: Site) -> Strategy:
+def _in_memory(site: CostModel) -> Strategy:
     """The whole normal matrix in the calling process; segments of rows where threads are faster than those of BLAS."""
     p, grid, n_alphas = site.problem, memory_grid(site.problem.side("primal")), len(site.problem.alphas)
     block, parts = _rows_at_once(p, grid.n), parts_for_folds(p.n, grid.n, 0, site.place.threads)
@@ -140,7 +140,7 @@ def _held_out(p: Problem, grid: TileGrid) -> list[Step]:
     )
 
 
-def _whole_bytes(site: Site, grid: TileGrid, cut: RowCut) -> int:
+def _whole_bytes(site: CostModel, grid: TileGrid, cut: RowCut) -> int:
     """Memory of the calling process with the normal matrix in it, and one more for every other segment."""
     p, dimension = site.problem, grid.n
     rows = cut.block * (2 * 8 * dimension + TARGET_COPIES * 8 * p.n_targets) + 2 * p.bytes_of_block(cut.block)
@@ -195,14 +195,14 @@ def _in_tiles(cut: Cut) -> Strategy:
     return _strategy(site, how, recipe, cut.peak)
 
 
-def _row_cut(site: Site, grid: TileGrid) -> RowCut:
+def _row_cut(site: CostModel, grid: TileGrid) -> RowCut:
     """As many segments as keep every worker busy; several tiles do that already."""
     p, slots, n_lower = site.problem, site.place.slots, grid.n_tiles * (grid.n_tiles + 1) // 2
     parts = max(1, min(slots * 2 // n_lower if n_lower < 2 * slots else 1, p.n))
     return RowCut(p.layout.row_parts if p.layout else parts, _rows_at_once(p, min(grid.tile, grid.n)))
 
 
-def _tiled_bytes(site: Site, grid: TileGrid) -> int:
+def _tiled_bytes(site: CostModel, grid: TileGrid) -> int:
     """Memory of a process that forms and factors a normal matrix in tiles, and of targets in the calling process."""
     p, t, cut = site.problem, site.problem.n_targets + 1, _row_cut(site, grid)
     read = p.bytes_of_block(cut.block)
@@ -224,10 +224,10 @@ def streamed_primal(p: Problem, r: Resources) -> Iterator[Strategy]:
     if p.loss == "squared" and solver.preconditioner not in ("auto", None):
         return  # made of columns of K
     for place in r.caller_and_workers(wants_tiles=p.wants_tiles):
-        yield _streamed(Site(p, r, place))
+        yield _streamed(CostModel(p, r, place))
 
 
-def _streamed(site: Site) -> Strategy:
+def _streamed(site: CostModel) -> Strategy:
     p, iterations = site.problem, max(1, iterations_of(site.problem))
     m, dimension = p.n_targets * (len(p.alphas) if p.loss == "squared" else 1), _dimension(p)
     block, entries = _rows_at_once(p, 1 if p.streams_sparse else dimension), _entries(p)
@@ -252,10 +252,10 @@ def _streamed(site: Site) -> Strategy:
 
 def curvature_in_memory(p: Problem, r: Resources) -> Iterator[Strategy]:
     """Newton's method by streaming passes, with the curvature as a matrix in the memory of the calling process."""
-    side = (p.side("primal") + 1) * (p.n_targets if p.is_coupled else 1)
+    side = (p.side("primal") + 1) * (p.n_targets if p.is_softmax else 1)
     if side <= MAX_MATRIX_SIDE:
         for place in r.caller_and_workers(wants_tiles=p.wants_tiles):
-            yield _by_curvature(Site(p, r, place))
+            yield _by_curvature(CostModel(p, r, place))
     elif isinstance(p.solver, Cholesky) and p.form == "primal":
         raise PlanError(
             f"solver='cholesky' in primal form holds a matrix of {side:,} rows; expected at most {MAX_MATRIX_SIDE:,}: "
@@ -263,14 +263,14 @@ def curvature_in_memory(p: Problem, r: Resources) -> Iterator[Strategy]:
         )
 
 
-def _by_curvature(site: Site) -> Strategy:
+def _by_curvature(site: CostModel) -> Strategy:
     p, m, dimension, passes = site.problem, site.problem.n_targets, _dimension(site.problem), site.problem.n_steps + 1
     block = _rows_at_once(p, dimension)
-    matrices = 8 * dimension**2 * m * (m if p.is_coupled else 1)
-    roots = block * 8 * dimension * m if p.is_coupled else 0
+    matrices = 8 * dimension**2 * m * (m if p.is_softmax else 1)
+    roots = block * 8 * dimension * m if p.is_softmax else 0
     peak = _streaming_bytes(site, block, 8 * dimension * block, matrices, roots)
-    pairs = m * (m + 1) / 2 if p.is_coupled else m
-    n_systems, side = (1, dimension * m) if p.is_coupled else (m, dimension)
+    pairs = m * (m + 1) / 2 if p.is_softmax else m
+    n_systems, side = (1, dimension * m) if p.is_softmax else (m, dimension)
     solved, fresh = TileGrid(side, side, side), Work(fresh_bytes=8.0 * side**2)
     recipe = [
         *site.shared(),
@@ -284,7 +284,7 @@ def _by_curvature(site: Site) -> Strategy:
     return _strategy(site, how, recipe, peak)
 
 
-def _own_steps(site: Site, entries: float, peak: int) -> list[Step]:
+def _own_steps(site: CostModel, entries: float, peak: int) -> list[Step]:
     """What a fit needs besides its systems: targets and checkpoints; of Newton's method scores, and its steps."""
     p, place = site.problem, site.place
     if p.loss == "squared":
@@ -306,7 +306,7 @@ def _own_steps(site: Site, entries: float, peak: int) -> list[Step]:
     ]
 
 
-def _streaming_bytes(site: Site, block: int, features: int, matrices: int, roots: int = 0) -> int:
+def _streaming_bytes(site: CostModel, block: int, features: int, matrices: int, roots: int = 0) -> int:
     """Memory of a process that streams rows in blocks, the features of which take so many bytes, and sums matrices."""
     p, held, is_newton = site.problem, HELD[site.problem.loss], site.problem.loss == "logistic"
     m = p.n_targets * (1 if is_newton else len(p.alphas))
@@ -321,7 +321,7 @@ def _streaming_bytes(site: Site, block: int, features: int, matrices: int, roots
 # Rows of Φ
 
 
-def _strategy(site: Site, how: How, recipe: Recipe, peak: int) -> Strategy:
+def _strategy(site: CostModel, how: StrategyDetails, recipe: Recipe, peak: int) -> Strategy:
     n_steps = site.problem.n_steps if site.problem.loss == "logistic" else 0
     return Strategy(form="primal", place=site.place, how=how, stages=site.price(recipe, peak), n_steps=n_steps)
 
@@ -357,7 +357,7 @@ def _map_bytes(p: Problem) -> int:
     return 0 if p.feature_map is None else p.feature_map.held_bytes(p.d)
 
 
-def _targets_held(site: Site) -> int:
+def _targets_held(site: CostModel) -> int:
     """Memory of the calling process for targets and errors, where it does the work, and for factors that stay."""
     p = site.problem
     return 0 if site.place.execution == "dask" else p.y_bytes_to_come + _kept_bytes(p, p.side("primal"))

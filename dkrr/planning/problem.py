@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Self
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
 from dkrr.kernels import Kernel
-from dkrr.kernels.implied import feature_map
+from dkrr.kernels.kernel_features import feature_map
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.newton import INNER_TOL, NewtonWork
@@ -113,15 +113,15 @@ class Problem:
     alphas: tuple[float, ...] = (1.0,)
     """Distinct values of λ; one factorisation each."""
     fit_intercept: bool = False
-    n_counting: int | None = None
+    n_positive_weights: int | None = None
     """Number of rows whose weight is not zero; None: all."""
     total_weight: float | None = None
     """Sum of the weights; None: n."""
     row_bytes: int | None = None
     """Bytes of one row of X in memory; None: 8 d."""
-    heavy_row_bytes: int | None = None
+    dense_window_row_bytes: int | None = None
     """The same where sparse rows are heaviest, which bounds the memory of a block; None: row_bytes."""
-    heaviest_bytes: tuple[int, ...] = ()
+    cumulative_largest_row_bytes: tuple[int, ...] = ()
     """Bytes of the 1, 2, 4, ... heaviest rows of X and of all of them; empty: they follow from heavy_row_bytes."""
     x_bytes: int | None = None
     """Bytes of X where it is stored; None: n × row_bytes."""
@@ -158,7 +158,7 @@ class Problem:
     loss: Loss = "squared"
     n_folds: int = 1
     """Training sets that conjugate gradient solves for at once, each with all targets and all λ."""
-    is_coupled: bool = False
+    is_softmax: bool = False
     """All columns of a classification are one softmax."""
     uncertainty: bool = False
     """The fit keeps its factors, from which standard deviations, the likelihood and errors of held-out rows follow."""
@@ -194,8 +194,8 @@ class Problem:
             kernel=kernel,
             feature_map=feature_map(kernel, d),
             row_bytes=rows.row_bytes,
-            heavy_row_bytes=rows.heavy_row_bytes,
-            heaviest_bytes=rows.heaviest_bytes,
+            dense_window_row_bytes=rows.dense_window_row_bytes,
+            cumulative_largest_row_bytes=rows.cumulative_largest_row_bytes,
             x_bytes=rows.n_bytes,
             is_sparse=rows.is_sparse,
             x_is_shared=rows.is_shared,
@@ -221,16 +221,16 @@ class Problem:
     @property
     def most_bytes_of_row(self) -> int:
         """Bytes of one row of a block, where rows are heaviest."""
-        return self.bytes_of_row if self.heavy_row_bytes is None else self.heavy_row_bytes
+        return self.bytes_of_row if self.dense_window_row_bytes is None else self.dense_window_row_bytes
 
     @property
     def streams_sparse(self) -> bool:
         """Rows of φ are as sparse as those of X."""
         return self.is_sparse and self.feature_map is not None and self.feature_map.keeps_sparse
 
-    def bytes_of_any(self, k: int) -> int:
+    def largest_rows_bytes(self, k: int) -> int:
         """Largest total of bytes of any k rows."""
-        k, table = min(k, self.n), self.heaviest_bytes
+        k, table = min(k, self.n), self.cumulative_largest_row_bytes
         if not table:
             return k * self.most_bytes_of_row
         # Sums of rows in descending order grow ever more slowly: by less than any average before.
@@ -248,8 +248,8 @@ class Problem:
     def _bytes_at_once(self, height: int, max_entries: int) -> int:
         """Most bytes of consecutive sparse rows that are cut into so many rows and stored entries, or one row."""
         windows = ceil(height / WINDOW_ROWS) * WINDOW_ROWS * self.most_bytes_of_row
-        entries = max(ENTRY_BYTES * (max_entries + height), self.bytes_of_any(1))
-        return min(windows, self.bytes_of_any(height), entries)
+        entries = max(ENTRY_BYTES * (max_entries + height), self.largest_rows_bytes(1))
+        return min(windows, self.largest_rows_bytes(height), entries)
 
     def csr_bytes(self, height: int) -> int | None:
         """`bytes_of_part` where X is sparse, for the memory of a kernel; None where it is dense."""
@@ -309,7 +309,7 @@ class Problem:
     @property
     def newton(self) -> NewtonWork:
         """Expected work of Newton's method."""
-        return NewtonWork.expected(self.tol, self.alphas, is_coupled=self.is_coupled)
+        return NewtonWork.expected(self.tol, self.alphas, is_softmax=self.is_softmax)
 
     @property
     def systems(self) -> "Systems":

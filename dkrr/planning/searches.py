@@ -10,8 +10,8 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.explain import columns_of, layout
-from dkrr.planning.multiplied import settings_of
 from dkrr.planning.plan import ITERATING, RATES, Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.reasons import Reason

@@ -17,17 +17,17 @@ from dkrr.linalg.passes import strip_rows
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.drawing import drawing_reasons
+from dkrr.planning.dual_cg import dual_iterations
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned, why_form
-from dkrr.planning.multiplied import dual_iterations
 from dkrr.planning.plan import Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.primal import formed_in_caller
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import PROCESS_MARGIN_BYTES, Resources
-from dkrr.planning.strategy import Direct, Generated, Iterative
+from dkrr.planning.strategy import Direct, FourierSolve, Iterative
 from dkrr.planning.transforms import GATHER_SECONDS, MAX_SIDE, iterated, peak_of_passes, sums_bytes, transform_work
-from dkrr.planning.work import Site, Step
+from dkrr.planning.work import CostModel, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
 Method = Literal["sweep", "factors", "primal", "refits", "paths"]
@@ -240,7 +240,7 @@ def _cheapest(problem: Problem, sizes: FoldSizes, resources: Resources) -> Scori
     if one.form == "primal":
         if isinstance(one.chosen.how, Direct):
             return _primal(one, problem, sizes, resources)
-        if isinstance(one.chosen.how, Generated) and (not sizes.is_loo or problem.side("primal") <= MAX_SIDE):
+        if isinstance(one.chosen.how, FourierSolve) and (not sizes.is_loo or problem.side("primal") <= MAX_SIDE):
             return _on_grid(one, problem, sizes, resources)
         if not sizes.is_loo:
             streamed = Reason("rows-streamed", "the normal matrix is too large, and is only multiplied")
@@ -310,7 +310,15 @@ def with_parts(plan: ScoringPlan, fractions: tuple[float, ...]) -> ScoringPlan:
 
 def _of_rows(problem: Problem, n_rows: int) -> Problem:
     """The problem of some of its rows, which are read into memory."""
-    return replace(problem, n=n_rows, n_counting=None, heaviest_bytes=(), x_bytes=None, x_in_memory=True, layout=None)
+    return replace(
+        problem,
+        n=n_rows,
+        n_positive_weights=None,
+        cumulative_largest_row_bytes=(),
+        x_bytes=None,
+        x_in_memory=True,
+        layout=None,
+    )
 
 
 def continuing(problem: Problem, scores: ScoringPlan) -> Problem:
@@ -359,7 +367,7 @@ def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources)
         Step("factorisation", Work(gemm_flops=n_sets * n_alphas * side**2 * (side / 3 + 4.0 * t)), 1, "blas"),
         Step("held-out errors", replace(formed, gemm_flops=predicting), 1 if predicts else 0, "blas"),
     ]
-    seconds = Site(p, resources, resources.in_caller("memory", threads)).seconds(recipe, peak)
+    seconds = CostModel(p, resources, resources.in_caller("memory", threads)).seconds(recipe, peak)
     text = "the features are no more than the rows: a training set has the sums of the other folds"
     reason = Reason("sums-of-folds", text)
     return ScoringPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
@@ -370,7 +378,7 @@ def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources
     p, n_alphas, t, threads = problem, len(problem.alphas), problem.n_targets, resources.local_threads
     side, n_sets, limit = p.side("primal"), 1 if sizes.is_loo else sizes.n_folds, resources.local_limit_bytes
     place, columns = resources.in_caller("memory", threads, threads), n_alphas * t
-    site = Site(p, resources, place)
+    site = CostModel(p, resources, place)
     each = 3 if sizes.is_loo else 1  # leave-one-out takes the inverse
     factored = [
         Step("factorisation", Work(element_seconds=GATHER_SECONDS * side**2), n_sets),
@@ -395,7 +403,7 @@ def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources
     sums, predicted = (Step(stage, transform_work(p, count)) for stage, count in zip(STAGES, transforms, strict=True))
     seconds = site.seconds([sums, *solving, predicted], peak)
     how = one.chosen.how
-    assert isinstance(how, Generated)
+    assert isinstance(how, FourierSolve)
     one = replace(one, chosen=replace(one.chosen, how=replace(how, rank_limit=rank_limit)))
     reason = Reason("sums-of-folds", "on a Fourier grid: a training set has the sums of the other folds")
     return ScoringPlan("primal", one, sizes, n_alphas, seconds, peak, (reason,))
@@ -531,7 +539,7 @@ def _factors(problem: Problem, sizes: FoldSizes, resources: Resources) -> Iterat
             "held-out errors", Work(gemm_flops=products, memory_bytes=float(ERROR_PASSES * 8 * n * t)), n_alphas, "blas"
         ),
     ]
-    seconds = n_alphas * one.seconds + Site(problem, resources, place).seconds(recipe, peak)
+    seconds = n_alphas * one.seconds + CostModel(problem, resources, place).seconds(recipe, peak)
     yield ScoringPlan("factors", one, sizes, n_alphas, seconds, peak, (reason,))
 
 

@@ -148,7 +148,7 @@ class Iterative:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated:
+class FourierSolve:
     """Features of a Fourier grid: sums over the rows by transforms, and systems whose size does not depend on rows."""
 
     side: int
@@ -174,7 +174,7 @@ class Generated:
         return Tiling(self.side, self.side)
 
 
-How = Direct | Float32Factor | Iterative | Generated
+StrategyDetails = Direct | Float32Factor | Iterative | FourierSolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class Strategy:
         Form of the solve.
     place : Workplace
         Where the tasks run: `execution`, `n_workers`, `limit_bytes`, ...
-    how : Direct, Float32Factor, Iterative or Generated
+    how : Direct, Float32Factor, Iterative or FourierSolve
         What solves the linear systems, and how it cuts its matrix.
     stages : tuple of Stage
         Projected time, bytes and memory, stage by stage.
@@ -212,7 +212,7 @@ class Strategy:
 
     form: Form
     place: Workplace
-    how: How
+    how: StrategyDetails
     stages: tuple[Stage, ...]
     n_steps: int = 0
     refused: Reason = NO_REASON
@@ -222,7 +222,7 @@ class Strategy:
         """Solver of linear systems, as users name it."""
         if isinstance(self.how, Float32Factor):
             return "cholesky" if self.how.tol is None else "cg"
-        if isinstance(self.how, Generated):
+        if isinstance(self.how, FourierSolve):
             return "cg" if self.how.rank_limit else "cholesky"
         return "cholesky" if isinstance(self.how, Direct) else "cg"
 
@@ -247,7 +247,7 @@ class Strategy:
         """In the calling process tasks run in threads with one BLAS thread each, not one after the other."""
         if isinstance(self.how, Direct):
             return self.streams
-        return isinstance(self.how, Iterative | Generated) or self.place.is_memory
+        return isinstance(self.how, Iterative | FourierSolve) or self.place.is_memory
 
     @property
     def task_threads(self) -> int:
@@ -324,7 +324,7 @@ class Strategy:
             "serial": "on disk, one process",
             "dask": plural(self.n_workers, "worker"),
         }
-        if isinstance(self.how, Generated):
+        if isinstance(self.how, FourierSolve):
             place = "in this process" if self.execution == "serial" else places[self.execution]
             return f"{self.form}, Fourier grid of {plural(self.how.side, 'feature')}, {place}"
         factor = "Cholesky" if isinstance(self.how, Direct) else "Cholesky in float32 and refinement"

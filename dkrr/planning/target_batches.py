@@ -6,12 +6,12 @@ The targets are where the user has them, or in a mapped file; the dual coefficie
 from dataclasses import replace
 from math import ceil
 
-from dkrr.linalg.memory import solving_work
+from dkrr.linalg.in_memory_cholesky import solving_work
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources, cold_fraction
 from dkrr.planning.strategy import Direct, Strategy
-from dkrr.planning.work import BATCH_VECTORS, Site, Step, written
+from dkrr.planning.work import BATCH_VECTORS, CostModel, Step, written
 from dkrr.text import plural
 
 WHOLE_BYTES = 64 * 2**20
@@ -68,7 +68,7 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
     """Strategy for all batches, from the one that is priced for one of them."""
     if not p.batch:
         return one
-    site, count, peak = Site(p, resources, one.place), n_batches(p), one.peak_bytes
+    site, count, peak = CostModel(p, resources, one.place), n_batches(p), one.peak_bytes
     rates = resources.rates_of_disk.reading(cold_fraction(2 * p.y_bytes, site.cache_bytes(peak)))
     # Read for the ranges of the targets, for the batches, and the coefficients for their norms.
     moved = written(p.y_bytes, 3.0 * p.y_bytes)

@@ -20,7 +20,7 @@ from dkrr.linalg.substitution import apply_work, substitution_places, substituti
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.resources import Rates, Resources, cold_fraction
 from dkrr.planning.strategy import Tiling
-from dkrr.planning.work import Site, Step
+from dkrr.planning.work import CostModel, Step
 from dkrr.store import TileGrid
 
 PANEL_COLUMNS = 512
@@ -120,7 +120,7 @@ Itemsize = Literal[4, 8]
 class Cut(NamedTuple):
     """A place, and how the matrix is cut there."""
 
-    site: Site
+    site: CostModel
     grid: TileGrid
     columns_per_task: int
     peak: int
@@ -166,7 +166,7 @@ class Cut(NamedTuple):
         return float(self.grid.tile * self.site.problem.stored_bytes / self.site.problem.n * self.grid.n_tiles**2)
 
 
-def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[Site, TileGrid], int]) -> Iterator[Cut]:
+def cuts(p: Problem, r: Resources, form: Form, peak_bytes: Callable[[CostModel, TileGrid], int]) -> Iterator[Cut]:
     """Places where tiles on disk may be factored, with tile sizes and tile columns per task.
 
     Of dkrr's own workers there are as many as have memory enough.
@@ -190,18 +190,20 @@ def task_columns(n_tiles: int) -> list[int]:
     return [s for s in (fewest, fewest + 1) if s < n_tiles - 1] + [0]
 
 
-def _sites(p: Problem, r: Resources, grid: TileGrid, peak_bytes: Callable[[Site, TileGrid], int]) -> Iterator[Site]:
+def _sites(
+    p: Problem, r: Resources, grid: TileGrid, peak_bytes: Callable[[CostModel, TileGrid], int]
+) -> Iterator[CostModel]:
     if not r.confined:
         fewest = r.n_workers if r.cluster_is_running else 1
         for n in range(r.n_workers, fewest - 1, -1):
-            site = Site(p, r, r.on_workers(n))
+            site = CostModel(p, r, r.on_workers(n))
             if n == fewest or peak_bytes(site, grid) <= site.place.usable_bytes:
                 yield site
                 break
     if r.confined or (p.wants_tiles and not r.cluster_is_running):
         # One task at a time, with all of BLAS's threads.
         faster = replace(r, rates=r.rates.faster(1.0 + THREAD_EFFICIENCY * (r.local_threads - 1)))
-        yield Site(p, faster, r.in_caller("serial", 1, blas_threads=r.local_threads))
+        yield CostModel(p, faster, r.in_caller("serial", 1, blas_threads=r.local_threads))
 
 
 def _check_tile(problem: Problem) -> None:

@@ -14,15 +14,15 @@ import numpy as np
 from dkrr.cost import Work
 from dkrr.kernels.fourier_grid import BLOCK_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
-from dkrr.linalg.memory import factor_work, solving_work
+from dkrr.linalg.in_memory_cholesky import factor_work, solving_work
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import step_seconds
-from dkrr.planning.multiplied import iterations_expected
+from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
-from dkrr.planning.strategy import Generated, Strategy
-from dkrr.planning.work import Site, Step
+from dkrr.planning.strategy import FourierSolve, Strategy
+from dkrr.planning.work import CostModel, Step
 from dkrr.store import TileGrid
 
 TRANSFORM_SECONDS = {1: 8e-8, 2: 2.2e-7, 3: 1.8e-6}
@@ -57,7 +57,7 @@ def refusal(p: Problem, side: int) -> str:
         return (
             f"{solver} was requested, which {'classifications' if p.loss == 'logistic' else 'fits'} there do not have"
         )
-    side *= p.n_targets if p.is_coupled else 1
+    side *= p.n_targets if p.is_softmax else 1
     if side > MAX_SIDE and (p.loss == "logistic" or isinstance(solver, Cholesky)):
         return f"its matrix would have {side:,} rows, and at most {MAX_SIDE:,} are factored"
     return ""
@@ -78,7 +78,7 @@ def passes_of(p: Problem) -> Transforms:
     """Transforms of every row; those of Newton's method in all steps together are the first."""
     t = p.n_targets
     if p.loss == "logistic":
-        systems = t * (t + 1) // 2 if p.is_coupled else t
+        systems = t * (t + 1) // 2 if p.is_softmax else t
         return Transforms((p.n_steps + 1) * (-(-t // 2) + -(-(systems + t) // 2)), 2 * -(-t // 2), 0)
     pairs = 2 * -(-t // 2)
     # Measured: without refinement 3e-17 n / λ; each one takes off three digits.
@@ -103,14 +103,14 @@ def rank_of(p: Problem, grid: Grid) -> int:
 def generated(p: Problem, r: Resources) -> Iterator[Strategy]:
     """A complete factor of the matrix that is gathered from transforms."""
     grid = _grid(p)
-    side = grid.dimension * (p.n_targets if p.is_coupled else 1)
+    side = grid.dimension * (p.n_targets if p.is_softmax else 1)
     if side > MAX_SIDE:
         return
     recipe = [
         Step("factorisation", Work(element_seconds=GATHER_SECONDS * side**2, fresh_bytes=8.0 * side**2)),
         Step("factorisation", factor_work(TileGrid(side, side, side)) + solving_work(side, p.n_targets), 1, "blas"),
     ]
-    n_matrices = (1 if len(p.alphas) == 1 else 2) if p.loss == "squared" else 3 * (1 if p.is_coupled else p.n_targets)
+    n_matrices = (1 if len(p.alphas) == 1 else 2) if p.loss == "squared" else 3 * (1 if p.is_softmax else p.n_targets)
     n_matrices += len(p.alphas) if p.uncertainty else 0
     yield from _in_places(p, r, grid, recipe, n_matrices * 8 * side**2, 0)
 
@@ -156,10 +156,10 @@ def _in_places(
 ) -> Iterator[Strategy]:
     """Candidates with transforms in threads of this process, and in workers."""
     for place in r.caller_and_workers(wants_tiles=p.wants_tiles):
-        yield _in_place(Site(p, r, place), grid, solving, solving_bytes, rank_limit)
+        yield _in_place(CostModel(p, r, place), grid, solving, solving_bytes, rank_limit)
 
 
-def _in_place(site: Site, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int) -> Strategy:
+def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int) -> Strategy:
     p, place, t = site.problem, site.place, site.problem.n_targets
     passes, kept = passes_of(p), sums_bytes(p)
     heights = [max(1, min(k, -(-p.n // (2 * place.slots)))) for k in (BLOCK_ROWS, BLOCK_ROWS // 8, BLOCK_ROWS // 64)]
@@ -185,7 +185,7 @@ def _in_place(site: Site, grid: Grid, solving: list[Step], solving_bytes: int, r
     if n_steps:
         recipe += [
             *transformed("likelihood", passes.sums, n_steps + 1),
-            *(step._replace(times=step.times * (n_steps + 1) * (1 if p.is_coupled else t)) for step in solving),
+            *(step._replace(times=step.times * (n_steps + 1) * (1 if p.is_softmax else t)) for step in solving),
             Step("Newton steps", seconds=n_steps * step_seconds(place)),
             *transformed("training errors", passes.duals, 1),
         ]
@@ -200,7 +200,7 @@ def _in_place(site: Site, grid: Grid, solving: list[Step], solving_bytes: int, r
         if p.interval_folds and not p.folds_are_fitted:  # sums of every fold, and predictions by every model
             recipe += transformed("held-out models", passes.sums + p.interval_folds * t, 2)
             recipe += [step._replace(stage="held-out models", times=p.interval_folds * n_solves) for step in solving]
-    how = Generated(
+    how = FourierSolve(
         side=grid.dimension,
         bound=grid.bound,
         row_block=block,
@@ -214,7 +214,7 @@ def _in_place(site: Site, grid: Grid, solving: list[Step], solving_bytes: int, r
 def sums_of(p: Problem) -> int:
     """Sums of some rows: of weights and of every target, or of all gradients and curvatures of a likelihood."""
     t = p.n_targets
-    return 1 + t if p.loss == "squared" else t + (t * (t + 1) // 2 if p.is_coupled else t)
+    return 1 + t if p.loss == "squared" else t + (t * (t + 1) // 2 if p.is_softmax else t)
 
 
 def sums_bytes(p: Problem) -> int:
@@ -227,7 +227,7 @@ def transform_work(p: Problem, count: float) -> Work:
     return Work(element_seconds=count * TRANSFORM_SECONDS[len(_grid(p).columns)] * p.n)
 
 
-def peak_of_passes(site: Site, held: int, block: int = BLOCK_ROWS // 4) -> int:
+def peak_of_passes(site: CostModel, held: int, block: int = BLOCK_ROWS // 4) -> int:
     """Memory of a process that transforms blocks of rows, and of the calling process.
 
     Parameters

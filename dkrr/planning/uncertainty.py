@@ -22,7 +22,7 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import NO_REASON, Reason
 from dkrr.planning.resources import Resources
 from dkrr.planning.strategy import Iterative
-from dkrr.planning.work import Site, Step
+from dkrr.planning.work import CostModel, Step
 from dkrr.text import format_bytes, format_seconds, plural
 
 MAX_COLUMNS = 128
@@ -163,7 +163,7 @@ def _or_raise(factored: "UncertaintyPlan | PlanError", reason: Reason) -> Uncert
 def _by_factor(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
     plan = make_plan(replace(problem, solver=Cholesky()), resources)
     solved = Step("substitution", Work(gemm_flops=2.0 * n_rows * float(problem.n) ** 2), 1, "blas")
-    more = Site(problem, resources, plan.chosen.place).seconds([solved], plan.peak_bytes)
+    more = CostModel(problem, resources, plan.chosen.place).seconds([solved], plan.peak_bytes)
     return UncertaintyPlan("factor", plan, n_rows, plan.seconds + more, ())
 
 

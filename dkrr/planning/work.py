@@ -42,7 +42,7 @@ Recipe = Iterable[Step]
 
 
 @dataclass(frozen=True)
-class Site:
+class CostModel:
     """One problem in one place, with the rates there."""
 
     problem: Problem

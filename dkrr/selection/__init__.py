@@ -1,6 +1,6 @@
 """Choosing λ and the kernel by held-out predictions, in far less time than separate fits take."""
 
-from dkrr.selection.candidates import Selected, best_of, displayed, no_choice, select
+from dkrr.selection.candidates import Selected, all_candidates_failed_error, best_of, displayed, select
 from dkrr.selection.curve import LearningCurve, gain_of
 from dkrr.selection.folds import Folds
 from dkrr.selection.optimum import Optimum, Search
@@ -27,13 +27,13 @@ __all__ = [
     "Search",
     "Selected",
     "SelectionRequest",
+    "all_candidates_failed_error",
     "best_of",
     "displayed",
     "gain_of",
     "in_range",
     "named",
     "negative_squared_error",
-    "no_choice",
     "planned",
     "select",
     "times_square",

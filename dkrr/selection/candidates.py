@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster import Whole
-from dkrr.cluster.process import ended_in_order
+from dkrr.cluster import CombinedProgress
+from dkrr.cluster.process import graceful_termination
 from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import QUIET_SECONDS
-from dkrr.fitting.processes import Processes
+from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
 from dkrr.fitting.search_plans import within_store
 from dkrr.planning.detection import detect
@@ -76,7 +76,7 @@ def select(request: SelectionRequest, show_progress: bool | None) -> Selected:
     if request.search is not None:
         _check_search(request, request.search)
     store = request.settings[0].store
-    with ended_in_order(), nullcontext() if store is None else owned(resolved_place(store)):
+    with graceful_termination(), nullcontext() if store is None else owned(resolved_place(store)):
         return _selected(request, show_progress)
 
 
@@ -96,18 +96,18 @@ def _selected(request: SelectionRequest, show_progress: bool | None) -> Selected
         if not request.refit:
             return found
         settings = replace(within_store(settings, "fit"), uncertainty=request.uncertainty)
-        last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, processes=Processes)
+        last = replace(request.fit_request(settings, alphas), folds=request.interval_folds, processes=Posteriors)
         begun = perf_counter()
         with whole.part(steps["last fit"].expected):
             fitted = fit(_continuing(last, found.candidates[found.kernel]), show_progress)
     return replace(found, fit=LastFit(last, fitted.noted(_of_scores(candidates)), perf_counter() - begun))
 
 
-def displayed(plan: SelectionPlan, show_progress: bool | None) -> Whole:
+def displayed(plan: SelectionPlan, show_progress: bool | None) -> CombinedProgress:
     """Display of a search, which begins with its plan; None by default where it should be short."""
     is_short = show_progress is None and plan.seconds_range[1] < 2 * QUIET_SECONDS
     seconds = sum(step.expected for _, step in plan.steps())
-    return Whole("search", seconds, False if is_short else show_progress, plan.beginning())
+    return CombinedProgress("search", seconds, False if is_short else show_progress, plan.beginning())
 
 
 def _of_scores(candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _optimised(request: SelectionRequest, search: Search, found: Selected, show_
     return replace(found, score=optimum.score, predictions=predictions, optimum=optimum)
 
 
-def no_choice(*, is_unsolved: bool) -> InputError:
+def all_candidates_failed_error(*, is_unsolved: bool) -> InputError:
     """Error where no candidate has a score, for some since their systems were not solved."""
     if is_unsolved:
         return InputError(
@@ -187,7 +187,7 @@ def _best(candidates: Sequence[Candidate], n_targets: int) -> tuple[int, Numbers
     """Number of the kernel and of the λ of every target, and the scores, of shape (t or 1,)."""
     means = np.stack([c.means for c in candidates])  # kernels × λ × targets
     if (np.isnan(means) | np.isneginf(means)).all(axis=(0, 1)).any():  # the first would be as good as any
-        raise no_choice(is_unsolved=any(c.report.unsolved.any() for c in candidates))
+        raise all_candidates_failed_error(is_unsolved=any(c.report.unsolved.any() for c in candidates))
     found = np.where(np.isnan(means), -np.inf, means)
     sheet = candidates[0].sheet
     kernel = int(np.argmax(sheet.comparable(found.max(axis=1)).mean(axis=1)))

@@ -7,7 +7,7 @@ residuals r = y − Φθ, the rows that are left out have the sum of squared err
 
 whose terms are no larger than it where δ is small. Other scores, and sums that would cancel, take a second pass.
 Leave-one-out takes the errors of all rows over 1 − wᵢ φᵢᵀ(ΦᵀWΦ + λI)⁻¹φᵢ, where the second term is the leverage of the
-row; where that is nearly 1, see `errors_by_others`.
+row; where that is nearly 1, see `loo_errors_high_leverage`.
 
 References
 ----------
@@ -28,13 +28,13 @@ from dkrr.cluster.tasks import Meter
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TargetSizes, TrainingData
 from dkrr.fitting.normal_rows import (
-    LEAST_UNLEVERAGED,
-    Each,
+    MIN_ONE_MINUS_LEVERAGE,
+    MapSegments,
     NormalSums,
     centred_sums,
-    errors_by_others,
     feature_blocks,
-    part_of,
+    loo_errors_high_leverage,
+    rows_in_block,
     sums_of_others,
 )
 from dkrr.fitting.results import scale_of
@@ -58,7 +58,7 @@ STRIPS = 8
 """Stretches of rows that make up the sample, since neighbours may be alike."""
 
 
-def in_segments(progress: Progress, n: int, parts: int) -> Each:
+def in_segments(progress: Progress, n: int, parts: int) -> MapSegments:
     """Values of a function of the first row and the last but one, for segments of the rows; a thread for each."""
 
     def each(stage: str, function: Callable[[int, int], Any]) -> list[Any]:
@@ -137,7 +137,7 @@ class PrimalFolds:
             for where, features in feature_blocks(self._data, start, stop):
                 targets = self._residuals(where, features, about, self._means)
                 weights, rest = self._weights(where), others[where]
-                chosen: list[Any] = [part_of(rows, where)[1] for rows in sets]
+                chosen: list[Any] = [rows_in_block(rows, where)[1] for rows in sets]
                 chosen.append(slice(None) if rest.all() else np.flatnonzero(rest))
                 for one, here in zip(found, chosen, strict=True):
                     one.add(features[here], targets[here], None if weights is None else weights[here])
@@ -191,7 +191,7 @@ class PrimalFolds:
     def _is_lost(self, sums: NormalSums, alphas: Array, solved: Sequence[tuple[Array, Array]]) -> bool:
         """Whether the free constant may have taken digits of the features."""
         return self._data.fit_intercept and any(
-            sums.is_lost(alpha, factor, self._n_features)
+            sums.has_lost_digits(alpha, factor, self._n_features)
             for alpha, (factor, _) in zip(alphas.tolist(), solved, strict=True)
         )
 
@@ -250,7 +250,7 @@ class PrimalFolds:
             squares, totals = np.zeros((len(folds), n_alphas * t)), np.zeros(len(folds))
             for where, features in feature_blocks(self._data, start, stop):
                 for f, rows in enumerate(folds.test):
-                    numbers, here = part_of(rows, where)
+                    numbers, here = rows_in_block(rows, where)
                     if numbers.start == numbers.stop:
                         continue
                     predictions = blas.product(features[here], coefs[f])
@@ -301,7 +301,7 @@ class PrimalFolds:
                     blas.solve_lower_right(factor, inner)
                     left = 1.0 - weights * np.einsum("ij,ij->i", inner, inner)
                     errors = targets - blas.product(features, coef)
-                    is_near = left < LEAST_UNLEVERAGED
+                    is_near = left < MIN_ONE_MINUS_LEVERAGE
                     if is_near.any():  # entered below
                         near.append((a, where.start + np.flatnonzero(is_near)))
                         errors[is_near], left[is_near] = 0.0, 1.0
@@ -315,7 +315,7 @@ class PrimalFolds:
         squares, near = sum(part[0] for part in parts), [one for part in parts for one in part[1]]
         if near:
             numbers = np.unique(np.concatenate([rows for _, rows in near]))
-            found = errors_by_others(data, self._means, numbers, alphas.tolist(), self._n_features)
+            found = loo_errors_high_leverage(data, self._means, numbers, alphas.tolist(), self._n_features)
             for a, rows in near:
                 errors = found[a, np.searchsorted(numbers, rows)]
                 if kept:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.gram import MultipliedGram
+from dkrr.fitting.gram import GramOperator
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
@@ -43,7 +43,7 @@ CENTRE_ROWS = 1024
 """Rows whose mean is taken off before squares: any point near the rows will do."""
 
 
-class LengthGram(MultipliedGram):
+class LengthGram(GramOperator):
     """Gram matrix whose derivatives by the lengths of its columns are contracted with vectors, too."""
 
     def length_sums(self, slopes: Kernel, vectors: Array) -> Array:
@@ -323,7 +323,7 @@ class FoldSolution:
 
     def products(self) -> Array:
         """K C x, of the shape of x."""
-        return self._operator.unmasked(self.x / self._sizes) * self._sizes
+        return self._operator.products_of_all_rows(self.x / self._sizes) * self._sizes
 
     def tighten(self, wanted: Array) -> bool:
         """Go on until every fold has the residual that is wanted, of shape (folds,); False if it has, or never will."""

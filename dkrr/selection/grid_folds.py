@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from dkrr.cluster import Progress, Task, ThreadExecutor
 from dkrr.cluster.tasks import Meter
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.generated import ByIterations
-from dkrr.fitting.generated_process import errors_without
-from dkrr.fitting.generated_rows import FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
-from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others
-from dkrr.linalg.generator import Generator, GridSums, inverse_of, length_modes, lengths, totals_of
+from dkrr.fitting.fourier_ridge import CGSolver
+from dkrr.fitting.fourier_rows import FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
+from dkrr.fitting.normal_rows import MIN_ONE_MINUS_LEVERAGE, rows_in_block, sums_of_others
+from dkrr.fitting.posterior_fourier import errors_without
+from dkrr.linalg.fourier_normal import FourierNormalMatrix, GridSums, inverse_of, length_modes, lengths, totals_of
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.planning.transforms import FACTORED_SIDE
 from dkrr.selection.fold_sums import in_segments
@@ -92,10 +92,10 @@ class GridFolds:
     def _iterated(self, sums: GridSums, alphas: Array) -> tuple[Array, Array, Array]:
         """Coefficients, (D, n_alphas t), constants, and residuals of all λ, (n_alphas,), by conjugate gradient."""
         centred, t = self._data.fit_intercept, self._data.targets.shape[1]
-        generator = Generator(self._rows.grid, sums.modes[0], centred, self._threads)
+        generator = FourierNormalMatrix(self._rows.grid, sums.modes[0], centred, self._threads)
         totals = totals_of(sums.modes[1:])
         moments, each = generator.moments(sums.modes[1:], totals), np.repeat(alphas, t)
-        solver = ByIterations(generator, float(alphas.min()), self._rank_limit, self._progress, MAX_ITERATIONS)
+        solver = CGSolver(generator, float(alphas.min()), self._rank_limit, self._progress, MAX_ITERATIONS)
         coef = solver.solve(np.tile(moments, len(alphas)), each)
         solver.close()
         residuals = solver.residuals.reshape(len(alphas), t).max(axis=1)
@@ -107,7 +107,7 @@ class GridFolds:
     def _factored(self, sums: GridSums, alphas: Array) -> tuple[Array, Array, Array]:
         """The same by a factor for every λ, which threads compute side by side: its residuals are those of rounding."""
         grid, centred = self._rows.grid, self._data.fit_intercept
-        matrix = Generator(grid, sums.modes[0], centred, self._threads).matrix()
+        matrix = FourierNormalMatrix(grid, sums.modes[0], centred, self._threads).matrix()
 
         def solve(meter: Meter, alpha: float) -> tuple[Array, Array]:  # noqa: ARG001
             with in_terms_of_alpha([alpha], "primal"):
@@ -132,7 +132,7 @@ class GridFolds:
         def of_block(where: slice, x: Array) -> tuple[Array, Array]:
             squares, totals, weights = np.zeros((len(folds), n_alphas * t)), np.zeros(len(folds)), rows.weights(where)
             for f, test in enumerate(folds.test):
-                numbers, here = part_of(test, where)
+                numbers, here = rows_in_block(test, where)
                 values = rows.values(x[here], modes[f]) + constants[f]
                 if kept:
                     kept[f][numbers] = values
@@ -155,7 +155,7 @@ class GridFolds:
         data, rows, grid = self._data, self._rows, self._rows.grid
         (sums,), free = rows.sums([np.arange(data.n)]), data.fit_intercept
         self._check(alphas, 0, np.zeros(len(alphas)), ROW_ROUNDING, float(totals_of(sums.modes[:1])[0]), report)
-        matrix = Generator(grid, sums.modes[0], free, self._threads).matrix()
+        matrix = FourierNormalMatrix(grid, sums.modes[0], free, self._threads).matrix()
         for a, alpha in enumerate(alphas.tolist()):
             with in_terms_of_alpha([alpha], "primal"):
                 model = GridModel.of(grid, sums, alpha, matrix, centred=free)
@@ -166,8 +166,8 @@ class GridFolds:
             def of_block(where: slice, x: Array) -> NDArray[np.intp]:
                 left = 1.0 - rows.weights(where) * lengths(grid, waves, x)  # noqa: B023 - called at once
                 values = rows.values(x, modes) + model.constants + rows.means  # noqa: B023
-                errors[where] = (data.targets[where] - values) / np.maximum(left, LEAST_UNLEVERAGED)[:, None]  # noqa: B023
-                return np.asarray(where.start + np.flatnonzero(left < LEAST_UNLEVERAGED))
+                errors[where] = (data.targets[where] - values) / np.maximum(left, MIN_ONE_MINUS_LEVERAGE)[:, None]  # noqa: B023
+                return np.asarray(where.start + np.flatnonzero(left < MIN_ONE_MINUS_LEVERAGE))
 
             near = np.concatenate(rows.over_rows("held-out errors", of_block))
             if len(near):

@@ -22,7 +22,7 @@ from dkrr.errors import DkrrError, InputError, StoreError, warn_inaccurate
 from dkrr.fitting.context import QUIET_SECONDS, open_context
 from dkrr.fitting.data import shared_fields
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
-from dkrr.fitting.sampled import about_the_rows
+from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
 from dkrr.linalg.refinement import in_terms_of_alpha
@@ -404,7 +404,7 @@ def optimise(
     progress = make_progress(False if show_progress is None and seconds < QUIET_SECONDS else show_progress)
     data = EvaluatedData.of(outputs, shared_fields(request, plan.plan.problem))
     if data.fit_intercept:
-        data = about_the_rows(data)
+        data = centre_linear_parts(data)
     start = np.log(np.concatenate([[alpha], lengths]))
     log_of_run = _Log(store, _fingerprint(search, data, folds, start), plan.plan.problem.tol)
     with open_context(plan.plan, None, progress) as context:

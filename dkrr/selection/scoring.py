@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster import Progress, ThreadExecutor, Whole, make_progress
+from dkrr.cluster import CombinedProgress, Progress, ThreadExecutor, make_progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import ConvergenceWarning, warn_inaccurate
 from dkrr.fitting import fit
@@ -25,19 +25,19 @@ from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import DualStart, FitRequest, Settings, Targets
 from dkrr.fitting.results import scale_of
-from dkrr.fitting.sampled import about_the_rows
+from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.search_plans import scoring_plan, search_plan, within_store
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.columns import learns
-from dkrr.kernels.implied import is_drawn
-from dkrr.linalg.held_out import LeftOut
+from dkrr.kernels.kernel_features import is_drawn
+from dkrr.linalg.held_out import HeldOutErrors
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_scores
 from dkrr.planning.selection import FoldSizes, ScoringPlan
-from dkrr.planning.strategy import Direct, Generated, Iterative
+from dkrr.planning.strategy import Direct, FourierSolve, Iterative
 from dkrr.selection.curve import LearningCurve
 from dkrr.selection.fold_sums import PrimalFolds
 from dkrr.selection.folds import Folds, SelectionData
@@ -175,7 +175,7 @@ def _predictions(
         right_sides = np.ascontiguousarray(right_sides[:, :-1])
     factor = matrix.systems.factored(group, data.dual_shift(alpha), f"λ = {alpha:g}")
     with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
-        left_out = LeftOut(factor, right_sides, constant, executor, context.progress)
+        left_out = HeldOutErrors(factor, right_sides, constant, executor, context.progress)
         residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.unfreed)
         if not residual <= MAX_RESIDUAL:
             return [], residual
@@ -197,7 +197,7 @@ def _predictions(
 def _of_weight_zero(
     matrix: FactoredGram,
     data: TrainingData,
-    left_out: LeftOut,
+    left_out: HeldOutErrors,
     rows: Numbers,
     errors: Array,
     means: Array,
@@ -296,7 +296,7 @@ class Candidate:
 
 
 @dataclass
-class _Work:
+class _KernelScoring:
     """Scoring of one kernel for all λ: its settings, data and score sheet."""
 
     settings: Settings
@@ -376,20 +376,20 @@ def _resources(request: SelectionRequest, number: int) -> Resources:
     return detect(settings.memory_limit, settings.store, rows=request.rows.url)
 
 
-def all_scored(request: SelectionRequest, plan: SelectionPlan, whole: Whole) -> list[Candidate]:
+def all_scored(request: SelectionRequest, plan: SelectionPlan, whole: CombinedProgress) -> list[Candidate]:
     """Scores of every kernel, one after the other, each a part of the whole that is displayed."""
     return [_scored(request, number, one, whole) for number, one in enumerate(plan.kernels)]
 
 
-def _scored(request: SelectionRequest, number: int, plan: ScoringPlan, whole: Whole) -> Candidate:
+def _scored(request: SelectionRequest, number: int, plan: ScoringPlan, whole: CombinedProgress) -> Candidate:
     """Scores of one kernel; what is damaged in its store is computed again."""
     begun, show_progress = time.perf_counter(), None
     with whole.part(seconds_of_scores(plan).expected):
         progress = make_progress(show_progress)
         plan = _of_now(request, number, plan, progress)
 
-        def scored() -> _Work:
-            work = _Work.of(request, number)
+        def scored() -> _KernelScoring:
+            work = _KernelScoring.of(request, number)
             _carry_out(request, work, plan, progress, show_progress)
             return work
 
@@ -422,7 +422,7 @@ def _scored_parts(
     number: int,
     candidate: Candidate,
     plan: ScoringPlan,
-    whole: Whole,
+    whole: CombinedProgress,
 ) -> Array:
     """Scores of the parts of a learning curve, by fits of all λ that the folds have not given up."""
     settings, values = _settings(request, number), candidate.sheet.values
@@ -443,7 +443,7 @@ def _scored_parts(
 
 def _carry_out(
     request: SelectionRequest,
-    work: _Work,
+    work: _KernelScoring,
     plan: ScoringPlan,
     progress: Progress,
     show_progress: bool | None,
@@ -459,10 +459,10 @@ def _carry_out(
     fields = {"folds": folds, "candidates": tuple(alphas.tolist())}
     data = SelectionData.of(targets, shared_fields(fits, one.problem) | fields)
     if data.fit_intercept:
-        data = about_the_rows(data, settings.store)
+        data = centre_linear_parts(data, settings.store)
     if plan.method == "primal":
         how, threads = one.chosen.how, one.resources.local_threads
-        if isinstance(how, Generated):
+        if isinstance(how, FourierSolve):
             GridFolds(data, folds, progress, threads, how.rank_limit).score(alphas, sheet, report)
         else:
             PrimalFolds(data, folds, progress, threads).score(alphas, sheet, report)

@@ -3,7 +3,7 @@
 Every column of the block solves (C_f K C_f + λ I) β = C_f y for its fold f and its λ, where C_f is zero on the rows
 that are held out. The products with K, which take most of the time, serve all columns; and K C_f β has the predictions
 of the rows that are held out. Where λ is large columns converge first: the scores are known from there on, and once
-they have become worse twice in a row smaller λ are given up (`Race`). A fit of all rows has its own columns in the
+they have become worse twice in a row smaller λ are given up (`EarlyStopping`). A fit of all rows has columns in the
 same run, which are finished for the λ that is chosen.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.gram import MultipliedGram
+from dkrr.fitting.gram import GramOperator
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of, resumed
 from dkrr.fitting.requests import DualStart
 from dkrr.linalg.conjugate_gradient import Iteration
@@ -44,7 +44,7 @@ ERROR_OF_CHANGE = 0.2
 """Relative error of a mean squared error over such a part, besides its square (measured: 3 % in all at a third)."""
 
 
-class Race:
+class EarlyStopping:
     """Scores every λ as soon as its columns have converged, and ends the columns of those that have lost."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Race:
         x = state.x.copy()
         if state.cycle is not None:
             x[:, state.cycle.columns] += state.cycle.correction
-        products = self._operator.unmasked(x) if x.any() else np.zeros(x.shape)
+        products = self._operator.products_of_all_rows(x) if x.any() else np.zeros(x.shape)
         self._sums[:] = (self._systems.sets.scale() * x).sum(axis=0)
         for f, rows in enumerate(self._tests):
             here = self._systems.sets.of_column == f
@@ -227,7 +227,7 @@ class FoldSweep:
 
     Parameters
     ----------
-    matrix : MultipliedGram
+    matrix : GramOperator
         K, without weights.
     data : TrainingData
     folds : Folds
@@ -246,7 +246,7 @@ class FoldSweep:
 
     def __init__(
         self,
-        matrix: MultipliedGram,
+        matrix: GramOperator,
         data: TrainingData,
         folds: Folds,
         alphas: Array,
@@ -279,7 +279,7 @@ class FoldSweep:
         iteration.estimates_condition, iteration.recurrence_fraction = False, RECURRENCE_FRACTION
         iteration.tol = np.full(len(systems.shift), plan.problem.tol)
         races = self._race and len(systems.alphas) > RISES and (systems.is_whole or self._sheet.per_target)
-        watch = Race(systems, operator, iteration, self._count) if races else None
+        watch = EarlyStopping(systems, operator, iteration, self._count) if races else None
 
         def start(state: State | None) -> CGOutcome:
             if state is not None:
@@ -350,7 +350,7 @@ class FoldSweep:
         weights, and so little of the others is solved.
         """
         systems = self.systems
-        products = operator.unmasked(outcome.x / systems.sizes) * systems.sizes
+        products = operator.products_of_all_rows(outcome.x / systems.sizes) * systems.sizes
         found, wanted = dict[tuple[int, int], Array](), np.full(len(systems.shift), tol)
         shares = np.ones(len(wanted))
         for a in range(len(systems.alphas)):
@@ -395,7 +395,7 @@ def sweep(
     refit : Refit, optional
         Takes the solutions for all rows.
     """
-    matrix = MultipliedGram(data, strategy, context, None)
+    matrix = GramOperator(data, strategy, context, None)
     batches = list(target_batches(data.targets.shape[1], plan.problem.n_targets))
     if len(batches) > 1 and not sheet.per_target:
         refit = None  # no run has the scores of all targets
@@ -420,7 +420,7 @@ def target_batches(n_targets: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + width, n_targets))
 
 
-def _preconditioner(run: FoldSweep, matrix: MultipliedGram, plan: Plan, data: TrainingData) -> Preconditioner:
+def _preconditioner(run: FoldSweep, matrix: GramOperator, plan: Plan, data: TrainingData) -> Preconditioner:
     if matrix.rank_limit == 0:
         return Identity()
     # Pivots are drawn for all rows: each fold keeps those that it trains on.

@@ -262,7 +262,7 @@ class MemoryMatrix:
         for mine, theirs in zip(self._left + self._squares, other._left + other._squares, strict=True):
             mine += theirs
 
-    def beside(self) -> Self:
+    def factor_buffer(self) -> Self:
         """Empty matrix of the same grid, with the same squares on the diagonal."""
         other = type(self).__new__(type(self))
         other.grid, other.dtype, other._squares, other.triangles = self.grid, self.dtype, self._squares, {}

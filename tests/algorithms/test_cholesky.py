@@ -1,4 +1,4 @@
-"""Factors in tiles and in memory, and sweeps with them: right, repeatable, resumed from whatever exists."""
+"""Factors in tiles and in in_memory_cholesky, and sweeps with them: right, repeatable, resumed from whatever exists."""
 
 import pickle
 import random as chance
@@ -14,9 +14,9 @@ from dkrr import blas
 from dkrr.cluster import Meter, SerialExecutor, ThreadExecutor
 from dkrr.data import as_rows
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError, StoreError
-from dkrr.linalg import memory, sources, substitution
+from dkrr.linalg import in_memory_cholesky, sources, substitution
 from dkrr.linalg.cholesky import N_SLOTS, cholesky_tasks, factor_tile, prefetched, tile_steps
-from dkrr.linalg.memory import KeptTiles, factor_in_memory, memory_system
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, memory_system
 from dkrr.linalg.sources import MatrixTiles
 from dkrr.linalg.substitution import (
     MIN_TILES_PER_SUM,
@@ -239,10 +239,10 @@ def factor_in(way, factor, folder):
     return SharedFactor(factor, SerialExecutor(), store, "system-0", 1)
 
 
-WAYS = [1, 3, "tasks"]
+METHODS = [1, 3, "tasks"]
 
 
-@given(grid=grids(), m=st.integers(1, 4), way=st.sampled_from(WAYS), dtype=dtypes, order=st.sampled_from("CFS"))
+@given(grid=grids(), m=st.integers(1, 4), way=st.sampled_from(METHODS), dtype=dtypes, order=st.sampled_from("CFS"))
 def test_a_factor_applied_is_the_inverse_of_what_it_was_rounded_to(tmp_path_factory, grid, m, way, dtype, order):
     folder = tmp_path_factory.mktemp("f")
     L, factor = stored_factor(folder, grid, dtype)
@@ -264,7 +264,7 @@ def test_the_number_of_threads_of_a_stored_factor_does_not_change_the_bits(tmp_p
         assert_array_equal(other, one)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", METHODS)
 def test_a_missing_or_damaged_strip_is_an_error_that_names_it(tmp_path, way):
     _, missing = stored_factor(tmp_path, NINE)
     remove_chunks(missing.arrays[0], [(5, 4)])
@@ -319,8 +319,8 @@ def test_panels_are_read_ahead_in_order_into_the_buffer_that_is_not_in_use(n):
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blas, "_POTRF_BLOCK", 8)
-    monkeypatch.setattr(memory, "MEMORY_TASK_COLUMNS", 2)
-    for module in (sources, memory):
+    monkeypatch.setattr(in_memory_cholesky, "MEMORY_TASK_COLUMNS", 2)
+    for module in (sources, in_memory_cholesky):
         monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
 
 
@@ -329,7 +329,7 @@ def grid_of(n, tile):
 
 
 def kept_tiles(A, tile, executor=None):
-    return KeptTiles.of_source(MatrixTiles(as_rows(A)), grid_of(len(A), tile), executor or SerialExecutor())
+    return InMemoryMatrix.of_source(MatrixTiles(as_rows(A)), grid_of(len(A), tile), executor or SerialExecutor())
 
 
 def solve(source, shift, factor, B, executor=None):
@@ -350,7 +350,7 @@ def test_solutions_in_memory_for_several_shifts_are_those_of_numpy(grid, m, seed
     B.flags.writeable = False
     if keeps:
         source = kept_tiles(A, grid.tile)
-        factor = source.beside()
+        factor = source.factor_buffer()
     else:  # what is above the diagonal is not read
         source, factor = MatrixTiles(as_rows(np.where(np.tri(n), A, 7.0))), MemoryMatrix(grid_of(n, grid.tile))
     for shift in (np.random.default_rng(seed).uniform(0, 1, n), np.full(n, 100.0), np.zeros(n)):
@@ -368,7 +368,7 @@ def test_the_number_of_threads_does_not_change_the_bits_in_memory(tile):
         with ThreadExecutor(n_threads) as threads:
             kept = kept_tiles(A, tile, threads)
             for source in (kept, MatrixTiles(as_rows(A))):
-                found.append(solve(source, np.ones(30), kept.beside(), B, threads))
+                found.append(solve(source, np.ones(30), kept.factor_buffer(), B, threads))
     for other in found[1:]:
         assert_array_equal(other, found[0])
 
@@ -378,7 +378,7 @@ def test_the_number_of_threads_does_not_change_the_bits_in_memory(tile):
 def test_after_a_pivot_that_is_not_positive_another_shift_works(row, tile, n_threads):
     A, B = systems.failing_at(row, 30), np.ones((30, 1))
     kept = kept_tiles(A, tile)
-    factor = kept.beside()
+    factor = kept.factor_buffer()
     with ThreadExecutor(n_threads) as executor:
         with pytest.raises(NotPositiveDefiniteError, match=f"row {row} "):
             solve(kept, np.zeros(30), factor, B, executor)
@@ -391,7 +391,7 @@ def test_entries_that_overflow_are_an_error(tile):
     A[3, 3] = np.inf
     kept = kept_tiles(A, tile)
     with pytest.raises(NotFiniteError, match="diagonal entry .* is inf"):
-        solve(kept, np.zeros(5), kept.beside(), np.ones((5, 1)))
+        solve(kept, np.zeros(5), kept.factor_buffer(), np.ones((5, 1)))
     large = kept_tiles(np.array([[1.0, 1e200, 1e200], [1e200, 1.0, 1.0], [1e200, 1.0, 1.0]]), 3)  # NaN on the way
     with pytest.raises(NotPositiveDefiniteError):
-        solve(large, np.zeros(3), large.beside(), np.ones((3, 1)))
+        solve(large, np.zeros(3), large.factor_buffer(), np.ones((3, 1)))

@@ -21,7 +21,7 @@ from tests.pairs import every_pair
 from tests.promises.test_exact_classes import samples
 
 LINEAR = Linear()
-WAYS = {
+METHODS = {
     "dual in tiles": {"form": "dual", "solver": "cholesky", "tile": 13},
     "dual": {"form": "dual", "solver": "cholesky"},
     "dual cg": {"form": "dual", "solver": "cg"},
@@ -37,7 +37,7 @@ def ended(way, alpha, kernel=LINEAR, scale=1.0, offset=0.0, is_separable=False, 
     y = X @ [1.0, -0.5, 0.7] + (0.0 if is_separable else rng.logistic(size=24)) > 0
     w = None if weights is None else 10.0 ** np.random.default_rng(weights).uniform(-10, 10, 24)
     X = X * scale + offset
-    found = fits.run(Trial("strained", True, X, X[:3], y.astype(int), alpha, kernel, fit_intercept, w, WAYS[way]))
+    found = fits.run(Trial("strained", True, X, X[:3], y.astype(int), alpha, kernel, fit_intercept, w, METHODS[way]))
     assert found.ended != "CONVERGED" or found.errors["probabilities"] <= 1e-5
     return found.ended
 

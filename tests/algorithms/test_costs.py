@@ -10,7 +10,7 @@ from dkrr.data import MemoryRows, as_rows
 from dkrr.kernels import RBF
 from dkrr.linalg import cholesky
 from dkrr.linalg.cholesky import tile_steps
-from dkrr.linalg.memory import KeptTiles, factor_in_memory, inverse_bytes, memory_bytes, memory_system
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, inverse_bytes, memory_bytes, memory_system
 from dkrr.linalg.products import TileGroup, multiply_bytes, multiply_group
 from dkrr.linalg.sources import GramTiles, MatrixTiles
 from dkrr.linalg.substitution import (
@@ -113,8 +113,8 @@ def in_memory(tile, keeps, folder):
     source, B = MatrixTiles(as_rows(positive_definite(n))), np.ones((n, 2))
 
     def work():
-        kept = KeptTiles.of_source(source, grid, SerialExecutor()) if keeps else source
-        factor = kept.beside() if keeps else MemoryMatrix(grid)
+        kept = InMemoryMatrix.of_source(source, grid, SerialExecutor()) if keeps else source
+        factor = kept.factor_buffer() if keeps else MemoryMatrix(grid)
         for _ in range(2):
             factor_in_memory(memory_system(kept, np.ones(n), factor), SerialExecutor())
             X = substituted(factor, B)

@@ -31,12 +31,12 @@ def test_parts_of_a_root_are_those_of_the_curvature_of_every_row(which):
     assert_allclose(root.inverse_total(), np.linalg.pinv(root.total(), rcond=1e-12), atol=1e-12)
     products = np.einsum("ip,ikl,iq->kplq", phi, W, phi)
     apart = np.stack([products[k, :, k] for k in range(m)])
-    expected = products.reshape(1, 5 * m, 5 * m) if root.is_coupled else apart
+    expected = products.reshape(1, 5 * m, 5 * m) if root.is_softmax else apart
     found = np.ones_like(expected)
     root.add_products(found, phi)
     assert_allclose(np.tril(found), np.tril(1.0 + expected), atol=1e-13)
     assert_array_equal(root.unstack(np.hstack(root.split(root.stack(x)))), x)
-    assert isinstance(root.precondition(Identity()), Classwise if root.is_coupled else Identity)
+    assert isinstance(root.precondition(Identity()), Classwise if root.is_softmax else Identity)
 
 
 @pytest.mark.parametrize("which", LIKELIHOODS)

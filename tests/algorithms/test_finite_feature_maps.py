@@ -20,8 +20,8 @@ from dkrr.errors import InputError, InputTypeError, KernelFunctionError, StoreEr
 from dkrr.features import CallableMap, FeatureMap, TaylorMap
 from dkrr.kernels import RBF, Kernel, Linear, Normalized, Polynomial, TaylorRBF
 from dkrr.kernels.descriptions import feature_map_from_dict
-from dkrr.kernels.implied import required_feature_map
 from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.kernel_features import required_feature_map
 from tests.oracles import assert_close, naive_kernel_ridge
 from tests.systems import random, traced_peak
 

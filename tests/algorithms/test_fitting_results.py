@@ -19,8 +19,8 @@ from dkrr.fitting.data import LabelledData, TrainingData
 from dkrr.fitting.results import function_norms
 from dkrr.kernels import RBF, Linear, Polynomial, Precomputed
 from dkrr.linalg import refinement as refining
+from dkrr.linalg.in_memory_cholesky import ONE_TILE
 from dkrr.linalg.likelihood import Bernoulli
-from dkrr.linalg.memory import ONE_TILE
 from dkrr.planning.reasons import codes_of
 from dkrr.planning.strategy import Float32Factor
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky, SolveResult, Status

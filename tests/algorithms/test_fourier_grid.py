@@ -13,19 +13,19 @@ import dkrr
 from dkrr import KernelLogisticRegression, KernelRidge, KernelRidgeCV
 from dkrr.errors import InputError, PlanError
 from dkrr.features import FourierGrid
-from dkrr.fitting import generated, grids
+from dkrr.fitting import fourier_ridge, grids
 from dkrr.kernels import RBF, Columns, Linear, Matern
 from dkrr.kernels.fourier_grid import FourierZones
 from dkrr.kernels.nonuniform import Transform
-from dkrr.linalg.generator import (
-    Generator,
-    GeneratorColumns,
+from dkrr.linalg.fourier_normal import (
+    FourierNormalColumns,
+    FourierNormalMatrix,
     GridSums,
     inverse_of,
     length_modes,
     lengths,
 )
-from dkrr.planning.strategy import Generated
+from dkrr.planning.strategy import FourierSolve
 from tests.oracles import assert_close
 
 N = 311  # a prime
@@ -94,7 +94,7 @@ def test_kernels_made_of_gaussians_have_one_grid(name):
 
 
 @pytest.fixture(params=[(1, 40.0, 1e-15), (2, 8.0, 1e-12), (3, 0.3, 1e-5)], ids=["1", "2", "3"])
-def on_grid(request):
+def with_fourier_features(request):
     d, gamma, error = request.param
     X, rng = rows(d)
     phi = FourierGrid(RBF(gamma=gamma), error, unit_box(d))
@@ -105,8 +105,8 @@ def close(found, expected, rounding=2e-13):
     assert_allclose(found, expected, atol=rounding * np.abs(expected).max())
 
 
-def test_transforms_are_products_with_the_features(on_grid):
-    phi, grid, X, _, values = on_grid
+def test_transforms_are_products_with_the_features(with_fourier_features):
+    phi, grid, X, _, values = with_fourier_features
     dense, coef = phi.transform(X), np.random.default_rng(1).standard_normal((grid.dimension, 3))
     transform = Transform(grid.angles(X), grid.n_modes)
     close(transform.to_points(grid.to_modes(coef)), dense @ coef)
@@ -120,8 +120,8 @@ def test_transforms_are_products_with_the_features(on_grid):
 
 
 @pytest.mark.parametrize("is_centred", [True, False])
-def test_sums_give_the_matrix_its_columns_and_products(on_grid, is_centred):
-    phi, grid, X, weights, values = on_grid
+def test_sums_give_the_matrix_its_columns_and_products(with_fourier_features, is_centred):
+    phi, grid, X, weights, values = with_fourier_features
     sums, half = GridSums.zeros(grid, 3), GridSums.zeros(grid, 3)
     sums.add(grid, X[:100], values[:100], weights[:100])
     half.add(grid, X[100:], values[100:], weights[100:])
@@ -129,10 +129,10 @@ def test_sums_give_the_matrix_its_columns_and_products(on_grid, is_centred):
     features = phi.transform(X)
     centred = features - weights @ features / weights.sum() if is_centred else features
     expected = centred.T @ (weights[:, None] * centred)
-    generator = Generator(grid, sums.modes[0], is_centred, threads=2)
+    generator = FourierNormalMatrix(grid, sums.modes[0], is_centred, threads=2)
     vectors = np.random.default_rng(2).standard_normal((generator.n, 2))
     some = np.random.default_rng(3).permutation(generator.n)[:7]
-    columns = GeneratorColumns(generator)
+    columns = FourierNormalColumns(generator)
     close(np.tril(generator.matrix()), np.tril(expected))
     close(generator.diagonal(), expected.diagonal())
     close(generator.multiply(vectors), expected @ vectors)
@@ -204,7 +204,7 @@ def test_fits_are_those_of_the_dual_form_in_the_box_near_it_and_beyond(shape, fi
     weights = rng.random(len(X)) + 0.1
     weights[3::7] = 0.0
     fitted, dual = both(X, y, weights, alpha=[0.01, 1.0], fit_intercept=fit_intercept)
-    assert isinstance(fitted.plan_.chosen.how, Generated) and fitted.plan_.form == "primal"
+    assert isinstance(fitted.plan_.chosen.how, FourierSolve) and fitted.plan_.form == "primal"
     assert fitted.solve_result_.residual <= 1e-10
     size = max(1.0, np.abs(fitted.dual_coef_).sum(axis=0).max())
     for Z in zones_of(X, rng):
@@ -375,7 +375,7 @@ def test_searches_find_what_the_dual_form_finds(cv, scoring):
     )
     assert found.selection_plan_.method == "primal"
     assert_allclose(found.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"], rtol=1e-8)
-    assert found.alpha_ == expected.alpha_ and isinstance(found.plan_.chosen.how, Generated)
+    assert found.alpha_ == expected.alpha_ and isinstance(found.plan_.chosen.how, FourierSolve)
 
 
 @pytest.mark.parametrize("alpha_per_target", [True, False])
@@ -435,7 +435,7 @@ def test_classifications_are_those_of_the_dual_form(kind, fit_intercept):
         KernelLogisticRegression(form=form, **settings).fit(X, labels, sample_weight=weights)
         for form in ("primal", "dual")
     )
-    assert isinstance(found.plan_.chosen.how, Generated)
+    assert isinstance(found.plan_.chosen.how, FourierSolve)
     for Z in (X[:50], X[:50] * 1.3 - 0.15, X[:3] + 9.0):
         assert_allclose(found.predict_proba(Z), expected.predict_proba(Z), atol=1e-8)
 
@@ -452,10 +452,10 @@ def test_a_run_that_was_stopped_keeps_its_sums(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(generated, "dual_pass", stopped)
+        patch.setattr(fourier_ridge, "update_dual_coefficients", stopped)
         with pytest.raises(KeyboardInterrupt):
             KernelRidge(kernel="rbf", gamma=12.0, form="primal", store=store).fit(X, y)
-    monkeypatch.setattr(generated, "grid_sums", stopped)
+    monkeypatch.setattr(fourier_ridge, "grid_sums", stopped)
     resumed = KernelRidge(kernel="rbf", gamma=12.0, store=store).fit(X, y)
     assert_close(resumed.predict(X), whole.predict(X), 1e-11)
     assert dkrr.verify(store).is_whole
@@ -516,7 +516,7 @@ def many(n=30_000, d=2):
 def test_a_grid_is_chosen_by_itself_and_can_be_declined():
     X, y = many()
     plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0)
-    assert plan.form == "primal" and isinstance(plan.chosen.how, Generated)
+    assert plan.form == "primal" and isinstance(plan.chosen.how, FourierSolve)
     assert "fourier-grid" in plan.to_dict()["reason_codes"] and "form='dual' opts out" in str(plan)
     assert "entries of K within" in str(plan) and any(one.form == "dual" for one in plan.rejected)
     assert dkrr.plan(X, y, kernel="rbf", gamma=12.0, form="dual").form == "dual"

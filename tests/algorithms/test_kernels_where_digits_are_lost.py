@@ -23,7 +23,7 @@ from dkrr.kernels import (
     RationalQuadratic,
     TaylorRBF,
 )
-from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.kernel_features import required_feature_map
 from tests import precise
 from tests.oracles import naive_gram
 from tests.pairs import every_pair

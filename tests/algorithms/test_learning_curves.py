@@ -15,7 +15,7 @@ from tests.pairs import every_pair
 
 ALPHAS = [10.0, 1e-3, 0.3]
 TIGHT = {"cv_tol": 1e-11, "early_stopping": False}
-WAYS = {
+METHODS = {
     "sweep": {"kernel": "rbf", "solver": "cg"},
     "factors": {"kernel": "rbf", "solver": "cholesky"},
     "primal": {"kernel": "polynomial", "degree": 2, "form": "primal"},
@@ -72,15 +72,15 @@ def expected_scores(X, Y, parts, weights=None, **settings):
     return found[np.arange(len(parts)), best], np.array(ALPHAS)[best]
 
 
-@every_pair(way=list(WAYS), fit_intercept=[False, True], weighted=[True, False])
+@every_pair(way=list(METHODS), fit_intercept=[False, True], weighted=[True, False])
 def test_a_curve_is_that_of_separate_fits(data, way, fit_intercept, weighted):
     X, Y, weights = data.X[:80], data.y[:80, :2], data.weights[:80] if weighted else None
     cv, settings = KFold(2, shuffle=True, random_state=1), {"fit_intercept": fit_intercept, "refit": False} | TIGHT
-    search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=(0.5, 0.2), **settings, **WAYS[way])
+    search = KernelRidgeCV(ALPHAS, cv=cv, train_sizes=(0.5, 0.2), **settings, **METHODS[way])
     curve = search.fit(X, Y, sample_weight=weights).learning_curve_
     parts = parts_of(X, cv, (0.5, 0.2), weights)
     assert_array_equal(curve["split_train_sizes"][:-1], [[len(train) for train, _ in pairs] for pairs in parts[:-1]])
-    known = {k: v for k, v in WAYS[way].items() if k in ("kernel", "degree")} | {"fit_intercept": fit_intercept}
+    known = {k: v for k, v in METHODS[way].items() if k in ("kernel", "degree")} | {"fit_intercept": fit_intercept}
     scores, alphas = expected_scores(X, Y, parts, weights, **known)
     assert_allclose(curve["test_scores"], scores, rtol=1e-6)
     assert_array_equal(curve["alpha"], alphas)

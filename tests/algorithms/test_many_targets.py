@@ -76,7 +76,7 @@ def test_there_is_no_copy_of_the_targets(weighted):
 # Batches
 
 
-WAYS = {
+METHODS = {
     "cholesky": {"solver": "cholesky"},
     "cholesky tiles": {"solver": "cholesky", "tile": 32},
     "float32": {"solver": ConjugateGradient(Float32Cholesky()), "tol": 1e-12},
@@ -101,7 +101,7 @@ def batched(monkeypatch):
 
 def fitted(way, alpha=0.5, weighted=False, **more):
     X, y, w = samples()
-    model = KernelRidge(alpha, kernel="rbf", fit_intercept=True, form="dual", **WAYS[way], **more)
+    model = KernelRidge(alpha, kernel="rbf", fit_intercept=True, form="dual", **METHODS[way], **more)
     return model.fit(X, y, w if weighted else None)
 
 
@@ -118,7 +118,7 @@ def assert_right(model, alpha=0.5, weighted=False):
     assert model.solve_result_.residual <= 1e-11
 
 
-@every_pair(way=list(WAYS), alphas=["one", "three", "each"], weighted=[False, True])
+@every_pair(way=list(METHODS), alphas=["one", "three", "each"], weighted=[False, True])
 def test_batches_give_the_answer_of_all_at_once(way, alphas, weighted, request, tmp_path):
     alpha = {"one": 0.5, "three": np.resize([0.5, 1.0, 3.0], T), "each": np.linspace(0.5, 2.0, T)}[alphas]
     expected = fitted(way, alpha, weighted).solve_result_

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 
 from dkrr.cluster import Progress
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
-from dkrr.linalg.newton import LOOSEST, MAX_USELESS, MIN_FORCING, Newton, Objective
+from dkrr.linalg.newton import MAX_FORCING, MAX_USELESS, MIN_FORCING, Newton, Objective
 from dkrr.linalg.result import Status
 from tests.oracles import assert_close
 
@@ -275,7 +275,7 @@ def test_systems_are_solved_loosely_at_first_and_as_the_worst_one_needs():
     o, lines, progress = hyperbola(30.0, rough=True), [], Progress()
     progress.detail = lines.append
     found = Newton(o, 1e-8, 100, progress).run()
-    assert o.asked[0] == LOOSEST and all(MIN_FORCING <= x <= LOOSEST for x in o.asked)
+    assert o.asked[0] == MAX_FORCING and all(MIN_FORCING <= x <= MAX_FORCING for x in o.asked)
     assert [s.inner_iterations for s in found.state.history] == [2] * found.state.step
     assert lines[0].startswith("Newton step 1: objective ") and ", 2 iterations, step length 0." in lines[0]
     assert lines[0].endswith(" left") and not lines[-1].endswith(" left")

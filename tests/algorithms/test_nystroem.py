@@ -12,7 +12,7 @@ from dkrr.errors import InputError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, nystroem
 from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict
-from dkrr.kernels.implied import arrays_of
+from dkrr.kernels.kernel_features import arrays_of
 from dkrr.kernels.map_base import MapKernel
 from dkrr.kernels.nystroem import NystroemMap, whitened
 from tests.systems import random

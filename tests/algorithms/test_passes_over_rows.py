@@ -25,7 +25,7 @@ from dkrr.linalg.normal import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.passes import Design, Passes, Segment, likelihood_pass
+from dkrr.linalg.passes import Design, LikelihoodPass, Segment, likelihood_pass
 from dkrr.linalg.sources import SummedTiles
 from dkrr.store import TileGrid
 from tests import systems
@@ -135,7 +135,10 @@ def test_residuals_are_written_in_chunks_that_strips_do_not_begin_or_end_with(tm
 @every_pair(dtype=["int8", "uint8", "float32", "bool"], sparse=[False, True])
 def test_numbers_of_other_types_are_summed_in_float64(sparse, dtype):
     """Counts in small integers: their squares do not fit in the type."""
-    X, passes = (np.abs(60 * random(N, D)) % 120).astype(dtype), Passes(IdentityMap(), Softmax(3), D, False, "matrix")
+    X, passes = (
+        (np.abs(60 * random(N, D)) % 120).astype(dtype),
+        LikelihoodPass(IdentityMap(), Softmax(3), D, False, "matrix"),
+    )
 
     def sums(rows):
         segment = Segment(as_rows(rows), 0, N, 6, np.ones((N, 1)))
@@ -183,7 +186,7 @@ def test_sums_of_a_likelihood_are_those_of_single_samples(
     diagonal = np.concatenate([M.diagonal() for M in matrices]).reshape(m, p).T
     meter = Meter()
     for curvature in ("matrix", "diagonal"):
-        passes = Passes(case.map, like, D, intercept, curvature)
+        passes = LikelihoodPass(case.map, like, D, intercept, curvature)
         found_values, found_gradient, found = passes.unpack(likelihood_pass(meter, passes, segment, coef))
         assert_allclose(found_values, like.values(*data), **TOLERANCE)
         assert_allclose(found_gradient, phi[here].T @ like.gradient(*data), **TOLERANCE)

@@ -431,7 +431,7 @@ def test_predictions_of_rows_left_out_come_from_the_last_product():
     A, X = positive_definite(41), random(41, 6, seed=2)
     operator = TrainingSetOperator(counted := MatrixOperator(A), SETS)
     operator.multiply(X)
-    assert_allclose(operator.unmasked(X), A @ (SETS.scale() * X))
+    assert_allclose(operator.products_of_all_rows(X), A @ (SETS.scale() * X))
     X[:, 3] += 1.0
-    assert_allclose(operator.unmasked(X), A @ (SETS.scale() * X))
+    assert_allclose(operator.products_of_all_rows(X), A @ (SETS.scale() * X))
     assert [m for _, m in counted.products] == [6, 1]

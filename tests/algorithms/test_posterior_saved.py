@@ -37,7 +37,7 @@ def same_bits(model, again, X):
 
 
 CG = ConjugateGradient(RPCholesky(rank=20, random_state=5), max_iter=500)
-WAYS = {
+METHODS = {
     "dual": {"kernel": RBF(gamma=0.1)},
     "several tiles": {"kernel": RBF(gamma=0.1), "tile": 48},
     "one tile in a store": {"kernel": RBF(gamma=0.1), "tile": 512},
@@ -55,14 +55,14 @@ WAYS = {
 }
 
 
-@every_pair(way=list(WAYS), uncertainty=[True, "data"], weighted=[False, True])
+@every_pair(way=list(METHODS), uncertainty=[True, "data"], weighted=[False, True])
 def test_a_loaded_model_has_the_same_bits(data, tmp_path, monkeypatch, way, uncertainty, weighted):
     monkeypatch.setattr("dkrr.store.format.CHUNK_BYTES", 4096)  # panels lie across the ends of chunks
-    by_cg = "solver" in WAYS[way]
+    by_cg = "solver" in METHODS[way]
     if by_cg:
         monkeypatch.setattr("dkrr.planning.uncertainty.SMALL_SECONDS", 0.0)
-    far = 100.0 if WAYS[way].get("fit_intercept") else 0.0  # linear kernels get an origin
-    model = KernelRidge(**WAYS[way]).fit(data.X + far, data.y, sample_weight=data.weights if weighted else None)
+    far = 100.0 if METHODS[way].get("fit_intercept") else 0.0  # linear kernels get an origin
+    model = KernelRidge(**METHODS[way]).fit(data.X + far, data.y, sample_weight=data.weights if weighted else None)
     again = saved(model, tmp_path, uncertainty)
     same_bits(model, again, data.X_new + far)
     assert again.solver == model.solver and dkrr.verify(tmp_path / "m.zarr").is_whole
@@ -85,13 +85,13 @@ KEPT = (
 
 @every_pair(way=KEPT, weighted=[False, True], unit=[1.0, 1e-300], stored=[False, True])
 def test_a_fit_leaves_the_factor_that_uncertainties_take(data, tmp_path, monkeypatch, way, weighted, unit, stored):
-    weights, far = data.weights if weighted else None, 100.0 if WAYS[way].get("fit_intercept") else 0.0
+    weights, far = data.weights if weighted else None, 100.0 if METHODS[way].get("fit_intercept") else 0.0
     X, y, store = data.X + far, data.y * unit, tmp_path / "run.zarr" if stored else None
-    model = KernelRidge(**WAYS[way], uncertainty=True, store=store).fit(X, y, sample_weight=weights)
-    later = KernelRidge(**WAYS[way]).fit(X, y, sample_weight=weights)
+    model = KernelRidge(**METHODS[way], uncertainty=True, store=store).fit(X, y, sample_weight=weights)
+    later = KernelRidge(**METHODS[way]).fit(X, y, sample_weight=weights)
     assert "factor-kept" in [reason.code for reason in model.plan_.reasons]
-    monkeypatch.setattr("dkrr.fitting.factored_process.plan_of", None)  # nothing is factored again
-    monkeypatch.setattr("dkrr.fitting.processes.plan_of", None)
+    monkeypatch.setattr("dkrr.fitting.posterior_cholesky.plan_of", None)  # nothing is factored again
+    monkeypatch.setattr("dkrr.fitting.posteriors.plan_of", None)
     std = model.predict(data.X_new + far, return_std=True)[1]
     likelihoods = model.log_marginal_likelihood()
     monkeypatch.undo()
@@ -117,8 +117,8 @@ def test_a_search_keeps_the_factor_of_its_last_fit(data, monkeypatch):
     later = KernelRidgeCV([0.1, 1.0], gamma=0.1, cv=4).fit(data.X, data.y)
     assert search.plan_.chosen.how.keeps_factors and not later.plan_.chosen.how.keeps_factors
     expected = [*later.predict(data.X_new, return_std=True), *later.predict_interval(data.X_new)]
-    monkeypatch.setattr("dkrr.fitting.factored_process.plan_of", None)
-    monkeypatch.setattr("dkrr.fitting.factored_process.DualPosterior.fold_models", None)
+    monkeypatch.setattr("dkrr.fitting.posterior_cholesky.plan_of", None)
+    monkeypatch.setattr("dkrr.fitting.posterior_cholesky.DualPosterior.fold_models", None)
     assert_close([*search.predict(data.X_new, return_std=True), *search.predict_interval(data.X_new)], expected, 1e-9)
 
 
@@ -154,7 +154,7 @@ def test_a_factor_that_the_fit_has_not_left_says_its_plan(data, caplog):
 def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, monkeypatch):
     model = KernelRidge(kernel=RBF(gamma=0.1), fit_intercept=True).fit(data.X, data.y)
     std, residuals = model.predict(data.X_new, return_std=True)[1], model.loo_residuals()
-    monkeypatch.setattr("dkrr.fitting.factored_process.is_kept_in_memory", lambda grid, room: False)
+    monkeypatch.setattr("dkrr.fitting.posterior_cholesky.is_kept_in_memory", lambda grid, room: False)
     monkeypatch.setattr("dkrr.linalg.triangle.MAX_SQUARE", 48)
     again = saved(model, tmp_path)
     assert_close(again.predict(data.X_new, return_std=True)[1], std, 1e-12)
@@ -163,7 +163,7 @@ def test_a_factor_is_read_tile_by_tile_where_memory_is_short(data, tmp_path, mon
 
 
 def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("dkrr.fitting.factored_process.is_kept_in_memory", lambda grid, room: False)
+    monkeypatch.setattr("dkrr.fitting.posterior_cholesky.is_kept_in_memory", lambda grid, room: False)
     model = saved(KernelRidge(kernel=RBF(gamma=0.1), tile=48).fit(data.X, data.y), tmp_path)
     read, panels = StoredTriangle.read_panel, []
     monkeypatch.setattr(StoredTriangle, "read_panel", lambda *given: panels.append(given[1:3]) or read(*given))
@@ -182,7 +182,7 @@ def test_memory_decides_how_many_rows_a_factor_serves_at_once(data, tmp_path, mo
 def test_nothing_is_factored_again_after_loading(data, tmp_path, monkeypatch):
     model = KernelRidge(kernel=RBF(gamma=0.1), alpha=[0.1, 0.2, 0.1]).fit(data.X, data.y)
     again = saved(model, tmp_path)
-    monkeypatch.setattr("dkrr.fitting.factored_process.FactoredGram", None)
+    monkeypatch.setattr("dkrr.fitting.posterior_cholesky.FactoredGram", None)
     same_bits(model, again, data.X_new)
     dkrr.save(again, tmp_path / "m.zarr", overwrite=True, uncertainty=True)  # over the model that it reads
     same_bits(model, dkrr.load(tmp_path / "m.zarr"), data.X_new)
@@ -236,7 +236,7 @@ def test_damaged_descriptions_are_refused(data, tmp_path, changes):
         dkrr.load(tmp_path / "m.zarr").predict(data.X_new, return_std=True)
 
 
-SIZED = {name: WAYS[name] for name in ("dual", "λ of each target", "primal", "solved in dual form", "Nyström")}
+SIZED = {name: METHODS[name] for name in ("dual", "λ of each target", "primal", "solved in dual form", "Nyström")}
 SIZED |= {"tiles": {"kernel": RBF(gamma=0.1), "tile": 64}, "precomputed": {"kernel": "precomputed"}}
 
 
@@ -270,7 +270,7 @@ def test_intervals_of_rows_that_someone_has_changed_are_not_nan(data, tmp_path):
 
 
 FOLDED = {
-    name: WAYS[name] for name in ("free constant", "λ of each target", "primal", "columns", "λ = 0", "several tiles")
+    name: METHODS[name] for name in ("free constant", "λ of each target", "primal", "columns", "λ = 0", "several tiles")
 }
 FOLDED |= {"grid": {"kernel": Columns(RBF(gamma=0.1), [0]), "form": "primal"}, "search": {}}
 
@@ -288,8 +288,8 @@ def test_intervals_of_a_loaded_model_take_no_factor_once_they_were_asked_for(
     loaded = saved(model, tmp_path)
     for again in (loaded, saved(loaded, tmp_path)):
         with monkeypatch.context() as without:
-            for kind in ("DualPosterior", "PrimalPosterior", "GeneratedPosterior"):
-                without.setattr(f"dkrr.fitting.processes.{kind}", None)
+            for kind in ("DualPosterior", "PrimalPosterior", "FourierPosterior"):
+                without.setattr(f"dkrr.fitting.posteriors.{kind}", None)
             assert_close(np.array(again.predict_interval(data.X_new + far)), np.array(expected), 1e-13)
         assert dkrr.verify(tmp_path / "m.zarr").is_whole
     assert_array_equal(again.predict_interval(data.X_new, cv=3), model.predict_interval(data.X_new, cv=3))

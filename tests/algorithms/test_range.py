@@ -16,7 +16,7 @@ from dkrr.features import feature_map
 from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial
 from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
 from dkrr.kernels.descriptions import kernel_from_dict
-from dkrr.kernels.implied import arrays_of
+from dkrr.kernels.kernel_features import arrays_of
 from dkrr.solvers import ConjugateGradient, RPCholesky, Status
 from tests import precise
 from tests.oracles import assert_close
@@ -24,7 +24,7 @@ from tests.pairs import every_pair
 
 PLACES = {"memory": {}, "tiles": {"tile": 12}, "cg": {"solver": "cg", "tol": 1e-13}}
 SUCCESS = (Status.SOLVED, Status.CONVERGED)
-WAYS = [(form, solver) for form in ("dual", "primal") for solver in ("cholesky", "cg")]
+METHODS = [(form, solver) for form in ("dual", "primal") for solver in ("cholesky", "cg")]
 
 every_place = pytest.mark.parametrize("place", PLACES)
 every_form = pytest.mark.parametrize("form", ["dual", "primal"])
@@ -91,7 +91,7 @@ def test_small_rows_have_the_predictions_and_probabilities_of_others(place):
     assert_allclose(classes.predict_proba(X * 1e-20)[:, 1], probabilities, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("way", "power"), list(zip(WAYS, [-1000, 660, -660, 1000], strict=True)))
+@pytest.mark.parametrize(("way", "power"), list(zip(METHODS, [-1000, 660, -660, 1000], strict=True)))
 def test_weights_of_any_size(way, power):
     X, y = sample()
     weights = np.random.default_rng(1).uniform(0.5, 2.0, len(y))
@@ -104,7 +104,7 @@ def test_weights_of_any_size(way, power):
     assert_allclose(np.ldexp(result.steps[-1].objective, -power), least, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("way", "n_classes"), list(zip(WAYS, [2, 3, 3, 2], strict=True)))
+@pytest.mark.parametrize(("way", "n_classes"), list(zip(METHODS, [2, 3, 3, 2], strict=True)))
 def test_features_whose_squares_overflow_are_refused(way, n_classes):
     X, y = sample()
     labels = np.digitize(y, [-0.5, 0.5]) if n_classes == 3 else y > 0
@@ -166,7 +166,7 @@ def test_least_squares_takes_the_form_whose_matrix_is_not_singular_and_counts_ro
 # Rows far from 0 -------------------------------------------------------------------------------------------------
 
 
-def about_the_rows(kernel, X, n, weights=None):
+def centre_linear_parts(kernel, X, n, weights=None):
     return with_origins(kernel, origins_near(kernel, X, n, weights) or (None,) * 9)
 
 
@@ -223,17 +223,17 @@ def test_saved_models_keep_their_origin_and_can_be_fitted_again(tmp_path, form, 
 
 def test_what_takes_no_origin():
     X, y = rows(20, 3, 1e6), np.arange(20.0)
-    assert isinstance(about_the_rows(Linear(), X, 20), CentredLinear)
-    assert about_the_rows(Linear(), rows(20, 3, 1.0), 20) == Linear(), "near 0 as they are"
-    assert about_the_rows(Linear(), X[:1], 1) == Linear(), "it would be 0"
+    assert isinstance(centre_linear_parts(Linear(), X, 20), CentredLinear)
+    assert centre_linear_parts(Linear(), rows(20, 3, 1.0), 20) == Linear(), "near 0 as they are"
+    assert centre_linear_parts(Linear(), X[:1], 1) == Linear(), "it would be 0"
     for kernel in (RBF(), Polynomial(degree=1), Linear() * RBF(), Linear() + Polynomial(degree=2)):
-        assert about_the_rows(kernel, X, 20) is kernel
+        assert centre_linear_parts(kernel, X, 20) is kernel
     assert KernelRidge(1e6, form="dual").fit(X - 1e6 + 100.0, y)._model.kernel == Linear(), "no free intercept"
 
 
 def test_the_kernel_about_an_origin_and_its_map():
     X, Z = rows(700, 600, 1e6), rows(7, 600, 1e6, seed=1)  # more than one strip
-    kernel = about_the_rows(Linear(), X, 700)
+    kernel = centre_linear_parts(Linear(), X, 700)
     phi, features = feature_map(kernel, 600), X - kernel.origin
     expected = features @ (Z - kernel.origin).T
     coef, values = rows(600, 2, 0.0, seed=1), rows(700, 2, 0.0, seed=2)

@@ -29,7 +29,7 @@ NAN = np.nan
 
 ALPHAS = [10.0, 1e-3, 0.3]
 TIGHT, SQUARES = {"cv_tol": 1e-11, "early_stopping": False}, "neg_mean_squared_error"
-WAYS = {
+METHODS = {
     "sweep": {"kernel": "rbf", "solver": "cg"},
     "sweep without preconditioner": {"kernel": "rbf", "solver": ConjugateGradient(preconditioner=None)},
     "sweep of low rank": {"kernel": "laplacian", "solver": ConjugateGradient(preconditioner=RPCholesky(rank=20))},
@@ -57,14 +57,14 @@ def y(data):
     return data.y[:, 0]
 
 
-@every_pair(way=list(WAYS), fit_intercept=[False, True], weighted=[False, True], ids=str)
+@every_pair(way=list(METHODS), fit_intercept=[False, True], weighted=[False, True], ids=str)
 def test_scores_of_folds_are_those_of_separate_fits(data, narrow, way, fit_intercept, weighted):
     X, Y, weights = data.X[:101], data.y[:101], data.weights[:101] if weighted else None
     folds = list(KFold(4, shuffle=True, random_state=1).split(X))
     cv_tol, rtol = (1e-6, 1e-5) if way == "sweep without preconditioner" else (1e-11, 1e-8)  # the constant is far away
-    search = KernelRidgeCV(ALPHAS, cv=folds, fit_intercept=fit_intercept, **TIGHT | {"cv_tol": cv_tol}, **WAYS[way])
+    search = KernelRidgeCV(ALPHAS, cv=folds, fit_intercept=fit_intercept, **TIGHT | {"cv_tol": cv_tol}, **METHODS[way])
     results = search.fit(X, Y, sample_weight=weights).cv_results_
-    settings = settings_of_fit(WAYS[way], fit_intercept)
+    settings = settings_of_fit(METHODS[way], fit_intercept)
     expected = naive_scores(X, Y, folds, ALPHAS, weights, **settings)
     assert_allclose(scores_of(search), expected, rtol=rtol)
     assert_allclose(results["mean_test_score"], expected.mean(axis=1), rtol=rtol)
@@ -77,13 +77,13 @@ def test_scores_of_folds_are_those_of_separate_fits(data, narrow, way, fit_inter
 
 
 @every_pair(
-    way=[way for way in WAYS if "sweep" not in way], fit_intercept=[False, True], weighted=[False, True], ids=str
+    way=[way for way in METHODS if "sweep" not in way], fit_intercept=[False, True], weighted=[False, True], ids=str
 )
 def test_leave_one_out_is_one_fit_for_each_row(data, narrow, way, fit_intercept, weighted):
     X, Y, weights = data.X[:29], data.y[:29], data.weights[:29] if weighted else None
-    search = KernelRidgeCV(ALPHAS, cv="loo", fit_intercept=fit_intercept, store_cv_predictions=True, **WAYS[way])
+    search = KernelRidgeCV(ALPHAS, cv="loo", fit_intercept=fit_intercept, store_cv_predictions=True, **METHODS[way])
     search.fit(X, Y, sample_weight=weights)
-    settings = settings_of_fit(WAYS[way], fit_intercept)
+    settings = settings_of_fit(METHODS[way], fit_intercept)
     expected = [np.vstack(naive_predictions(X, Y, leave_one_out(29), a, weights, **settings)) for a in ALPHAS]
     scores = [-np.average(((Y - p) ** 2).mean(axis=1), weights=weights) for p in expected]
     assert_allclose(search.cv_results_["mean_test_score"], scores, rtol=1e-7)

@@ -204,7 +204,7 @@ def test_a_search_that_ends_at_a_bound_says_so():
 
 HUGE, TINY, MODERATE = 2.0**531, 2.0**-1000, 2.0**420
 ALPHAS = [100.0, 1.0, 0.1, 0.01, 1e-6]
-WAYS = {
+METHODS = {
     "sums": {"kernel": "poly", "form": "primal"},
     "rows": {"kernel": "linear", "gamma": None, "cv": "loo", "fit_intercept": True},
     "factors": {"solver": "cholesky", "fit_intercept": True},
@@ -230,7 +230,7 @@ def samples():
 def search_of(way, size):
     """Search that keeps predictions; its warnings but for the one of scores out of range are errors."""
     X, Y = samples()
-    settings = {"kernel": "rbf", "gamma": 1.0, "cv": 3, "store_cv_predictions": True} | WAYS[way]
+    settings = {"kernel": "rbf", "gamma": 1.0, "cv": 3, "store_cv_predictions": True} | METHODS[way]
     is_out = size in (HUGE, TINY) and way != "other scores"
     warned = pytest.warns(RuntimeWarning, match="scores are 0 or -inf.*scale y") if is_out else nullcontext()
     unfinished = pytest.warns(match="max_evaluations") if way == "gradients" else nullcontext()
@@ -238,7 +238,7 @@ def search_of(way, size):
         return KernelRidgeCV(ALPHAS, **settings).fit(X, size * Y)
 
 
-@pytest.mark.parametrize(("way", "size"), [(way, (HUGE, TINY, MODERATE)[k % 3]) for k, way in enumerate(WAYS)])
+@pytest.mark.parametrize(("way", "size"), [(way, (HUGE, TINY, MODERATE)[k % 3]) for k, way in enumerate(METHODS)])
 def test_a_selection_does_not_depend_on_the_size_of_the_targets(way, size):
     X, _ = samples()
     expected, found = search_of(way, 1.0), search_of(way, size)
@@ -249,7 +249,7 @@ def test_a_selection_does_not_depend_on_the_size_of_the_targets(way, size):
         assert found.cv_results_[name].tolist() == expected.cv_results_[name].tolist()
     for name in ("mean_test_score", "std_test_score") if order not in (0.0, np.inf) else ():
         assert_allclose(found.cv_results_[name], order * expected.cv_results_[name])
-    if "train_sizes" in WAYS[way]:
+    if "train_sizes" in METHODS[way]:
         assert found.learning_curve_["alpha"].tolist() == expected.learning_curve_["alpha"].tolist()
     assert_close(found.cv_predictions_ / size, expected.cv_predictions_, 1e-9)
     assert_allclose(found.predict(X) / size, expected.predict(X), rtol=1e-4)

@@ -37,7 +37,7 @@ def test_intervals_from_tiles_are_those_from_memory(data, monkeypatch, cv, fit_i
     plain = KernelRidge(0.3, kernel=RBF(gamma=0.2), fit_intercept=fit_intercept).fit(data.X, data.y, sample_weight=w)
     found, expected = (np.array(one.predict_interval(data.X_new, cv=cv)) for one in (model, plain))
     assert_close(found, expected, 1e-11)
-    monkeypatch.setattr("dkrr.fitting.factored_process.room_for", lambda *_: 0)  # and of a factor in memory
+    monkeypatch.setattr("dkrr.fitting.posterior_cholesky.room_for", lambda *_: 0)  # and of a factor in memory
     again = KernelRidge(0.3, kernel=RBF(gamma=0.2), fit_intercept=fit_intercept).fit(data.X, data.y, sample_weight=w)
     assert_close(np.array(again.predict_interval(data.X_new, cv=cv)), expected, 1e-11)
 

@@ -20,7 +20,7 @@ from numpy.testing import assert_allclose
 import dkrr
 from benchmarks.local_client import local_client
 from dkrr.cluster import Progress, Task
-from dkrr.cluster.dask_client import Watch, check_folder_is_shared, connect, held_when_ready
+from dkrr.cluster.dask_client import SchedulerWatch, check_folder_is_shared, connect, worker_baseline_bytes
 from dkrr.cluster.dask_executor import WINDOW_PER_THREAD, DaskExecutor
 from dkrr.cluster.local_workers import LocalWorkers
 from dkrr.cluster.process import ambient_client
@@ -136,7 +136,7 @@ def test_the_first_error_is_reported_where_the_scheduler_is_lost_too(client, tmp
 def test_a_lost_scheduler_is_told_by_its_address():
     """Also where the client was made from a cluster object, which has none any more."""
     client = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://127.0.0.1:8786"), status="running")
-    watch = Watch(client)
+    watch = SchedulerWatch(client)
     client.scheduler, client.status = None, "closed"
     with pytest.raises(ClusterError, match=r"scheduler at tcp://127\.0\.0\.1:8786 is lost.*same store="):
         watch.refuse_a_lost_scheduler(0.0)
@@ -225,7 +225,7 @@ def test_a_bucket_that_only_a_worker_cannot_read_is_its_fault(monkeypatch):
     monkeypatch.setattr("dkrr.cluster.dask_client.zarr_store", refused)
     watch = SimpleNamespace(on_all_workers=lambda _, function, *given: {"tcp://far:1": function(*given)})
     with pytest.raises(UnreachableStoreError, match=r"^a worker on .+ cannot read s3://b/r: no credentials$") as error:
-        held_when_ready(watch, None, ["s3://b/r"], [])
+        worker_baseline_bytes(watch, None, ["s3://b/r"], [])
     assert not error.value.is_transient
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import dkrr
-from dkrr.cluster import Progress, Whole, make_progress
+from dkrr.cluster import CombinedProgress, Progress, make_progress
 from dkrr.cluster import progress as displays
 from dkrr.cluster.progress import LiveProgress, LogProgress, is_screen, logged_to_stderr, stderr_logger
 
@@ -242,7 +242,7 @@ def test_stages_in_memory_say_how_far_they_are(solver, stage, monkeypatch):
 
 
 def test_a_search_has_one_display_and_its_parts_move_it_on(clock, capsys):
-    with Whole("search", 160.0, True, "the plan\n  time        80 s") as whole:
+    with CombinedProgress("search", 160.0, True, "the plan\n  time        80 s") as whole:
         for k, seconds in enumerate((20.0, 20.0, 100.0, 20.0)):
             with whole.part(seconds):
                 fit = make_progress(True)
@@ -263,7 +263,7 @@ def test_a_search_has_one_display_and_its_parts_move_it_on(clock, capsys):
 
 
 def test_the_share_of_a_search_never_falls_where_parts_take_longer_or_are_left_out(clock, capsys):
-    with Whole("search", 30.0, True) as whole, whole.part(20.0):
+    with CombinedProgress("search", 30.0, True) as whole, whole.part(20.0):
         for _ in range(50):
             clock.now += 5.0
             whole.advance(0.0)

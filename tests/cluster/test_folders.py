@@ -15,7 +15,7 @@ import pytest
 
 from dkrr.cluster import folders
 from dkrr.cluster.folders import PrivateFolder, delete_abandoned, lock_suffix, private_folder
-from dkrr.cluster.process import ENDING, ended_in_order
+from dkrr.cluster.process import ENDING, graceful_termination
 
 OWNER = """
 import os, pathlib, sys
@@ -168,7 +168,7 @@ def handlers():
 
 
 def handlers_inside():
-    with ended_in_order():
+    with graceful_termination():
         return handlers()
 
 

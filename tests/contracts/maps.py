@@ -2,8 +2,8 @@
 
 from dkrr.features import RandomFourier, TaylorMap
 from dkrr.kernels import RBF, Columns, Cosine, Laplacian, Linear, Matern, Normalized, Polynomial, TaylorRBF
-from dkrr.kernels.implied import required_feature_map
 from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.kernel_features import required_feature_map
 
 LENGTHS = Normalized(Polynomial(degree=2, coef0=0.0))
 KERNELS = [

@@ -24,7 +24,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield made
 
 
-class Watch(Progress):
+class SchedulerWatch(Progress):
     """Keeps what a run was advanced by."""
 
     def advance(self, flops: float) -> None:
@@ -67,7 +67,7 @@ def graph(links, priorities):
 
 
 def test_values_and_records_are_those_of_the_tasks_whatever_depends_on_what(executor):
-    rng, watch = np.random.default_rng(1), Watch()
+    rng, watch = np.random.default_rng(1), SchedulerWatch()
     tasks = graph(rng.integers(0, 20, (20, 3)).tolist(), [(int(p),) for p in rng.integers(0, 3, 20)])
     record = executor.run(tasks, watch)
     assert record.values() == {task.key: int(task.key) for task in tasks}
@@ -91,7 +91,7 @@ def test_tasks_that_wait_for_each_other_are_refused(executor):
 
 
 def test_an_error_is_raised_as_itself_and_what_depends_on_it_does_not_run(executor):
-    watch = Watch()
+    watch = SchedulerWatch()
     tasks = [Task("a", value_of, (2,), flops=1.0), Task("b", fail, (17,), ("a",), flops=1.0)]
     tasks += [Task(f"t{k}", value_of, (k,), ("b",), flops=7.0) for k in range(3)]
     with pytest.raises(NotPositiveDefiniteError, match="the pivot of row 17 is not positive") as caught:

@@ -12,7 +12,7 @@ from dkrr.data import as_rows
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.context import open_context
 from dkrr.fitting.direct import MemorySystems, TiledSystems
-from dkrr.linalg.memory import KeptTiles
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.sources import MatrixTiles
 from dkrr.linalg.substitution import LocalFactor
 from dkrr.store import TileGrid
@@ -24,7 +24,7 @@ SOURCE, WHOLE, TILES = MatrixTiles(as_rows(A)), TileGrid(N, N, N), TileGrid(N, 1
 
 
 def kept(grid, context):
-    return MemorySystems.kept(KeptTiles.of_source(SOURCE, grid, SerialExecutor()), context)
+    return MemorySystems.kept(InMemoryMatrix.of_source(SOURCE, grid, SerialExecutor()), context)
 
 
 SYSTEMS = {

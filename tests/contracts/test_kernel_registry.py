@@ -86,7 +86,7 @@ class Wave(Kernel):
     names: ClassVar[tuple[str, ...]] = ("waves",)
     degree: int = 2
 
-    def _filler(self, X, Y, dtype):
+    def _block_writer(self, X, Y, dtype):
         raise NotImplementedError
 
     def _diagonal(self, X):

@@ -13,12 +13,12 @@ from dkrr.cluster import SerialExecutor, ThreadExecutor
 from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.kernels import RBF, Laplacian, Polynomial
 from dkrr.kernels.maps import IdentityMap, PolynomialMap
-from dkrr.linalg import memory, sources
+from dkrr.linalg import in_memory_cholesky, sources
 from dkrr.linalg.curvature import Curvature, CurvatureOperator
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.likelihood import Bernoulli, Softmax
-from dkrr.linalg.memory import KeptTiles
 from dkrr.linalg.normal import NormalOperator
-from dkrr.linalg.passes import CurvatureProduct, Design, Passes, Segment
+from dkrr.linalg.passes import CurvatureProduct, Design, LikelihoodPass, Segment
 from dkrr.linalg.products import LastProduct, TiledOperator, TrainingSetOperator, TrainingSets
 from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
 from dkrr.store import TileGrid
@@ -66,7 +66,7 @@ def in_memory(tile, scaled, folder, executor):
     rows = as_rows(X if scaled else A)
     source = GramTiles(RBF(gamma=0.2), rows, C[:, None]) if scaled else MatrixTiles(rows)
     matrix = np.outer(C, C) * naive_gram(RBF(gamma=0.2), X) if scaled else A
-    return KeptTiles.of_source(source, TileGrid(N, tile, tile), executor), same(matrix)
+    return InMemoryMatrix.of_source(source, TileGrid(N, tile, tile), executor), same(matrix)
 
 
 def training_sets(folder, executor):
@@ -95,7 +95,7 @@ def likelihood(like, sparse, intercept, folder, executor):
     products = np.zeros((like.n_systems, *2 * (coef.size // like.n_systems,)))
     like.root(phi @ coef, C).add_products(products, phi)
     segments = segments_of(MemoryRows(sp.csr_array(X) if sparse else X), np.zeros((N, 1)), C[:, None])
-    passes = Passes(MAP, like, X.shape[1], intercept, "diagonal")
+    passes = LikelihoodPass(MAP, like, X.shape[1], intercept, "diagonal")
     dense = [np.tril(P) + np.tril(P, -1).T for P in products]
     return CurvatureProduct(passes, segments, executor, coef), dense
 
@@ -139,7 +139,7 @@ MAKERS = {
 
 @pytest.fixture(params=MAKERS)
 def make(request, tmp_path, monkeypatch):
-    for module in (sources, memory):
+    for module in (sources, in_memory_cholesky):
         monkeypatch.setattr(module, "KERNEL_BLOCK", 6)
     return lambda executor: MAKERS[request.param](tmp_path, executor)
 

@@ -11,7 +11,7 @@ from dkrr.linalg import fold_preconditioner
 from dkrr.linalg.curvature import Constrained, Curvature, ScaledFactors, factor_scale
 from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.likelihood import Bernoulli, Classwise, Softmax
-from dkrr.linalg.preconditioners import Deferred, Diagonal, Fixed, Identity, LowRank
+from dkrr.linalg.preconditioners import Diagonal, Fixed, Identity, LazyPreconditioner, LowRank
 from dkrr.linalg.products import TrainingSets
 from tests import systems
 from tests.systems import partial_factor, positive_definite, random, rows_of
@@ -139,7 +139,7 @@ def complete():
 MAKERS = {
     "identity": lambda: (Identity(), lambda k: np.eye(N)),
     "diagonal": diagonal,
-    "deferred": lambda: around(lambda base: Deferred(lambda: base, captures_constant=True)),
+    "deferred": lambda: around(lambda base: LazyPreconditioner(lambda: base, captures_constant=True)),
     "fixed": lambda: around(Fixed),
     "complete factor": complete,
     **{

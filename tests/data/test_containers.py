@@ -295,7 +295,7 @@ def test_plans_bound_the_bytes_of_any_rows(counts, data):
     rows = MemoryRows(csr(counts, 9))
     problem, k = Problem.of_rows(rows, Linear(), n_targets=1), data.draw(st.integers(1, n))
     width, heaviest = 8 + rows.array.indices.itemsize, sorted(counts)[-k:]
-    assert width * sum(heaviest) + 16 * k <= problem.bytes_of_any(k) <= 2 * width * sum(heaviest) + 32 * k
+    assert width * sum(heaviest) + 16 * k <= problem.largest_rows_bytes(k) <= 2 * width * sum(heaviest) + 32 * k
     entries = data.draw(st.integers(1, 30))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dkrr.planning.problem.BLOCK_ENTRIES", entries)

@@ -23,8 +23,8 @@ from dkrr.errors import InputError, InputTypeError, KernelFunctionError
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, BagOfWords, CallableKernel, Columns, Graph, Linear, Polynomial, Precomputed, RandomWalk
 from dkrr.kernels.custom import WIDTH, decode_objects, encode_objects, is_objects
-from dkrr.kernels.implied import required_feature_map
 from dkrr.kernels.interactions import InteractionMap
+from dkrr.kernels.kernel_features import required_feature_map
 from tests.oracles import assert_close, naive_kernel_ridge
 from tests.pairs import every_pair
 

@@ -22,7 +22,7 @@ from dkrr.data import as_rows
 from dkrr.data.rows import Rows
 from dkrr.data.transformers import (
     ColumnSteps,
-    HeldRows,
+    InMemoryRows,
     TransformedRows,
     fitted_transformer,
     is_fitted,
@@ -214,7 +214,7 @@ class Blocks(Rows):
     shape = dtype = read = None
 
     def __init__(self, table, height=13):
-        held = HeldRows(table)
+        held = InMemoryRows(table)
         self.shape, self.names, self.read = held.shape, held.names, held.read
         self.height, self.passes = height, 0
 

@@ -187,7 +187,7 @@ NAMED = {
     "MethodNode": "sklearn.pipeline.Pipeline",
     "OperatorFuncNode": "operator.attrgetter",
     "ConstructorFromReduceNode": "subprocess.Popen",
-    "RandomGeneratorNode": "numpy.random._generator.Generator",
+    "RandomGeneratorNode": "numpy.random._generator.FourierNormalMatrix",
     "TreeNode": "sklearn.tree._tree.Tree",
     "DictNode": "collections.OrderedDict",
     "SetNode": "builtins.set",

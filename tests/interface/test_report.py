@@ -21,7 +21,7 @@ from dkrr.cli import pictures
 from dkrr.cli.report import _template
 from dkrr.errors import ConvergenceWarning, InputError, StoreError
 from dkrr.estimators.model_description import search_summary, summary_of
-from dkrr.fitting.processes import Processes
+from dkrr.fitting.posteriors import Posteriors
 from dkrr.kernels import CallableKernel
 from dkrr.solvers import ConjugateGradient
 from dkrr.store.format import read_group
@@ -129,7 +129,7 @@ def test_looking_at_a_model_computes_nothing(tmp_path, monkeypatch):
     model = dkrr.KernelRidge(kernel="rbf", alpha=0.1).fit(X, Y)
     dkrr.save(model, tmp_path / "m.zarr")
     loaded = dkrr.load(tmp_path / "m.zarr")  # without what errors are computed from
-    monkeypatch.setattr(Processes, "_prepare", lambda self: pytest.fail("the factorisation of all rows"))
+    monkeypatch.setattr(Posteriors, "_prepare", lambda self: pytest.fail("the factorisation of all rows"))
     for one in (model, loaded):
         found = dict(inspect.getmembers(one))  # as debuggers and scikit-learn's diagram do
         assert {"dual_coef_", "loo_residuals", "log_marginal_likelihood"} <= set(found)

@@ -44,7 +44,7 @@ def decisions():
     begun_by_cg = {"keeps_store": True, "layout": Layout("dual", 701, 701, 0, 1, "cg")}
     logistic = {"loss": "logistic", "fit_intercept": True, "tol": 1e-6}
     read = {"kernel": "linear", "x_in_memory": False, **logistic}
-    coupled = {"form": "primal", "is_coupled": True, **logistic}
+    coupled = {"form": "primal", "is_softmax": True, **logistic}
     return {
         # RBF, by size and place
         "one row": (problem(1, 1), desk),
@@ -97,7 +97,7 @@ def decisions():
         # Many targets and values of λ
         "many targets": (problem(20_011, 13, n_targets=1009, alphas=(1e-4,)), desk),
         "batches of targets": (problem(20_011, 13, n_targets=100_003, y_is_mapped=True), laptop),
-        "three λ, weights of 0": (problem(20_011, 13, alphas=(0.1, 1.0, 10.0), n_counting=19_001), desk),
+        "three λ, weights of 0": (problem(20_011, 13, alphas=(0.1, 1.0, 10.0), n_positive_weights=19_001), desk),
         "λ = 0": (problem(60_013, 13, alphas=(0.0, 1.0)), laptop),
         "small λ": (problem(60_013, 13, alphas=(1e-7,)), large),
         # Other kernels
@@ -125,8 +125,8 @@ def decisions():
         "few sparse rows": (direct(500, 2_000_000, is_sparse=True, row_bytes=24160), desk),
         # Logistic regression
         "logistic, many rows": (problem(10**6, 53, "linear", **logistic), machine(GIB)),
-        "logistic, RBF": (problem(20_011, 13, n_targets=5, is_coupled=True, **logistic), laptop),
-        "logistic, Cholesky in tiles": (direct(20_011, 13, n_targets=3, is_coupled=True, **logistic), machine(GIB)),
+        "logistic, RBF": (problem(20_011, 13, n_targets=5, is_softmax=True, **logistic), laptop),
+        "logistic, Cholesky in tiles": (direct(20_011, 13, n_targets=3, is_softmax=True, **logistic), machine(GIB)),
         "logistic, cg": (problem(50_021, 13, solver=CG, **logistic), machine(2 * GIB)),
         "logistic, seconds of factors": (problem(4001, 13, **logistic), laptop),
         "logistic, few columns": (problem(1000, 20, "linear", loss="logistic"), desk),

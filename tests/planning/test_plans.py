@@ -38,7 +38,7 @@ def usable(plan):
 @st.composite
 def problems(draw, losses=("squared", "squared", "logistic")):
     kernel, loss = draw(st.sampled_from(sorted(KERNELS))), draw(st.sampled_from(losses))
-    settings = {} if loss == "squared" else {"loss": loss, "is_coupled": draw(st.booleans())}
+    settings = {} if loss == "squared" else {"loss": loss, "is_softmax": draw(st.booleans())}
     return problem(
         draw(st.sampled_from([1, 2, 37, 1009, 20_011, 150_001])),
         draw(st.sampled_from([1, 5, 211] + [3001] * (kernel != "poly"))),

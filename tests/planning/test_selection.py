@@ -23,7 +23,7 @@ from dkrr.text import format_bytes, format_seconds
 from tests.planning.problems import GIB, MIB, machine, problem
 
 CG = ConjugateGradient()
-WAYS = [
+METHODS = [
     ({"n_samples": 100_000, "memory_limit": "64GiB"}, "sweep", 16.0),
     ({"n_samples": 20_000, "solver": "cg"}, "sweep", 64.0),
     ({"n_samples": 8000, "solver": "cholesky"}, "factors", 1.5),
@@ -36,7 +36,7 @@ def selection(**settings):
     return dkrr.plan(**({"n_samples": 20_000, "n_features": 16, "kernel": "rbf", "alphas": 10, "cv": 5} | settings))
 
 
-@pytest.mark.parametrize(("settings", "method", "most"), WAYS)
+@pytest.mark.parametrize(("settings", "method", "most"), METHODS)
 def test_a_plan_says_its_way_and_parts_of_a_learning_curve_have_fits_of_their_own(settings, method, most):
     plain, found = selection(**settings), selection(**settings, train_sizes=(0.125, 0.25, 0.5, 1.0))
     assert isinstance(plain, SelectionPlan) and plain.method == found.method == method and found.sizes == plain.sizes
@@ -49,7 +49,7 @@ def test_a_plan_says_its_way_and_parts_of_a_learning_curve_have_fits_of_their_ow
     assert all(text in str(plain) for text in (*plain.reasons, *plain.rejected))
 
 
-@pytest.mark.parametrize(("settings", "method"), [(settings, method) for settings, method, _ in WAYS])
+@pytest.mark.parametrize(("settings", "method"), [(settings, method) for settings, method, _ in METHODS])
 def test_a_plan_is_that_of_all_kernels_and_its_range_says_something(settings, method):
     kernels = {"kernel": ["cosine"]} if method == "primal" else {"kernel": ["rbf", "laplacian"]}
     more = {} if method == "primal" else {"gamma": [0.1 * 2.0**k for k in range(6)]}

@@ -198,10 +198,10 @@ def test_without_a_penalty_primal_fits_are_numpys_least_squares(tile):
     assert not hasattr(model, "dual_coef_")  # λ = 0 does not determine it
 
 
-WAYS = [{"tile": 17, "store": "run"}, {"form": "primal", "tile": 2}, cg() | {"tile": 17}, cg() | {"form": "primal"}]
+METHODS = [{"tile": 17, "store": "run"}, {"form": "primal", "tile": 2}, cg() | {"tile": 17}, cg() | {"form": "primal"}]
 
 
-@every_pair(rows=["float32", "csr", "dask of csr", "zarr"], way=WAYS, ids=str)
+@every_pair(rows=["float32", "csr", "dask of csr", "zarr"], way=METHODS, ids=str)
 def test_rows_of_any_kind(rows, way, tmp_path):
     """Every container is in `test_inputs.py`; here those that are read in other ways, in every form and place."""
     X, y, weights, _ = sample()

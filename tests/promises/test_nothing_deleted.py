@@ -157,7 +157,7 @@ def run(arguments, path):
 
 
 PLACES = [name for name in names(200) if "\0" not in name]
-WAYS = {
+METHODS = {
     "save": partial(dkrr.save, RIDGE),
     "save over": partial(dkrr.save, RIDGE, overwrite=True),
     "store": fit,
@@ -173,7 +173,7 @@ WAYS = {
 
 
 @few_or_many(14, 100)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", METHODS)
 def test_any_path_writes_there_only_or_is_refused(home, tmp_path, way, n):
     dkrr.save(RIDGE, "given.zarr")
     worked = set()
@@ -184,7 +184,7 @@ def test_any_path_writes_there_only_or_is_refused(home, tmp_path, way, n):
             continue  # "/", which is nobody's business here
         before = snapshot(tmp_path)
         try:
-            WAYS[way](place)
+            METHODS[way](place)
         except DkrrError:
             assert unchanged(before, tmp_path)
             continue
@@ -319,7 +319,7 @@ class TestEnclosing:
     def test_a_store_may_not_hold_the_current_folder_or_an_input(self, home, tmp_path, way):
         for store in ("s/..", ".", "..", "../home", "link/..", str(home), f"file://{home}/x/.."):
             with refused(tmp_path, "holds the current folder|the same place as"):
-                WAYS[way](store)
+                METHODS[way](store)
         fit("run.zarr")
         (home / "run.zarr" / "inside").mkdir()
         inside, y, rows = "run.zarr/inside/x.npy", np.arange(6.0), np.ones((6, 2))

@@ -109,7 +109,7 @@ WITHIN_TOLERANCE = {
     "search in primal form": lambda s: search(s, **POLYNOMIAL, form="primal"),
     "search by gradients": optimize,
 }
-WAYS = EXACT | WITHIN_TOLERANCE
+METHODS = EXACT | WITHIN_TOLERANCE
 NIGHT = [pytest.mark.nightly, pytest.mark.guard]
 
 
@@ -134,7 +134,7 @@ def run(way, store, stop=None, *, after=False):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serial, "execute", stopping)
-        return WAYS[way](str(store)), next(numbers)
+        return METHODS[way](str(store)), next(numbers)
 
 
 @cache
@@ -153,7 +153,7 @@ def check(way, found):
 
 
 @pytest.mark.parametrize(("at", "after"), [pytest.param(0.3, False, marks=NIGHT), (0.75, True)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", METHODS)
 def test_a_run_that_is_stopped_at_any_task_resumes_to_the_same_answer(way, at, after, tmp_path):
     n_tasks, store = whole(way)[1], tmp_path / "run.zarr"
     stop = int(at * n_tasks)
@@ -232,7 +232,7 @@ RUNS = [f"{part}zarr.json" for part in ("", "kernel-0/", "fit/", "optimum/")]
 def test_damage_of_any_file_is_repaired_or_refused_by_its_name(way, tmp_path, monkeypatch):
     """One file of each folder at a time, or any for a fit: the run that resumes finds what was found before."""
     monkeypatch.setattr(FactoredGram, "release", lambda *_: None)  # the store of a run that is killed just before
-    fit, store = WAYS[way], tmp_path / "run.zarr"
+    fit, store = METHODS[way], tmp_path / "run.zarr"
     fit(str(store))
     shutil.copytree(store, tmp_path / "whole")
     files = [file.relative_to(store) for file in sorted(store.rglob("*")) if file.is_file()]

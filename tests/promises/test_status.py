@@ -20,7 +20,7 @@ from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.solvers import ConjugateGradient, Float32Cholesky, RPCholesky
 from dkrr.store.lock import LOCK_NAME
 from dkrr.store.places import LocalFolder
-from tests.promises.test_resume import EXACT, RBF_KERNEL, WAYS, ridge, sample
+from tests.promises.test_resume import EXACT, METHODS, RBF_KERNEL, ridge, sample
 
 BEFORE = r"nothing is computed yet|(copying|checking) X has begun.*|\d+ chunks are left to compute \((.*factor|gram)\)"
 CHUNKS = r"(; \d+ chunks? (is|are) left to compute \({}\))?"
@@ -95,7 +95,7 @@ def after_each_write(patch, store, action):
     "way", [pytest.param(way, marks=[pytest.mark.nightly] * (k > 2)) for k, way in enumerate(TEXTS)]
 )
 def test_the_text_is_so_after_every_write(way, tmp_path, monkeypatch):
-    store, found, fit = tmp_path / "run.zarr", [], WAYS[way]
+    store, found, fit = tmp_path / "run.zarr", [], METHODS[way]
     if way == "conjugate gradient":
         fit = lambda store: ridge(store, **SHORT_CG)  # noqa: E731
     with monkeypatch.context() as patch:
@@ -143,9 +143,9 @@ OTHER_WAYS = {
 
 @pytest.mark.nightly
 @pytest.mark.guard
-@pytest.mark.parametrize("way", WAYS | OTHER_WAYS)
+@pytest.mark.parametrize("way", METHODS | OTHER_WAYS)
 def test_a_run_killed_at_ten_moments_says_how_far_it_is_and_computes_little_again(way, tmp_path, monkeypatch):
-    fit, store, execute = (WAYS | OTHER_WAYS)[way], tmp_path / "run.zarr", serial.execute
+    fit, store, execute = (METHODS | OTHER_WAYS)[way], tmp_path / "run.zarr", serial.execute
     done, writes, copies = [0], [0], []
 
     def counted(*arguments, **more):

@@ -20,14 +20,14 @@ from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
 from dkrr.fitting.sampled import drawn
 from dkrr.kernels import BagOfWords, Cosine
-from dkrr.kernels.implied import required_feature_map
+from dkrr.kernels.kernel_features import required_feature_map
 from dkrr.kernels.nystroem import NystroemMap
 from tests.nightly.accuracy.checks import Array, Exact, exact
 from tests.precise import gram, precision, system
 
 Numbers = NDArray[np.intp]
 T = TypeVar("T")
-Generator = np.random.Generator | None
+FourierNormalMatrix = np.random.Generator | None
 """None: nothing is moved by rounding."""
 
 STARTS = (200, 600, 2_000, 6_000)
@@ -65,7 +65,7 @@ def certain(compute: Callable[[], T], numbers: Callable[[T], Iterable[arb]], bit
     raise ArithmeticError(f"{STARTS[-1]} bits of arithmetic leave the result uncertain")
 
 
-def moved(values: Array, rng: Generator) -> Array:
+def moved(values: Array, rng: FourierNormalMatrix) -> Array:
     """Numbers moved by rounding."""
     return values if rng is None else values * (1 + ROUNDING * rng.uniform(-1, 1, values.shape))
 
@@ -152,7 +152,7 @@ class Problem:
         return certain(compute, lambda found: found.flat, bits)
 
     def rounded_predictions(
-        self, alpha: float, train: Numbers, at: Numbers, form: str, rng: Generator = None
+        self, alpha: float, train: Numbers, at: Numbers, form: str, rng: FourierNormalMatrix = None
     ) -> tuple[Array, Array]:
         """Predictions (len(at), t) by a float64 model of the form; by how much residuals as long as y change them."""
         used = self.used(train)
@@ -184,7 +184,7 @@ class Problem:
         found: Array = self._once("entries", train, compute)
         return found
 
-    def _dual(self, alpha: float, train: Numbers, at: Numbers, y: Array, w: Array, rng: Generator) -> Any:
+    def _dual(self, alpha: float, train: Numbers, at: Numbers, y: Array, w: Array, rng: FourierNormalMatrix) -> Any:
         """(√W K √W + λI) β = √W y, with the intercept's row and column of √w, and the rows that multiply β."""
         k, used = moved(self.entries(train), rng), self.used(train)
         size, root = float(np.abs(k).max()) or 1.0, np.sqrt(w / w.max())
@@ -195,7 +195,7 @@ class Problem:
             table = np.block([[table, root[:, None]], [root, np.zeros(1)]])
         return table, right, rows, 1.0
 
-    def _primal(self, alpha: float, train: Numbers, at: Numbers, y: Array, w: Array, rng: Generator) -> Any:
+    def _primal(self, alpha: float, train: Numbers, at: Numbers, y: Array, w: Array, rng: FourierNormalMatrix) -> Any:
         """(ΦᵀWΦ + λI) w = ΦᵀWy, of features at unit scale, centred if there is an intercept; features; their scales."""
         phi, used = self._once("features", train, _features), self.used(train)
         phi = moved(phi, rng)

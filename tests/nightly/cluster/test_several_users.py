@@ -20,7 +20,7 @@ from numpy.testing import assert_array_equal
 
 import dkrr
 from dkrr.cluster import Progress, Task, dask_executor
-from dkrr.cluster.dask_client import Watch, check_path_is_shared, held_when_ready, on_every_worker
+from dkrr.cluster.dask_client import SchedulerWatch, check_path_is_shared, on_every_worker, worker_baseline_bytes
 from dkrr.cluster.dask_executor import DaskExecutor
 from dkrr.cluster.dkrr_local_server import MAX_STARTS
 from dkrr.cluster.local_workers import LocalWorkers
@@ -215,7 +215,7 @@ USES = {
     "run": lambda client: DaskExecutor(client).run([Task("a", scaled, (4, 2))], Progress()).values()["a"] == 8,
     "map": lambda client: [t.value[2, 1] for t in DaskExecutor(client).map(TASKS, VECTORS).tasks] == [5, 10, 15],
     "total": lambda client: DaskExecutor(client).total(TASKS, VECTORS)[0][2, 1] == 30,
-    "imports": lambda client: held_when_ready(Watch(client), RBF(), [], []) > 0,
+    "imports": lambda client: worker_baseline_bytes(SchedulerWatch(client), RBF(), [], []) > 0,
     "rows": lambda client: write_rows(as_rows(da.ones((6, 2), chunks=(3, 2))), place(mkdtemp()), 3, client) is not None,
     "paths": lambda client: check_path_is_shared(client, "/", "the root") is None,
 }

@@ -29,11 +29,11 @@ from dkrr.fitting.gaussian_process import (
     diagonal_of,
     warn_of_width,
 )
-from dkrr.fitting.gram import MultipliedGram
+from dkrr.fitting.gram import GramOperator
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.prediction import BLOCK_ROWS
 from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
-from dkrr.fitting.sampled import about_the_rows
+from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
@@ -88,7 +88,7 @@ class IteratedPosterior(Posterior):
         self._problem: Problem | None = problem
         self._request, self._tol = request, request.settings.tol
         data = TrainingData.of(targets, shared_fields(request, problem))
-        self.data = about_the_rows(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data) if data.fit_intercept else data
         self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
         self._doubts = list[str]()
         """What the systems of the targets lack, which all that is computed from them says."""
@@ -199,7 +199,7 @@ class _BoundedRun:
     context: Context
     width: int
     """Columns for which there is memory."""
-    matrix: MultipliedGram
+    matrix: GramOperator
     operator: Operator
     preconditioner: LowRank | Identity
     bounds: ResidualBounds
@@ -213,7 +213,7 @@ class _BoundedRun:
         plan, scale = how.plan, data.dual_scale()
         strategy = plan.chosen.how
         assert isinstance(strategy, Iterative)
-        matrix = MultipliedGram(data, strategy, context, scale)
+        matrix = GramOperator(data, strategy, context, scale)
         preconditioner: LowRank | Identity = Identity()
         if matrix.rank_limit:
             runs = max(1.0, n_rows / how.columns)

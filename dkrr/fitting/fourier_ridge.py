@@ -26,15 +26,15 @@ from dkrr.fitting.results import Kept, Left, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
 from dkrr.linalg.conjugate_gradient import Iteration
-from dkrr.linalg.generator import (
-    Generator,
-    GeneratorColumns,
+from dkrr.linalg.fourier_normal import (
+    FourierNormalColumns,
+    FourierNormalMatrix,
     GridSums,
-    dual_pass,
     even_modes,
     grid_sums,
     solved,
     totals_of,
+    update_dual_coefficients,
 )
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import LowRank
@@ -42,7 +42,7 @@ from dkrr.linalg.products import column_norms
 from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe, worst
 from dkrr.linalg.sources import GramColumns, Vectors
 from dkrr.planning import Plan
-from dkrr.planning.strategy import Generated
+from dkrr.planning.strategy import FourierSolve
 from dkrr.planning.transforms import GOAL
 from dkrr.store import TileGrid
 from dkrr.text import plural
@@ -67,9 +67,9 @@ LEAST_TOL = 1e-13
 refinements are."""
 
 
-def lost_alpha(plan: Plan, data: FitData) -> str:
+def refused_alpha(plan: Plan, data: FitData) -> str:
     """Why a plan with a grid cannot be carried out, since rounding of the sums leaves nothing of λ; empty if it can."""
-    if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.how, Generated):
+    if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.how, FourierSolve):
         return ""
     total = data.n if data.weights is None else float(data.weights.sum())
     least = LEAST_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
@@ -82,7 +82,7 @@ def _over(norms: Array, sizes: Array) -> Array:
     return np.asarray(np.divide(norms, sizes, out=np.zeros_like(norms), where=sizes > 0))
 
 
-class Solver(ABC):
+class NormalSolver(ABC):
     """Solutions of (A + λI) X = B for several λ, with A from its generator."""
 
     iterations = 0
@@ -96,10 +96,10 @@ class Solver(ABC):
         """Give up what it holds outside of itself."""
 
 
-class ByFactor(Solver):
+class CholeskySolver(NormalSolver):
     """With a complete factor, which is kept for the next right-hand sides of the same λ."""
 
-    def __init__(self, generator: Generator, context: Context, n_alphas: int) -> None:
+    def __init__(self, generator: FourierNormalMatrix, context: Context, n_alphas: int) -> None:
         self._generator, self._context = generator, context
         self._matrix = None if n_alphas == 1 else generator.matrix()
         self._alpha, self._factor = np.nan, np.empty((0, 0))
@@ -120,18 +120,18 @@ class ByFactor(Solver):
         return out
 
 
-class ByIterations(Solver):
+class CGSolver(NormalSolver):
     """With conjugate gradient, preconditioned by a partial factor; all λ at once."""
 
     def __init__(
-        self, generator: Generator, least_alpha: float, rank_limit: int, progress: Progress, max_iter: int
+        self, generator: FourierNormalMatrix, least_alpha: float, rank_limit: int, progress: Progress, max_iter: int
     ) -> None:
         self._generator, self._progress, self._max_iter = generator, progress, max_iter
         self.messages = list[str]()
         self._preconditioner: tuple[tuple[float, ...], Any] = ((), None)
         with progress.measured("preconditioner"), ThreadExecutor(generator.threads) as executor:
             self._partial = PivotedCholesky(
-                columns=GeneratorColumns(generator),
+                columns=FourierNormalColumns(generator),
                 executor=executor,
                 run=f"grid-{uuid.uuid4().hex}",
                 slots=generator.threads,
@@ -167,10 +167,10 @@ class ByIterations(Solver):
         return outcome.x
 
 
-class GeneratedPrimal:
+class FourierRidge:
     """Systems of all targets, from sums over the rows."""
 
-    def __init__(self, strategy: Generated, data: TrainingData, plan: Plan, context: Context) -> None:
+    def __init__(self, strategy: FourierSolve, data: TrainingData, plan: Plan, context: Context) -> None:
         self._strategy, self._data, self._plan, self._context = strategy, data, plan, context
         self._means = data.target_means()
         centred = self._means if data.fit_intercept else None
@@ -207,10 +207,15 @@ class GeneratedPrimal:
         return total
 
     def _pass(self, stage: str, known: Vectors | None, duals: Vectors, coef: Array, offset: Array) -> tuple[Any, Array]:
-        """α, and its sums over the waves of the doubled grid, (t, ...), with the sizes of `dual_pass`, (3, t)."""
+        """α, and its sums over the waves of the doubled grid, (t, ...), with the sizes beside them, (3, t)."""
         arguments = (known, duals, coef, offset, 1.0 / self._data.alphas)
         tasks = [
-            Task(f"duals-{k}", dual_pass, (self._phi, segment, *arguments), flops=segment.stop - segment.start)
+            Task(
+                f"duals-{k}",
+                update_dual_coefficients,
+                (self._phi, segment, *arguments),
+                flops=segment.stop - segment.start,
+            )
             for k, segment in enumerate(self._segments)
         ]
         values, total = self._context.run_tasks(stage, tasks), np.zeros(0)
@@ -225,7 +230,7 @@ class GeneratedPrimal:
         """Solution of all targets."""
         data, context, alphas = self._data, self._context, self._data.alphas
         sums = self._sums()
-        generator = Generator(self._grid, sums.modes[0], data.fit_intercept, context.threads)
+        generator = FourierNormalMatrix(self._grid, sums.modes[0], data.fit_intercept, context.threads)
         totals = totals_of(sums.modes[1:])
         moments, sizes, means = generator.moments(sums.modes[1:], totals), np.sqrt(sums.squares), generator.means
         solver = self._solver(generator)
@@ -280,22 +285,22 @@ class GeneratedPrimal:
             kept=kept,
         )
 
-    def _kept(self, sums: GridSums, solver: Solver) -> Mapping[float, Kept]:
+    def _kept(self, sums: GridSums, solver: NormalSolver) -> Mapping[float, Kept]:
         """By λ, the sums that stay after the fit, and a complete factor where it has one."""
         found = dict[float, Kept]()
         for alpha, columns in self._data.alpha_groups():
             own = GridSums(sums.modes[[0, *(1 + columns)]], sums.squares[columns])
             arrays: dict[str, Rows] = {"sums": MemoryRows(own.packed()[:, None])}
-            if isinstance(solver, ByFactor):
+            if isinstance(solver, CholeskySolver):
                 arrays["factor"] = MemoryRows(solver.factor(alpha))
             found[alpha] = Kept({"form": "primal", "centred": False}, arrays, Left())
         return found
 
-    def _solver(self, generator: Generator) -> Solver:
+    def _solver(self, generator: FourierNormalMatrix) -> NormalSolver:
         if self._strategy.rank_limit:
             least, max_iter = float(self._data.alphas.min()), settings_of(self._plan).max_iter
-            return ByIterations(generator, least, self._strategy.rank_limit, self._context.progress, max_iter)
-        return ByFactor(generator, self._context, len(set(self._data.alphas.tolist())))
+            return CGSolver(generator, least, self._strategy.rank_limit, self._context.progress, max_iter)
+        return CholeskySolver(generator, self._context, len(set(self._data.alphas.tolist())))
 
     def _rounding(self, lengths: Array, total: float, typical: float) -> Array:
         """What the error of the grid and the rounding of Φu may add to the residuals of the dual systems, (t,).
@@ -303,7 +308,7 @@ class GeneratedPrimal:
         Parameters
         ----------
         lengths : ndarray of shape (3, t)
-            Sizes of `dual_pass`.
+            Sizes of `update_dual_coefficients`.
         total : float
             Σ w.
         typical : float
@@ -337,7 +342,7 @@ class GeneratedPrimal:
             f"system is {relative.max():.1e} (on {len(some):,} of the rows)"
         )
 
-    def _condition(self, generator: Generator, solver: Solver) -> float:
+    def _condition(self, generator: FourierNormalMatrix, solver: NormalSolver) -> float:
         """Estimate of κ₂ of A + λI for the smallest λ, of its matrix with a unit diagonal."""
         alpha = float(self._data.alphas.min())
         scaling = scaling_of(generator.diagonal() + alpha)

@@ -101,7 +101,7 @@ def grid_sums(meter: Meter, phi: FourierGrid, segment: Segment, kept: ChunkedArr
     return None
 
 
-def dual_pass(
+def update_dual_coefficients(
     meter: Meter,
     phi: FourierGrid,
     segment: Segment,
@@ -181,7 +181,7 @@ def finite_blocks(meter: Meter, segment: Segment) -> Iterable[tuple[slice, Array
 
 
 @dataclass
-class Generator(Operator):
+class FourierNormalMatrix(Operator):
     """A = ΦᵀWΦ, of features that are centred if there is a free constant.
 
     Parameters
@@ -361,10 +361,10 @@ def solved(factor: Array, right_sides: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class GeneratorColumns(ColumnSource):
+class FourierNormalColumns(ColumnSource):
     """Columns of A, for a partial factor."""
 
-    generator: Generator
+    generator: FourierNormalMatrix
 
     @property
     def n(self) -> int:

@@ -10,14 +10,14 @@ from dkrr.cluster import Meter
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
 from dkrr.kernels.nonuniform import Complex, Transform
-from dkrr.linalg.generator import Generator, finite_blocks, totals_of
-from dkrr.linalg.passes import Passes, Segment
+from dkrr.linalg.fourier_normal import FourierNormalMatrix, finite_blocks, totals_of
+from dkrr.linalg.passes import LikelihoodPass, Segment
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class GridPasses(Passes):
+class FourierLikelihoodPass(LikelihoodPass):
     """Settings of all passes of one fit on a grid; the curvature is gathered from its generators."""
 
     threads: int = 1
@@ -74,7 +74,7 @@ class GridPasses(Passes):
 
     def _bordered(self, sums: Complex) -> Array:
         """Lower triangle of ΦᵀWΦ from its generator, with a last row for a constant."""
-        generator = Generator(self.grid, sums, is_centred=False, threads=self.threads)
+        generator = FourierNormalMatrix(self.grid, sums, is_centred=False, threads=self.threads)
         matrix = generator.matrix()
         if not self.fit_intercept:
             return matrix
@@ -83,7 +83,7 @@ class GridPasses(Passes):
         return whole
 
 
-def near_pass(meter: Meter, passes: GridPasses, segment: Segment, coef: Array) -> Array:
+def near_pass(meter: Meter, passes: FourierLikelihoodPass, segment: Segment, coef: Array) -> Array:
     """Task: Σ φ'(xᵢ) gᵢ over a segment, (D', m), for gradients g by the scores and features φ' of the doubled grid."""
     assert isinstance(passes.feature_map, FourierGrid)
     like, grid, near = passes.likelihood, passes.grid, FourierZones(passes.feature_map).near.grid(passes.n_features)

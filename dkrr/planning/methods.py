@@ -7,7 +7,7 @@ from typing import Literal
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
 from dkrr.planning.dual import factored_dual
-from dkrr.planning.multiplied import multiplied_dual
+from dkrr.planning.dual_cg import multiplied_dual
 from dkrr.planning.primal import curvature_in_memory, factored_primal, streamed_primal
 from dkrr.planning.problem import Form, Loss, Problem
 from dkrr.planning.resources import Resources
@@ -22,7 +22,7 @@ def streamed_where_requested(p: Problem, r: Resources) -> Iterable[Strategy]:
     return streamed_primal(p, r) if p.settings is not None else ()
 
 
-WAYS: Mapping[tuple[Loss, Form | Literal["fourier"], Solver], Candidates] = {
+METHODS: Mapping[tuple[Loss, Form | Literal["fourier"], Solver], Candidates] = {
     ("squared", "dual", "cholesky"): partial(factored_dual, itemsize=8),
     ("squared", "dual", "float32"): partial(factored_dual, itemsize=4),
     ("squared", "dual", "cg"): multiplied_dual,
@@ -50,4 +50,4 @@ def ways(p: Problem, form: Form) -> Iterable[tuple[Solver, Candidates]]:
         solvers = ("float32",) if isinstance(p.settings.preconditioner, Float32Cholesky) else ("cg",)
     is_transform = form == "primal" and p.feature_map is not None and p.feature_map.is_transform
     kind: Form | Literal["fourier"] = "fourier" if is_transform else form
-    return [(solver, WAYS[p.loss, kind, solver]) for solver in solvers if (p.loss, kind, solver) in WAYS]
+    return [(solver, METHODS[p.loss, kind, solver]) for solver in solvers if (p.loss, kind, solver) in METHODS]

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from dkrr.data.rows import check_finite, dense
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.normal_rows import Each, part_of
+from dkrr.fitting.normal_rows import MapSegments, rows_in_block
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
 from dkrr.kernels.nonuniform import Complex, Transform
-from dkrr.linalg.generator import Generator, GridSums, solved, totals_of
+from dkrr.linalg.fourier_normal import FourierNormalMatrix, GridSums, solved, totals_of
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -44,12 +44,12 @@ class RowsOnGrid:
     means : ndarray of shape (t,)
         Subtracted from the targets.
     each : callable
-        See `Each`.
+        See `MapSegments`.
     """
 
     data: TrainingData
     means: Array
-    each: Each
+    each: MapSegments
 
     @property
     def phi(self) -> FourierGrid:
@@ -77,7 +77,7 @@ class RowsOnGrid:
 
         def of_segment(start: int, stop: int) -> list[Any]:
             found = list[Any]()
-            height = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(self.data.rows.heavy_row_bytes, 1)))
+            height = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(self.data.rows.dense_window_row_bytes, 1)))
             for where, x in self.data.rows.even_blocks(start, stop, height):
                 check_finite(x, "X", where.start)
                 value = function(where, dense(x))
@@ -93,7 +93,7 @@ class RowsOnGrid:
         def of_block(where: slice, x: Array) -> list[GridSums]:
             found, targets, weights = [], self.data.targets[where] - self.means, self.weights(where)
             for rows in sets:
-                here, one = part_of(rows, where)[1], GridSums.zeros(self.grid, t)
+                here, one = rows_in_block(rows, where)[1], GridSums.zeros(self.grid, t)
                 one.add(self.grid, x[here], targets[here], weights[here])
                 found.append(one)
             return found
@@ -133,7 +133,7 @@ class RowsOnGrid:
 class GridModel:
     """Ridge regression of some rows: A + λI = L Lᵀ of centred features, and its solution."""
 
-    generator: Generator
+    generator: FourierNormalMatrix
     factor: Array
     """L."""
     coef: Array
@@ -166,7 +166,7 @@ class GridModel:
         NotPositiveDefiniteError
             If λ is below the rounding of A.
         """
-        generator = Generator(grid, sums.modes[0], centred)
+        generator = FourierNormalMatrix(grid, sums.modes[0], centred)
         if factor is None:
             factor = generator.factor(alpha, None if matrix is None else matrix.copy())
         totals = totals_of(sums.modes[1:])

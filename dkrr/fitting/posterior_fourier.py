@@ -25,16 +25,16 @@ from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.factored_process import Opens, array_of
 from dkrr.fitting.fold_models import FoldModels, function_of
-from dkrr.fitting.gaussian_process import Array, Estimate, FactoredProcess, Numbers, warn_of_width
-from dkrr.fitting.generated_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
-from dkrr.fitting.normal_rows import LEAST_UNLEVERAGED, part_of, sums_of_others, without_each
+from dkrr.fitting.fourier_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
+from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Estimate, Numbers, warn_of_width
+from dkrr.fitting.normal_rows import MIN_ONE_MINUS_LEVERAGE, loo_errors, rows_in_block, sums_of_others
+from dkrr.fitting.posterior_cholesky import Opens, array_of
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
 from dkrr.fitting.results import Kept
 from dkrr.kernels.fourier_grid import FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex
-from dkrr.linalg.generator import GridSums, inverse_of, length_modes, lengths, totals_of
+from dkrr.linalg.fourier_normal import GridSums, inverse_of, length_modes, lengths, totals_of
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.planning.detection import usable_threads
@@ -57,7 +57,7 @@ def in_threads(n: int) -> Callable[[str, Callable[[int, int], Any]], list[Any]]:
     return each
 
 
-class GeneratedPosterior(FactoredProcess):
+class FourierPosterior(CholeskyPosterior):
     """From a factor of A + λI, A being gathered from sums over the rows."""
 
     def __init__(
@@ -128,7 +128,7 @@ class GeneratedPosterior(FactoredProcess):
         return modes, float(means @ inverse @ means) + constant, 4 * ACCURACY * float(np.abs(modes).sum())
 
     @cached_property
-    def _wide(self) -> "GeneratedPosterior":
+    def _wide(self) -> "FourierPosterior":
         """The same process on a grid that has the rows near the box in its box."""
         phi, away = self._rows.phi, self._grid.periods - 2 * self._grid.reach
         box = [(low - a / 2, high + a / 2) for (low, high), a in zip(phi.box, away.tolist(), strict=True)]
@@ -138,7 +138,7 @@ class GeneratedPosterior(FactoredProcess):
                 f"some rows are outside of the box of the training rows, where standard deviations take {side:,} "
                 f"features, and at most {MAX_SIDE:,} are factored; expected rows in the box, or form='dual'"
             )
-        found = object.__new__(GeneratedPosterior)
+        found = object.__new__(FourierPosterior)
         vars(found).update(vars(self))
         for name in ("_sums", "_model", "_lengths", "_of_far"):
             vars(found).pop(name, None)
@@ -259,8 +259,8 @@ class GeneratedPosterior(FactoredProcess):
 
         def unleveraged(where: slice, x: Array) -> Numbers:
             left = 1.0 - self._rows.weights(where) * lengths(self._grid, modes, x)
-            found[where] /= np.maximum(left, LEAST_UNLEVERAGED)[:, None]
-            return np.asarray(where.start + np.flatnonzero(left < LEAST_UNLEVERAGED))
+            found[where] /= np.maximum(left, MIN_ONE_MINUS_LEVERAGE)[:, None]
+            return np.asarray(where.start + np.flatnonzero(left < MIN_ONE_MINUS_LEVERAGE))
 
         near = self._rows.over_rows("held-out errors", unleveraged)
         numbers = np.concatenate(near)
@@ -288,7 +288,7 @@ class GeneratedPosterior(FactoredProcess):
 
         def of_block(where: slice, values: Array) -> None:
             for f, fold in enumerate(folds):
-                numbers, here = part_of(fold, where)
+                numbers, here = rows_in_block(fold, where)
                 columns = slice(f * t, (f + 1) * t)
                 errors[f][numbers] = self.data.targets[where][here] - values[here, columns] - constants[columns]
 
@@ -307,7 +307,7 @@ class GeneratedPosterior(FactoredProcess):
 
 
 def errors_without(rows: RowsOnGrid, numbers: Numbers, alpha: float) -> Array:
-    """Errors of a few rows, each by the model of all other rows, of shape (m, t); see `errors_by_others`."""
+    """Errors of a few rows, each by the model of all other rows, of shape (m, t); see `loo_errors_high_leverage`."""
     data, free = rows.data, rows.data.fit_intercept
     counting = data.n if data.weights is None else np.count_nonzero(data.weights)
     found = []
@@ -322,5 +322,5 @@ def errors_without(rows: RowsOnGrid, numbers: Numbers, alpha: float) -> Array:
         blas.solve_lower_right(model.factor, inner)
         if free:
             inner = np.column_stack([inner, np.full(len(part), 1.0 / math.sqrt(model.generator.total))])
-        found.append(without_each(inner * roots[:, None], errors * roots[:, None], roots))
+        found.append(loo_errors(inner * roots[:, None], errors * roots[:, None], roots))
     return np.concatenate(found)

@@ -23,19 +23,19 @@ from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context, progress_of
 from dkrr.fitting.data import sizes_out_of_range
-from dkrr.fitting.factored_process import DualPosterior, PrimalPosterior
 from dkrr.fitting.fold_models import FoldModels, KeptFolds, name_of
-from dkrr.fitting.gaussian_process import Array, FactoredProcess, Numbers, Posterior
-from dkrr.fitting.generated_process import GeneratedPosterior
+from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Numbers, Posterior
 from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refitted
-from dkrr.fitting.iterated_process import IteratedPosterior
+from dkrr.fitting.posterior_cg import IteratedPosterior
+from dkrr.fitting.posterior_cholesky import DualPosterior, PrimalPosterior
+from dkrr.fitting.posterior_fourier import FourierPosterior
 from dkrr.fitting.prediction import refuse_nan
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.results import Kept
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
-from dkrr.kernels.implied import feature_map, parts_of
+from dkrr.kernels.kernel_features import feature_map, parts_of
 from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
 from dkrr.linalg.variance_bounds import VarianceBounds
@@ -62,7 +62,7 @@ ROW_SECONDS = 2e-7
 """Seconds of a row in the passes over all rows for the model without one fold."""
 
 
-class Processes:
+class Posteriors:
     """Gaussian processes of all targets, one for those of every λ.
 
     Parameters
@@ -99,7 +99,7 @@ class Processes:
         self._groups = [
             (alpha, np.flatnonzero(outputs.alphas == alpha)) for alpha in sorted(set(outputs.alphas.tolist()))
         ]
-        self._factored = dict[float, FactoredProcess]()
+        self._factored = dict[float, CholeskyPosterior]()
         self._iterated = dict[float, IteratedPosterior]()
         self._fold_models = dict[str, list[tuple[Numbers, FoldModels]] | RefittedFolds]()
         """By the name of the folds."""
@@ -129,7 +129,7 @@ class Processes:
         self._refuse_changed_data()
         return self._request
 
-    def within(self, memory_limit: int | str | None, show_progress: bool | None) -> "Processes":
+    def within(self, memory_limit: int | str | None, show_progress: bool | None) -> "Posteriors":
         """The same ones, which from now on keep to this limit of memory, and show their progress or not."""
         self._show_progress = show_progress
         if memory_limit != self._request.settings.memory_limit:
@@ -183,7 +183,7 @@ class Processes:
         for rows in self._watched:
             refuse_changed(rows)
 
-    def factored(self) -> list[tuple[Numbers, FactoredProcess]]:
+    def factored(self) -> list[tuple[Numbers, CholeskyPosterior]]:
         """Processes with a factor each.
 
         Raises
@@ -200,11 +200,11 @@ class Processes:
         self._prepare()
         return [(columns, self._chosen(alpha, columns, n_rows)) for alpha, columns in self._groups]
 
-    def _with_factor(self, alpha: float, columns: Numbers) -> FactoredProcess:
+    def _with_factor(self, alpha: float, columns: Numbers) -> CholeskyPosterior:
         if alpha not in self._factored:
             kept, is_primal = self._kept.get(alpha), self._has_primal_factor(alpha)
             is_on_grid = is_primal and self._request.settings.grid is not None
-            kind = GeneratedPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
+            kind = FourierPosterior if is_on_grid else PrimalPosterior if is_primal else DualPosterior
             self._factored[alpha] = kind(self._scaled, alpha, columns, kept, self._opened)
         return self._factored[alpha]
 
@@ -250,7 +250,7 @@ class Processes:
 
     def kept(self) -> dict[float, Kept]:
         """Saved state of each posterior with a Cholesky factor, by λ."""
-        return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, FactoredProcess)}
+        return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, CholeskyPosterior)}
 
     def intervals(self, folds: Sequence[Numbers], coverage: float) -> CrossValidationIntervals:
         """Intervals by the models that leave out folds.
@@ -406,7 +406,7 @@ class Processes:
         return Variances(processes, scale, self._units, block_rows or self._rows_together(processes))
 
     def _rows_together(self, processes: list[tuple[Numbers, Posterior]]) -> int:
-        sizes = [one.factor_size for _, one in processes if isinstance(one, FactoredProcess)]
+        sizes = [one.factor_size for _, one in processes if isinstance(one, CholeskyPosterior)]
         held, resources = resident_bytes(), self._resources
         room = room_for(resources, held)
         if resources.cluster_is_running:  # whose workers may be asked for blocks

@@ -17,8 +17,8 @@ from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fold_models import FoldModels, function_of
 from dkrr.fitting.gaussian_process import (
     Array,
+    CholeskyPosterior,
     Estimate,
-    FactoredProcess,
     Numbers,
     cross_of,
     diagonal_of,
@@ -26,23 +26,23 @@ from dkrr.fitting.gaussian_process import (
 )
 from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.normal_rows import (
-    LEAST_UNLEVERAGED,
+    MIN_ONE_MINUS_LEVERAGE,
     NormalSums,
     centred_sums,
-    errors_by_others,
     feature_blocks,
     features_of,
-    part_of,
+    loo_errors_high_leverage,
+    rows_in_block,
     sums_of_others,
     weighted_means,
 )
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
 from dkrr.fitting.results import Kept, Left
-from dkrr.fitting.sampled import about_the_rows
+from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
-from dkrr.linalg.held_out import LeftOut, columns_at_once
-from dkrr.linalg.memory import memory_grid
+from dkrr.linalg.held_out import HeldOutErrors, columns_at_once
+from dkrr.linalg.in_memory_cholesky import memory_grid
 from dkrr.linalg.posterior import FactoredPosterior
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
@@ -58,7 +58,7 @@ Opens = Callable[[Plan], Progress]
 """Gives the display of a factorisation that the fit has not left, from its plan."""
 
 
-class DualPosterior(FactoredProcess):
+class DualPosterior(CholeskyPosterior):
     """From a factor of diag(c) K diag(c) + diag(s)."""
 
     _stored: Matrix | None = None
@@ -73,7 +73,7 @@ class DualPosterior(FactoredProcess):
         request = replace(request.with_settings(solver=Cholesky(), form="dual", store=None), outputs=targets)
         plan = plan_of(request) if kept is None else None
         data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.problem))
-        self.data = about_the_rows(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data) if data.fit_intercept else data
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means, scale = self.data.target_means(), self.data.dual_scale()
         self._scale = np.ones(data.n) if scale is None else scale
@@ -117,8 +117,8 @@ class DualPosterior(FactoredProcess):
             found |= {"_matrix_factor": self._stored, "_factored": replace(self._factored, factor=self._stored)}
         return found
 
-    def _left_out(self, executor: ThreadExecutor) -> LeftOut:
-        return LeftOut(self._matrix_factor, self._right, self._constant, executor)
+    def _left_out(self, executor: ThreadExecutor) -> HeldOutErrors:
+        return HeldOutErrors(self._matrix_factor, self._right, self._constant, executor)
 
     def kept(self) -> Kept:
         grid = self._matrix_factor.grid
@@ -194,7 +194,7 @@ def _loaded(kept: Kept, n: int, memory_limit: int | str | None) -> tuple[Matrix 
     return stored, factor, np.asarray(whole(diagonal)[:, 0])
 
 
-class PrimalPosterior(FactoredProcess):
+class PrimalPosterior(CholeskyPosterior):
     """From a factor of ΦᵀWΦ + λI; λ > 0."""
 
     def __init__(
@@ -205,7 +205,7 @@ class PrimalPosterior(FactoredProcess):
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(form="primal", solver=Cholesky(), store=None), outputs=targets)
         data = TrainingData.of(targets, shared_fields(request, request.problem()))
-        self.data = about_the_rows(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data) if data.fit_intercept else data
         self.kernel, self.alpha = self.data.kernel, alpha
         assert self.data.feature_map is not None
         self._n_features = self.data.feature_map.dimension(self.data.rows.shape[1])
@@ -250,8 +250,8 @@ class PrimalPosterior(FactoredProcess):
             if not self.data.fit_intercept:
                 raise
             return None
-        is_lost = self.data.fit_intercept and sums.is_lost(self.alpha, found[0], self._n_features)
-        return None if is_lost else found
+        has_lost_digits = self.data.fit_intercept and sums.has_lost_digits(self.alpha, found[0], self._n_features)
+        return None if has_lost_digits else found
 
     def _centre(self, means: Array) -> None:
         """Subtract means of features and targets, (p + t,)."""
@@ -347,11 +347,13 @@ class PrimalPosterior(FactoredProcess):
         for where, errors, features in self._errors():
             weights = np.ones(len(errors)) if self.data.weights is None else self.data.weights[where]
             left = 1.0 - weights * self._lengths(features)
-            near.append(where.start + np.flatnonzero(left < LEAST_UNLEVERAGED))
-            found[where] = errors / np.maximum(left, LEAST_UNLEVERAGED)[:, None]
+            near.append(where.start + np.flatnonzero(left < MIN_ONE_MINUS_LEVERAGE))
+            found[where] = errors / np.maximum(left, MIN_ONE_MINUS_LEVERAGE)[:, None]
         numbers = np.concatenate(near)
         if len(numbers):
-            found[numbers] = errors_by_others(self.data, self._means, numbers, [self.alpha], self._n_features)[0]
+            found[numbers] = loo_errors_high_leverage(self.data, self._means, numbers, [self.alpha], self._n_features)[
+                0
+            ]
         return found
 
     def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
@@ -364,7 +366,7 @@ class PrimalPosterior(FactoredProcess):
         rest, *held = [NormalSums.zeros(len(self._factor), self.data.targets.shape[1]) for _ in range(len(folds) + 1)]
         for where, features in self._blocks():
             for one, rows in zip(held, folds, strict=True):
-                self._add(one, where, features, part_of(rows, where)[1])
+                self._add(one, where, features, rows_in_block(rows, where)[1])
             progress.advance(len(features))
         with in_terms_of_alpha([self.alpha], "primal"):
             others = sums_of_others(held, rest)  # every row is in one fold
@@ -372,7 +374,7 @@ class PrimalPosterior(FactoredProcess):
         errors = [np.empty((len(rows), self.data.targets.shape[1])) for rows in folds]
         for where, features in self._blocks():
             for f, rows in enumerate(folds):
-                numbers, here = part_of(rows, where)
+                numbers, here = rows_in_block(rows, where)
                 values = features[here] @ coefs[f] + self._means
                 errors[f][numbers] = self.data.targets[where][here] - values
             progress.advance(len(features))

@@ -80,8 +80,8 @@ def share_of(progress: Progress | None, tasks: Sequence[Task], amount: float = 1
     return Progress() if progress is None else Share(progress, sum(task.flops for task in tasks), amount)
 
 
-class KeptTiles(TileSource, Operator):
-    """A in memory; a factor made `beside` it takes what is below the diagonal of its squares, where A is above.
+class InMemoryMatrix(TileSource, Operator):
+    """A in memory; a factor made `factor_buffer` it takes what is below the diagonal of its squares, where A is above.
 
     So a matrix of one tile and its factor take one square, and of any other one and its factor little more.
 
@@ -100,7 +100,7 @@ class KeptTiles(TileSource, Operator):
     @classmethod
     def of_source(
         cls, source: TileSource, grid: TileGrid, executor: Executor, progress: Progress | None = None
-    ) -> "KeptTiles":
+    ) -> "InMemoryMatrix":
         """Form all tiles of another source, by tasks if they are several, which are the open stage of a display."""
         matrix = MemoryMatrix(grid)
         if grid.n_tiles == 1:
@@ -113,9 +113,9 @@ class KeptTiles(TileSource, Operator):
             executor.run(tasks, share_of(progress, tasks))
         return cls(matrix)
 
-    def beside(self) -> MemoryMatrix:
+    def factor_buffer(self) -> MemoryMatrix:
         """Matrix for one factor at a time."""
-        return self._matrix.beside()
+        return self._matrix.factor_buffer()
 
     def fill(self, meter: Meter, out: NDArray[np.float64], rows: slice, columns: slice) -> None:  # noqa: ARG002
         i, j = rows.start // self.grid.tile, columns.start // self.grid.tile

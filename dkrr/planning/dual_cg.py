@@ -37,7 +37,7 @@ from dkrr.planning.dual import MAX_TILE, own_steps
 from dkrr.planning.problem import Problem, Spectrum, Systems
 from dkrr.planning.resources import RESIDENT_ROWS_FRACTION, ROUND_TRIP_BYTES, Resources
 from dkrr.planning.strategy import Iterative, Strategy, TileProducts
-from dkrr.planning.work import Site, Step
+from dkrr.planning.work import CostModel, Step
 
 MAX_ITERATIONS_PLANNED = 1_000_000
 PRICED_RANKS = (250, 500, 750, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
@@ -110,10 +110,10 @@ def dual_iterations(p: Problem, rank: int, shift: float) -> int:
 
 
 @dataclass(frozen=True)
-class Multiplied:
+class IterativeDual:
     """Systems with K, solved in one place with a preconditioner of one rank."""
 
-    site: Site
+    site: CostModel
     systems: Systems
     rank: int
 
@@ -175,7 +175,7 @@ class Multiplied:
         # The pivots' triangle, the small matrix and its sums: in the calling process, where that does the work.
         here = place.threads + 2 + self.systems.n_curvatures
         n_squares = 3 * place.threads if place.execution == "dask" else here
-        return rows + 8 * rank**2 * n_squares + p.bytes_of_any(rank)
+        return rows + 8 * rank**2 * n_squares + p.largest_rows_bytes(rank)
 
     def largest_rank(self, free: int) -> int:
         """Up to twice the rank that is expected to suffice, if the memory that is left allows it."""
@@ -288,21 +288,21 @@ def growth_seconds(problem: Problem, resources: Resources, chosen: Strategy) -> 
     """Time of one product of a plan, and from a rank to the time that one more pivot costs there (dual form)."""
     how = chosen.how
     assert isinstance(how, Iterative)
-    way = Multiplied(Site(problem, resources, chosen.place), problem.systems, how.rank)
+    way = IterativeDual(CostModel(problem, resources, chosen.place), problem.systems, how.rank)
     return way.growth_seconds(how.tile_products, how.iterations)
 
 
 def multiplied_dual(p: Problem, r: Resources) -> Iterator[Strategy]:
     """Conjugate gradient on K + λW⁻¹: the places, times precisions, times three ranks, times tiles kept."""
     settings, ranks, least = settings_of(p), priced_ranks(p), KEPT_FRACTIONS[:1]
-    sites = [Site(p, r, place) for place in r.caller_and_workers(wants_tiles=p.wants_tiles)]
+    sites = [CostModel(p, r, place) for place in r.caller_and_workers(wants_tiles=p.wants_tiles)]
     precisions = PRECISIONS[settings.precision]
 
     def candidates(
-        sites: Sequence[Site], precisions: Sequence[Precision], ranks: Sequence[int], fractions: Sequence[float]
+        sites: Sequence[CostModel], precisions: Sequence[Precision], ranks: Sequence[int], fractions: Sequence[float]
     ) -> list[Strategy]:
         each = product(sites, precisions, ranks, fractions)
-        return [Multiplied(site, p.systems, rank).strategy(low, kept) for site, low, rank, kept in each]
+        return [IterativeDual(site, p.systems, rank).strategy(low, kept) for site, low, rank, kept in each]
 
     near = ranks
     if len(ranks) > 3:  # the best in one place, with all memory for tiles, and its neighbours

@@ -80,7 +80,7 @@ def required_feature_map(kernel: Kernel, n_features: int) -> FeatureMap:
 
     Examples
     --------
-    >>> from dkrr.kernels.implied import required_feature_map
+    >>> from dkrr.kernels.kernel_features import required_feature_map
     >>> from dkrr.kernels import Linear, Polynomial
     >>> required_feature_map(Linear() + Polynomial(degree=2), 3).dimension(3)
     13
