@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dkrr.data.rows import check_finite, dense
 from dkrr.fitting.data import TrainingData
-from dkrr.fitting.normal_rows import MapSegments, rows_in_block
+from dkrr.fitting.primal_rows import MapSegments, rows_in_block
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
 from dkrr.kernels.nonuniform import Complex, Transform
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, GridSums, solved, totals_of

@@ -25,7 +25,7 @@ from dkrr.fitting.gaussian_process import (
     product_of,
 )
 from dkrr.fitting.gram import FactoredGram
-from dkrr.fitting.normal_rows import (
+from dkrr.fitting.primal_rows import (
     MIN_ONE_MINUS_LEVERAGE,
     NormalSums,
     centred_sums,

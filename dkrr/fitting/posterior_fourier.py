@@ -28,8 +28,8 @@ from dkrr.fitting.data import TrainingData, shared_fields
 from dkrr.fitting.fold_models import FoldModels, function_of
 from dkrr.fitting.fourier_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
 from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Estimate, Numbers, warn_of_width
-from dkrr.fitting.normal_rows import MIN_ONE_MINUS_LEVERAGE, loo_errors, rows_in_block, sums_of_others
 from dkrr.fitting.posterior_cholesky import Opens, array_of
+from dkrr.fitting.primal_rows import MIN_ONE_MINUS_LEVERAGE, loo_errors, rows_in_block, sums_of_others
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
 from dkrr.fitting.results import Kept
 from dkrr.kernels.fourier_grid import FourierZones, Grid

@@ -27,7 +27,7 @@ from dkrr.cluster import Progress, SerialExecutor, Task, ThreadExecutor
 from dkrr.cluster.tasks import Meter
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TargetSizes, TrainingData
-from dkrr.fitting.normal_rows import (
+from dkrr.fitting.primal_rows import (
     MIN_ONE_MINUS_LEVERAGE,
     MapSegments,
     NormalSums,
