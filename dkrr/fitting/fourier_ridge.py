@@ -60,11 +60,6 @@ ENOUGH = 0.2
 """Residual over that of rounding at which α is not refined further."""
 LEAST_GAIN = 0.5
 """Residual over the one before above which refinements end."""
-TRACE_LEFT = 0.1
-"""What a partial factor may leave of the trace, over λ."""
-LEAST_TOL = 1e-13
-"""Relative residual of systems by conjugate gradient: with a looser one, λ being far smaller than A, predictions and
-refinements are."""
 
 
 def refused_alpha(plan: Plan, data: FitData) -> str:
@@ -80,91 +75,6 @@ def refused_alpha(plan: Plan, data: FitData) -> str:
 def _over(norms: Array, sizes: Array) -> Array:
     """Norms of residuals relative to those of targets, of shape (t,); 0 for targets that are 0."""
     return np.asarray(np.divide(norms, sizes, out=np.zeros_like(norms), where=sizes > 0))
-
-
-class NormalSolver(ABC):
-    """Solutions of (A + λI) X = B for several λ, with A from its generator."""
-
-    iterations = 0
-    """Iterations of conjugate gradient so far."""
-
-    @abstractmethod
-    def solve(self, right_sides: Array, alphas: Array) -> Array:
-        """X of shape (D, t), with the λ of every column."""
-
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Give up what it holds outside of itself."""
-
-
-class CholeskySolver(NormalSolver):
-    """With a complete factor, which is kept for the next right-hand sides of the same λ."""
-
-    def __init__(self, generator: FourierNormalMatrix, context: Context, n_alphas: int) -> None:
-        self._generator, self._context = generator, context
-        self._matrix = None if n_alphas == 1 else generator.matrix()
-        self._alpha, self._factor = np.nan, np.empty((0, 0))
-
-    def factor(self, alpha: float) -> Array:
-        """Lower factor of A + λI, valid until that of another λ is asked for."""
-        if alpha != self._alpha:
-            with self._context.progress.measured("factorisation"):
-                matrix = None if self._matrix is None else self._matrix.copy()
-                self._alpha, self._factor = alpha, self._generator.factor(alpha, matrix)
-        return self._factor
-
-    def solve(self, right_sides: Array, alphas: Array) -> Array:
-        out = np.empty_like(right_sides)
-        for alpha in np.unique(alphas).tolist():
-            columns = alphas == alpha
-            out[:, columns] = solved(self.factor(alpha), right_sides[:, columns])
-        return out
-
-
-class CGSolver(NormalSolver):
-    """With conjugate gradient, preconditioned by a partial factor; all λ at once."""
-
-    def __init__(
-        self, generator: FourierNormalMatrix, least_alpha: float, rank_limit: int, progress: Progress, max_iter: int
-    ) -> None:
-        self._generator, self._progress, self._max_iter = generator, progress, max_iter
-        self.messages = list[str]()
-        self._preconditioner: tuple[tuple[float, ...], Any] = ((), None)
-        with progress.measured("preconditioner"), ThreadExecutor(generator.threads) as executor:
-            self._partial = PivotedCholesky(
-                columns=FourierNormalColumns(generator),
-                executor=executor,
-                run=f"grid-{uuid.uuid4().hex}",
-                slots=generator.threads,
-                capacity=rank_limit,
-            )
-            self._partial.grow(rank_limit, lambda f: float(f.left.sum()) <= TRACE_LEFT * least_alpha)
-
-    def close(self) -> None:
-        """Give up the factor."""
-        self._partial.close()
-
-    def solve(self, right_sides: Array, alphas: Array) -> Array:
-        generator = self._generator
-        with self._progress.measured("conjugate gradient"), ThreadExecutor(generator.threads) as executor:
-            self._partial.executor = executor
-            key = tuple(alphas.tolist())
-            if self._preconditioner[0] != key:
-                self._preconditioner = key, LowRank(self._partial, alphas[None, :])
-            outcome = Iteration(
-                operator=generator,
-                shift=alphas[None, :],
-                right_sides=right_sides,
-                preconditioner=self._preconditioner[1],
-                tol=LEAST_TOL,
-                max_iter=self._max_iter,
-                estimates_condition=False,
-            ).run()
-        self.residuals = outcome.residuals
-        self.iterations += outcome.iterations
-        self.messages.append(
-            f"conjugate gradient: {plural(outcome.iterations, 'iteration')}, rank {self._partial.rank}"
-        )
-        return outcome.x
 
 
 class FourierRidge:
@@ -300,7 +210,7 @@ class FourierRidge:
         if self._strategy.rank_limit:
             least, max_iter = float(self._data.alphas.min()), settings_of(self._plan).max_iter
             return CGSolver(generator, least, self._strategy.rank_limit, self._context.progress, max_iter)
-        return CholeskySolver(generator, self._context, len(set(self._data.alphas.tolist())))
+        return CholeskySolver(generator, self._context.progress, len(set(self._data.alphas.tolist())))
 
     def _rounding(self, lengths: Array, total: float, typical: float) -> Array:
         """What the error of the grid and the rounding of Φu may add to the residuals of the dual systems, (t,).

@@ -11,19 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import scipy.fft
-import scipy.linalg
 from numpy.typing import NDArray
 
-from dkrr import blas
 from dkrr.cluster import Meter, RunRecord
 from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite, dense
-from dkrr.errors import NotPositiveDefiniteError
-from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.fourier_grid import FourierGrid, Grid, flat_offsets
 from dkrr.kernels.nonuniform import Complex, Transform
 from dkrr.linalg.passes import RowWriter, Segment
@@ -36,69 +32,6 @@ Numbers = NDArray[np.intp]
 
 CHUNK_ENTRIES = 2**19
 """Entries of the matrix that are gathered together: their positions stay in the cache."""
-
-
-@dataclass
-class GridSums:
-    """Sums of some rows: of w, and of w y for every target, times e^{ikθ}; and of w y²."""
-
-    modes: Complex
-    """Of shape (1 + t, *n_sum_modes)."""
-    squares: Array
-    """Of shape (t,)."""
-
-    @classmethod
-    def zeros(cls, grid: Grid, n_targets: int) -> Self:
-        """Sums of no rows."""
-        return cls(np.zeros((1 + n_targets, *grid.n_sum_modes), np.complex128), np.zeros(n_targets))
-
-    def add(self, grid: Grid, x: Array, targets: Array, weights: Array | None) -> None:
-        """Add rows x, with targets of shape (m, t) and weights of shape (m,)."""
-        one = np.ones(len(x)) if weights is None else weights
-        weighted = targets * one[:, None]
-        self.modes += Transform(grid.angles(x), grid.n_sum_modes).to_modes(np.column_stack([one, weighted]))
-        self.squares += np.einsum("ij,ij->j", weighted, targets)
-
-    def include(self, other: "GridSums") -> None:
-        """Add the sums of other rows."""
-        self.modes += other.modes
-        self.squares += other.squares
-
-    def with_rows_of(self, others: "Iterable[GridSums]") -> Self:
-        """Sums of these and of other rows."""
-        found = type(self)(self.modes.copy(), self.squares.copy())
-        for other in others:
-            found.include(other)
-        return found
-
-    def packed(self) -> Array:
-        """All numbers, as one vector."""
-        return np.concatenate([self.modes.ravel().view(np.float64), self.squares])
-
-    @classmethod
-    def unpacked(cls, grid: Grid, numbers: Array) -> Self:
-        """Undo `packed`."""
-        n_modes = prod(grid.n_sum_modes)
-        t = (len(numbers) - 2 * n_modes) // (2 * n_modes + 1)
-        modes = numbers[: 2 * n_modes * (1 + t)].copy().view(np.complex128)
-        return cls(modes.reshape(1 + t, *grid.n_sum_modes), numbers[-t:].copy())
-
-
-def grid_sums(meter: Meter, phi: FourierGrid, segment: Segment, kept: ChunkedArray | None) -> Array | None:
-    """Task: packed sums of a segment, returned or written where a run that resumes finds them."""
-    grid = phi.grid(segment.rows.shape[1])
-    sums, targets, weights = (
-        GridSums.zeros(grid, segment.targets.shape[1]),
-        segment.target_rows(),
-        segment.weight_rows(),
-    )
-    for where, x in finite_blocks(meter, segment):
-        with meter.time("transform"):
-            sums.add(grid, x, targets[where], None if weights is None else weights[where][:, 0])
-    if kept is None:
-        return sums.packed()
-    meter.bytes_written += kept.write((0, 0), sums.packed()[:, None])
-    return None
 
 
 def update_dual_coefficients(
@@ -336,29 +269,6 @@ class FourierNormalMatrix(Operator):
             out -= (self.total * means)[:, None] * (means @ vectors)
         return out
 
-    def factor(self, alpha: float, matrix: Array | None = None) -> Array:
-        """Lower Cholesky factor of A + λI; in place of A, where it is given.
-
-        Raises
-        ------
-        NotPositiveDefiniteError
-            If λ is below the rounding of A.
-        """
-        factor = self.matrix() if matrix is None else matrix
-        factor[np.arange(self.n), np.arange(self.n)] += alpha
-        failed = blas.cholesky_in_place(factor)
-        if failed:
-            raise NotPositiveDefiniteError("the normal matrix is not positive definite", failed - 1)
-        return factor
-
-
-def solved(factor: Array, right_sides: Array) -> Array:
-    """(L Lᵀ)⁻¹ B, of shape (D, m)."""
-    x = np.array(right_sides, order="C")
-    blas.solve_lower(factor, x)
-    blas.solve_lower(factor, x, transpose=True)
-    return x
-
 
 @dataclass(frozen=True)
 class FourierNormalColumns(ColumnSource):
@@ -387,64 +297,3 @@ class FourierNormalColumns(ColumnSource):
             if kind.any():
                 out[kind] = self.generator.entries(left[kind], right)
         return out
-
-
-def length_modes(grid: Grid, inverse: Array, means: Array) -> Complex:
-    """Coefficients of x ↦ (φ(x) − φ̄)ᵀ B (φ(x) − φ̄) on the modes of sums and differences, for one transform a row.
-
-    Parameters
-    ----------
-    grid : Grid
-    inverse : ndarray of shape (D, D)
-        B, symmetric.
-    means : ndarray of shape (D,)
-        φ̄.
-    """
-    h, sizes = grid.n_cosines, grid.n_sum_modes
-    n, middle = prod(sizes), prod(sizes) // 2
-    offsets, scale = flat_offsets(grid.frequencies, sizes), grid.scale
-    real, imaginary = np.zeros(n), np.zeros(n)
-
-    def add(out: Array, at: Numbers, values: Array) -> None:
-        out += np.bincount(at.ravel(), values.ravel(), n)
-
-    for start in range(0, h, max(1, CHUNK_ENTRIES // h)):
-        rows = slice(start, min(start + max(1, CHUNK_ENTRIES // h), h))
-        minus = middle + offsets[rows, None] - offsets
-        plus = middle + offsets[rows, None] + offsets
-        both = 0.5 * scale[rows, None] * inverse[rows, :h] * scale[:h]
-        add(real, minus, both)
-        add(real, plus, both)
-        sines = slice(max(rows.start, 1) + h - 1, rows.stop + h - 1)
-        skipped = int(rows.start == 0)
-        if sines.start >= sines.stop:
-            continue
-        both = 0.5 * scale[sines, None] * inverse[sines, h:] * scale[h:]
-        add(real, minus[skipped:, 1:], both)
-        add(real, plus[skipped:, 1:], -both)
-        # sin a cos b = (sin(a + b) + sin(a − b)) / 2, from both sides of the diagonal.
-        both = scale[sines, None] * inverse[sines, :h] * scale[:h]
-        add(imaginary, plus[skipped:], both)
-        add(imaginary, minus[skipped:], both)
-    # Re Σ c e^{ikθ} with c₋ₖ = conj(cₖ) is Σ (cos kθ Re − sin kθ Im).
-    found = real - 1j * imaginary
-    product = scale * (inverse @ means)
-    found[middle + offsets] -= 2.0 * product[:h]
-    found[middle + offsets[1:]] += 2.0j * product[h:]
-    found[middle] += means @ inverse @ means
-    mirrored = np.asarray(found + np.conj(found[::-1]), np.complex128)
-    mirrored *= 0.5
-    return mirrored.reshape(1, *sizes)
-
-
-def lengths(grid: Grid, modes: Complex, x: Array) -> Array:
-    """Values of `length_modes` at rows, of shape (n,)."""
-    return Transform(grid.angles(x, is_checked=False), grid.n_sum_modes).to_points(modes)[:, 0]
-
-
-def inverse_of(factor: Array) -> Array:
-    """(L Lᵀ)⁻¹, of shape (D, D)."""
-    found, _ = scipy.linalg.lapack.dpotri(factor.T, lower=0)  # in Fortran's order Lᵀ is an upper factor
-    out = np.ascontiguousarray(found.T)
-    mirror_lower(out)
-    return out

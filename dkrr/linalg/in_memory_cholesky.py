@@ -30,6 +30,8 @@ MEMORY_TILES_PER_SIDE = 32
 """Number of tiles per side above which tiles in memory grow."""
 TILE_BUFFER_BYTES = 8 * 2**20
 """Buffer of BLAS for each of its threads in products of tiles: the packed parts of two of them."""
+FACTORED_SIDE = 6_000
+"""Rows up to which a factor is not compared with conjugate gradient: it takes about a second, and gives variances."""
 MEMORY_TASK_COLUMNS = 4
 """Tile columns that one task subtracts in memory, where sums between parts cost nothing: threads wait for no longer
 than one task takes."""

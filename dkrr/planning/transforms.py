@@ -14,7 +14,7 @@ import numpy as np
 from dkrr.cost import Work
 from dkrr.kernels.fourier_grid import BLOCK_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
-from dkrr.linalg.in_memory_cholesky import factor_work, solving_work
+from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE, factor_work, solving_work
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning.dual import step_seconds
@@ -37,8 +37,6 @@ STORED_PARTS = 16
 """Blocks, at least, of rows whose sums go to a store."""
 SMALL_RATE = 0.3
 """Rate of the small matrices of a preconditioner, each formed and factored, over that of products."""
-FACTORED_SIDE = 6_000
-"""Features up to which a complete factor is not compared: it takes about a second, and gives standard deviations."""
 EDGE_FUNCTIONS = 5
 ROOM_FOR_RANK = 1.25
 """Columns that memory is planned for over those that are expected."""
