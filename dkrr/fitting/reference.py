@@ -1,0 +1,94 @@
+"""A point near the weighted mean of the features, about which sums over all rows lose no digits.
+
+With s = Σ w (φ − c) and W = Σ w, sums about the mean φ̄ = c + s / W follow from sums about any reference c:
+
+    Σ w (φ − φ̄)(φ − φ̄)ᵀ = Σ w (φ − c)(φ − c)ᵀ − s sᵀ / W
+
+The mean need not be known before the pass that sums. The difference loses the digits of the ratio W (φ̄ − c)ⱼ² / Aⱼⱼ,
+A being the result. Where c is the mean of strips of rows with weights v in all, one strip for each of q equal parts of
+W, that ratio is about W / (q min v) at most, whatever the rows are: what puts a strip far from the mean is in A too.
+Rows like each other have a ratio of about one over the number of rows in the strips.
+
+References
+----------
+T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance: analysis and recommendations",
+The American Statistician 37 (1983).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.data import scan
+from dkrr.data.rows import Block, check_finite
+from dkrr.errors import InputError
+from dkrr.fitting.data import FitData
+
+Array = NDArray[np.float64]
+
+SAMPLE_ROWS = 256
+SAMPLE_BYTES = 16 * 2**20
+"""Rows of the sample, and most bytes of their features."""
+STRIPS = 8
+"""Strips of consecutive rows that make up the sample, since neighbours may be alike."""
+LARGEST_SHARE = 1 / 16
+"""Largest fraction of the bytes of X that may be read for the sample; one strip is read in any case."""
+
+
+def reference_of(data: FitData, feature_rows: Callable[[Block], Any]) -> Array:
+    """Weighted mean of the features of a sample of the rows; that of a constant feature is the constant, exactly.
+
+    Parameters
+    ----------
+    data : FitData
+        With a feature map.
+    feature_rows : callable
+        Gives the features of a block of rows, of shape (m, D); dense.
+
+    Returns
+    -------
+    ndarray of shape (D,)
+
+    Raises
+    ------
+    InputError
+        If the sample holds NaN or infinity; the message names the first such row of X.
+    """
+    assert data.feature_map is not None
+    d = data.rows.shape[1]
+    strips = _strips(data, max(1, SAMPLE_BYTES // (8 * max(data.feature_map.dimension(d), d))))
+    numbers, where = np.unique(strips, return_inverse=True)
+    x = data.rows.take(numbers)
+    try:
+        check_finite(x, "X")
+    except InputError:
+        scan(data.rows, "X")  # which raises, with the number of the row in X
+        raise
+    weights = np.ones(strips.shape) if data.weights is None else data.weights[strips]
+    shares = weights / (weights.sum(axis=1, keepdims=True) * len(strips))
+    features = np.asarray(feature_rows(x), np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # the sums show what float64 does not hold
+        found = features[0] + np.bincount(where.ravel(), shares.ravel()) @ (features - features[0])
+    return np.asarray(found)
+
+
+def _strips(data: FitData, most: int) -> NDArray[np.intp]:
+    """Numbers of the rows of every strip, one strip a line: strip k of q holds the quantile (k + ½) / q of the weights.
+
+    So a row that has more than 1/q of all weight is in the sample.
+    """
+    n, rows = data.n, data.rows
+    most = min(most, SAMPLE_ROWS, n)
+    is_scattered = n > most >= STRIPS and STRIPS * rows.read_overhead_bytes <= LARGEST_SHARE * rows.n_bytes
+    count = STRIPS if is_scattered else 1
+    height = most // count
+    quantiles = (np.arange(count) + 0.5) / count
+    if data.weights is None:
+        inside = (quantiles * n).astype(np.intp)
+    else:
+        totals = np.cumsum(data.weights)
+        inside = np.searchsorted(totals, quantiles * totals[-1], side="right")
+    first = np.clip(inside - height // 2, 0, n - height)
+    return np.asarray(first[:, None] + np.arange(height))
