@@ -7,15 +7,13 @@ of the dual system (K + λW⁻¹)α = y, whose norm follows from the generator. 
 rounding of y − Φβ.
 """
 
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.cluster import Progress, Task, ThreadExecutor
+from dkrr.cluster import Task
 from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
@@ -25,19 +23,9 @@ from dkrr.fitting.normal_rows import RIDGE, NormalRows
 from dkrr.fitting.results import Kept, Left, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
-from dkrr.linalg.conjugate_gradient import Iteration
-from dkrr.linalg.fourier_normal import (
-    FourierNormalColumns,
-    FourierNormalMatrix,
-    GridSums,
-    even_modes,
-    grid_sums,
-    solved,
-    totals_of,
-    update_dual_coefficients,
-)
-from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.preconditioners import LowRank
+from dkrr.linalg.fourier_normal import FourierNormalMatrix, even_modes, totals_of, update_dual_coefficients
+from dkrr.linalg.fourier_solvers import CGSolver, CholeskySolver, NormalSolver
+from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe, worst
 from dkrr.linalg.sources import GramColumns, Vectors
@@ -90,26 +78,26 @@ class FourierRidge:
         self._grid = self._phi.grid(data.rows.shape[1])
         self._segments = self._rows.segments(strategy.row_parts, by_blocks=not context.in_memory)
 
-    def _sums(self) -> GridSums:
+    def _sums(self) -> FourierSums:
         """Sums of all rows, in the order of the segments; those of a segment stay in a store that is kept."""
         context, t = self._context, self._data.targets.shape[1]
         kept: list[Any] = [None] * len(self._segments)
         if context.storage.keeps:
-            length = len(GridSums.zeros(self._grid, t).packed())
+            length = len(FourierSums.zeros(self._grid, t).packed())
             whole = TileGrid(length, length, length)
             names = [f"sums-{segment.start}-{segment.stop}" for segment in self._segments]
             kept = [context.stored.vectors(RIDGE, name, whole, 1) for name in names]
         tasks = [
-            Task(f"sums-{k}", grid_sums, (self._phi, segment, array), flops=segment.stop - segment.start)
+            Task(f"sums-{k}", sums_of_segment, (self._phi, segment, array), flops=segment.stop - segment.start)
             for k, (segment, array) in enumerate(zip(self._segments, kept, strict=True))
             if array is None or not list(array.present())
         ]
         done = self._data.n - sum(task.flops for task in tasks)
         values = context.run_tasks("normal matrix", tasks, done)
-        total: GridSums | None = None
+        total: FourierSums | None = None
         for k, array in enumerate(kept):
             numbers = values.pop(f"sums-{k}") if array is None else array.load()[:, 0]
-            part = GridSums.unpacked(self._grid, numbers)
+            part = FourierSums.unpacked(self._grid, numbers, context.threads)
             total = part if total is None else total
             if part is not total:
                 total.include(part)
@@ -140,11 +128,11 @@ class FourierRidge:
         """Solution of all targets."""
         data, context, alphas = self._data, self._context, self._data.alphas
         sums = self._sums()
-        generator = FourierNormalMatrix(self._grid, sums.modes[0], data.fit_intercept, context.threads)
-        totals = totals_of(sums.modes[1:])
-        moments, sizes, means = generator.moments(sums.modes[1:], totals), np.sqrt(sums.squares), generator.means
+        system = sums.system(has_intercept=data.fit_intercept)
+        generator, sizes, means = system.matrix, np.sqrt(sums.squares), system.means
+        assert isinstance(generator, FourierNormalMatrix)
         solver = self._solver(generator)
-        coef = solver.solve(moments, alphas)
+        coef = solver.solve(system.moments, alphas)
         # A task that runs twice, since its worker was lost, must find α as it was: stored ones are written elsewhere.
         duals = other = self._rows.new_errors(data.room_for_errors)
         if not context.in_memory:
@@ -195,12 +183,11 @@ class FourierRidge:
             kept=kept,
         )
 
-    def _kept(self, sums: GridSums, solver: NormalSolver) -> Mapping[float, Kept]:
+    def _kept(self, sums: FourierSums, solver: NormalSolver) -> Mapping[float, Kept]:
         """By λ, the sums that stay after the fit, and a complete factor where it has one."""
         found = dict[float, Kept]()
         for alpha, columns in self._data.alpha_groups():
-            own = GridSums(sums.modes[[0, *(1 + columns)]], sums.squares[columns])
-            arrays: dict[str, Rows] = {"sums": MemoryRows(own.packed()[:, None])}
+            arrays: dict[str, Rows] = {"sums": MemoryRows(sums.of_targets(columns).packed()[:, None])}
             if isinstance(solver, CholeskySolver):
                 arrays["factor"] = MemoryRows(solver.factor(alpha))
             found[alpha] = Kept({"form": "primal", "centred": False}, arrays, Left())

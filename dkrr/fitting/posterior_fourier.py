@@ -8,129 +8,115 @@ the last term with a free constant. The quadratic form is a sum of waves whose c
 diagonals of B. Outside of the box of the rows φ is that of a wider grid, without the terms of k that are 0 there.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, reduce
+from operator import iadd
 from typing import Any
 
 import numpy as np
 
-from dkrr import blas
-from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
-from dkrr.fitting.context import Context
-from dkrr.fitting.data import TrainingData, shared_fields
-from dkrr.fitting.fold_models import FoldModels, function_of
-from dkrr.fitting.fourier_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, GridModel, RowsOnGrid
-from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Estimate, Numbers, warn_of_width
-from dkrr.fitting.posterior_cholesky import Opens, array_of
-from dkrr.fitting.primal_rows import MIN_ONE_MINUS_LEVERAGE, loo_errors, rows_in_block, sums_of_others
-from dkrr.fitting.requests import FitRequest, Targets, plan_of
-from dkrr.fitting.results import Kept
-from dkrr.kernels.fourier_grid import FourierZones, Grid
-from dkrr.kernels.nonuniform import ACCURACY, Complex
-from dkrr.linalg.fourier_normal import GridSums, inverse_of, length_modes, lengths, totals_of
+from dkrr.fitting.data import TrainingData
+from dkrr.fitting.fold_models import function_of
+from dkrr.fitting.gaussian_process import Array, Estimate, Numbers, warn_of_width
+from dkrr.fitting.posterior_cholesky import array_of
+from dkrr.fitting.posterior_primal import PrimalPosterior
+from dkrr.fitting.primal_rows import PrimalRows
+from dkrr.fitting.results import FittedFunction, Kept
+from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
+from dkrr.kernels.nonuniform import ACCURACY, Complex, Transform
+from dkrr.linalg.fourier_sums import (
+    FOLD_ROUNDING,
+    MAX_BLOCK_ROWS,
+    MAX_ERROR,
+    ROW_ROUNDING,
+    FourierSums,
+    inverse_of,
+    leverage_modes,
+    leverages_of,
+)
 from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.sums import NormalSolution
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import FactorSize
 from dkrr.planning.transforms import MAX_SIDE
 
-LEAST_QUADRATIC = 1e-4
-"""yᵀWy − ΦᵀWyᵀβ over yᵀWy below which it is computed from the errors, where nothing cancels."""
 
+class FourierPosterior(PrimalPosterior):
+    """Posterior of a fit on a Fourier grid."""
 
-def in_threads(n: int) -> Callable[[str, Callable[[int, int], Any]], list[Any]]:
-    """Values of a function of segments of n rows, each in its own thread."""
+    _has_known_sums = False
+    """Whether the fit has left the sums, or a saved model holds them."""
+    _known_factor: Array | None = None
 
-    def each(stage: str, function: Callable[[int, int], Any]) -> list[Any]:  # noqa: ARG001
-        threads = usable_threads()
-        cuts = sorted({round(k * n / threads) for k in range(threads + 1)})
-        with ThreadPoolExecutor(threads) as pool:
-            return [one.result() for one in [pool.submit(function, a, b) for a, b in pairwise(cuts)]]
+    def _prepared(self, data: TrainingData) -> TrainingData:
+        return data
 
-    return each
+    def _rows_of(self, **settings: Any) -> PrimalRows:
+        return PrimalRows.of(self.data, usable_threads(), **settings)
 
+    def _restore(self, kept: Kept) -> None:
+        self._rows, self._has_known_sums = self._rows_of(), "sums" in kept.arrays
+        if self._has_known_sums:
+            length = len(FourierSums.zeros(self._grid, self.data.targets.shape[1]).packed())
+            numbers = array_of(kept.arrays["sums"], length)[:, 0]
+            self._sums = FourierSums.unpacked(self._grid, numbers, usable_threads())
+        if "factor" in kept.arrays:
+            self._known_factor = array_of(kept.arrays["factor"], self._grid.dimension)
 
-class FourierPosterior(CholeskyPosterior):
-    """From a factor of A + λI, A being gathered from sums over the rows."""
+    @cached_property
+    def _solution(self) -> NormalSolution:
+        with in_terms_of_alpha([self.alpha], "primal"):
+            system = self._rows.system(self._sums, self.alpha)
+            return system.solution(self.alpha, self._known_factor)
 
-    def __init__(
-        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
-    ) -> None:
-        outputs = request.outputs
-        assert isinstance(outputs, Targets)
-        targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
-        data = TrainingData.of(targets, shared_fields(request, request.problem()))
-        self.data, self.kernel, self.alpha, self._means = data, data.kernel, alpha, data.target_means()
-        self._rows = RowsOnGrid(data, self._means, in_threads(data.n))
-        self._grid, self._unit = self._rows.grid, self._rows.grid.unit
-        self._kept = kept
-        if kept is not None:
-            self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
-            if "sums" in kept.arrays:
-                length = len(GridSums.zeros(self._grid, len(columns)).packed())
-                self._sums = GridSums.unpacked(self._grid, array_of(kept.arrays["sums"], length)[:, 0])
-        elif opens is not None:
-            progress = opens(plan_of(request))
-            with progress.stage("normal matrix", 1.0):
-                self._model  # noqa: B018 - its sums are a pass over the rows
+    @property
+    def _phi(self) -> FourierGrid:
+        assert isinstance(self.data.feature_map, FourierGrid)
+        return self.data.feature_map
+
+    @property
+    def _grid(self) -> Grid:
+        return self._phi.grid(self.data.rows.shape[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        self._lengths  # noqa: B018 - a worker needs no rows for variances inside the box
-        return vars(self) | {"_rows": replace(self._rows, each=None)}  # type: ignore[arg-type]
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _rows=replace(state["_rows"], each=in_threads(state["data"].n)))
+        self._leverages  # noqa: B018 - a worker needs no rows for variances inside the box
+        return vars(self)
 
     @cached_property
-    def _sums(self) -> GridSums:
-        return self._rows.sums([np.arange(self.data.n)])[0]
-
-    @cached_property
-    def _model(self) -> GridModel:
-        with in_terms_of_alpha([self.alpha], "primal"):
-            known = {} if self._kept is None else self._kept.arrays
-            factor = array_of(known["factor"], self._grid.dimension) if "factor" in known else None
-            centred = self.data.fit_intercept
-            return GridModel.of(self._grid, self._sums, self.alpha, factor=factor, centred=centred)
-
-    @cached_property
-    def _lengths(self) -> tuple[Complex, float, float]:
+    def _leverages(self) -> tuple[Complex, float, float]:
         """Waves of the quadratic form, its value where φ = 0, and what rounding may add to a value."""
-        return self._lengths_on(self._grid)
+        return self._leverages_on(self._grid)
 
     def _of_terms(self, far: tuple[int, ...]) -> tuple[float, tuple[Complex, float, float]]:
         """The same for rows that are far in some columns, after k(x, x) − φᵀφ, where φ lacks the terms that are 0."""
         if not far:
-            return 0.0, self._lengths
+            return 0.0, self._leverages
         if far not in self._of_far:
-            grid = self._rows.phi.of_terms_without(far).grid(self.data.rows.shape[1])
-            left = max(self._unit - float((grid.scale[: grid.n_cosines] ** 2).sum()), 0.0)
-            self._of_far[far] = left, self._lengths_on(grid)
+            grid = self._phi.of_terms_without(far).grid(self.data.rows.shape[1])
+            left = max(self._grid.unit - float((grid.scale[: grid.n_cosines] ** 2).sum()), 0.0)
+            self._of_far[far] = left, self._leverages_on(grid)
         return self._of_far[far]
 
     @cached_property
     def _of_far(self) -> dict[tuple[int, ...], tuple[float, tuple[Complex, float, float]]]:
         return {}
 
-    def _lengths_on(self, grid: Grid) -> tuple[Complex, float, float]:
-        model, free = self._model, self.data.fit_intercept
-        inverse, means = inverse_of(model.factor), model.generator.means
-        modes = length_modes(grid, inverse, means)
-        constant = 1.0 / model.generator.total if free else 0.0
+    def _leverages_on(self, grid: Grid) -> tuple[Complex, float, float]:
+        means, constant = self._solution.means, self._solution.inverse_of_total()
+        inverse = inverse_of(self._solution.lower)
+        modes = leverage_modes(grid, inverse, means)
         modes[(0, *self._grid.middle)] += constant
         return modes, float(means @ inverse @ means) + constant, 4 * ACCURACY * float(np.abs(modes).sum())
 
     @cached_property
     def _wide(self) -> "FourierPosterior":
         """The same process on a grid that has the rows near the box in its box."""
-        phi, away = self._rows.phi, self._grid.periods - 2 * self._grid.reach
+        phi, away = self._phi, self._grid.periods - 2 * self._grid.reach
         box = [(low - a / 2, high + a / 2) for (low, high), a in zip(phi.box, away.tolist(), strict=True)]
         side = phi.in_box(box).dimension(self.data.rows.shape[1])
         if side > MAX_SIDE:
@@ -140,12 +126,11 @@ class FourierPosterior(CholeskyPosterior):
             )
         found = object.__new__(FourierPosterior)
         vars(found).update(vars(self))
-        for name in ("_sums", "_model", "_lengths", "_of_far"):
+        for name in ("_sums", "_solution", "_leverages", "_of_far"):
             vars(found).pop(name, None)
-        found._kept = None
+        found._known_factor = None
         found.data = replace(self.data, feature_map=phi.in_box(box))
-        found._rows = RowsOnGrid(found.data, self._means, in_threads(self.data.n))
-        found._grid = found._rows.grid
+        found._rows = found._rows_of()
         return found
 
     @property
@@ -156,11 +141,11 @@ class FourierPosterior(CholeskyPosterior):
         self,
         rows: Rows,
         first: int = 0,
-        block_rows: int = BLOCK_ROWS,  # noqa: ARG002 - a transform of many rows takes less time for each
+        block_rows: int = MAX_BLOCK_ROWS,  # noqa: ARG002 - a transform of many rows takes less time for each
     ) -> Iterator[tuple[slice, VarianceBounds]]:
         widths = list[Array]()
-        for start in range(0, rows.shape[0], BLOCK_ROWS):
-            where = slice(start, min(start + BLOCK_ROWS, rows.shape[0]))
+        for start in range(0, rows.shape[0], MAX_BLOCK_ROWS):
+            where = slice(start, min(start + MAX_BLOCK_ROWS, rows.shape[0]))
             x = rows.read(where.start, where.stop)
             check_finite(x, "X", first + start)
             found = self.variances_of(x)
@@ -170,14 +155,14 @@ class FourierPosterior(CholeskyPosterior):
         warn_of_width(widths, rows.shape[0], remedy)
 
     def variances_of(self, x: Any) -> VarianceBounds:
-        x, zones = dense(x), FourierZones(self._rows.phi)
-        _, beyond, added = self._lengths
-        found = np.full(len(x), self._unit + self.alpha * beyond)
+        x, zones = dense(x), FourierZones(self._phi)
+        _, beyond, added = self._leverages
+        found = np.full(len(x), self._grid.unit + self.alpha * beyond)
         for zone in zones.zones(x):
             process = self if zone.phi is zones.inside else self._wide
             left, (modes, _, more) = process._of_terms(zone.far)
             added = max(added, more)
-            found[zone.where] = left + self.alpha * lengths(process._grid, modes, zone.rows)
+            found[zone.where] = left + self.alpha * leverages_of(process._grid, modes, zone.rows)
         return self._bounded(np.maximum(found, 0.0), self.alpha * added)
 
     def _bounded(self, found: Array, added: float) -> VarianceBounds:
@@ -186,58 +171,25 @@ class FourierPosterior(CholeskyPosterior):
         Entries of A are off by some ε √(a_ii a_jj), whose norm is at most ε tr(A).
         """
         p = self._grid.dimension
-        part = (2 * ACCURACY + 3 * (p + 2) * EPS) * self._model.generator.total * self._unit / self.alpha
+        part = (2 * ACCURACY + 3 * (p + 2) * EPS) * self._solution.total * self._grid.unit / self.alpha
         high = found * (1.0 + part) + added if part < 1.0 else np.full(len(found), np.inf)
         return VarianceBounds(found, np.maximum(found * (1.0 - part) - added, 0.0), high)
 
     def kept(self) -> Kept:
-        arrays: dict[str, Rows] = {"factor": MemoryRows(self._model.factor), "coef": MemoryRows(self._model.coef)}
-        if self._kept is not None and "sums" in self._kept.arrays:
-            arrays["sums"] = self._kept.arrays["sums"]
+        arrays: dict[str, Rows] = {"factor": MemoryRows(self._solution.lower), "coef": MemoryRows(self._solution.coef)}
+        if self._has_known_sums:
+            arrays["sums"] = MemoryRows(self._sums.packed()[:, None])
         return Kept({"form": "primal", "quadratic": self._quadratic.tolist(), "centred": False}, arrays)
 
-    def quadratic(self) -> Array:
-        return self._quadratic
-
-    def _errors(self, take: Callable[[slice, Array], Any]) -> list[Any]:
-        """Apply `take(rows, residuals)` to every block of rows; list of the results."""
-        model, data = self._model, self.data
-
-        def of_block(where: slice, values: Array) -> Any:
-            return take(where, data.targets[where] - self._means - model.constants - values)
-
-        return self._rows.predictions("training errors", model.coef, of_block)
-
-    @cached_property
-    def _quadratic(self) -> Array:
-        model, sums = self._model, self._sums
-        totals = totals_of(sums.modes[1:])
-        whole = sums.squares - (totals**2 / model.generator.total if self.data.fit_intercept else 0.0)
-        moments = model.generator.moments(sums.modes[1:], totals)
-        found = whole - np.einsum("ij,ij->j", moments, model.coef)
-        if (found < LEAST_QUADRATIC * whole).any():
-
-            def of_block(where: slice, errors: Array) -> Array:
-                return np.asarray(self._rows.weights(where) @ (errors * (self.data.targets[where] - self._means)))
-
-            found = np.sum(self._errors(of_block), axis=0)
-        return np.asarray(found / self.alpha)
-
     def log_determinant(self) -> Estimate:
-        model, free = self._model, self.data.fit_intercept
-        n = self.degrees + (1 if free else 0)
-        found = 2.0 * float(np.log(model.factor.diagonal()).sum())
-        found += (n - self._grid.dimension) * math.log(self.alpha) - self._log_weights()
-        if free:
-            found += math.log(model.generator.total / self.alpha)
-        return Estimate(found)
+        return self._log_determinant()
 
     def _doubt(self, what: str, rounding: float) -> str:
         """Message about errors of rows that are left out, of which λ below the rounding of the sums leaves few digits.
 
         Empty where they are certain.
         """
-        part = rounding * self._model.generator.total * self._unit / self.alpha
+        part = rounding * self._solution.total * self._grid.unit / self.alpha
         if part <= MAX_ERROR:
             return ""
         return (
@@ -249,78 +201,21 @@ class FourierPosterior(CholeskyPosterior):
         doubt = self._doubt("leave-one-out residuals", ROW_ROUNDING)
         if doubt:
             warn_inaccurate(doubt, stacklevel=3)
-        found, near = np.empty(self.data.targets.shape), list[Numbers]()
-        modes = self._lengths[0]
+        return super().loo_residuals()
 
-        def of_block(where: slice, errors: Array) -> None:
-            found[where] = errors
-
-        self._errors(of_block)
-
-        def unleveraged(where: slice, x: Array) -> Numbers:
-            left = 1.0 - self._rows.weights(where) * lengths(self._grid, modes, x)
-            found[where] /= np.maximum(left, MIN_ONE_MINUS_LEVERAGE)[:, None]
-            return np.asarray(where.start + np.flatnonzero(left < MIN_ONE_MINUS_LEVERAGE))
-
-        near = self._rows.over_rows("held-out errors", unleveraged)
-        numbers = np.concatenate(near)
-        if len(numbers):
-            found[numbers] = errors_without(self._rows, numbers, self.alpha)
-        return found
-
-    def fold_models(self, folds: Sequence[Numbers], context: Context | None = None) -> FoldModels:
-        progress = Progress() if context is None else context.progress
-        with progress.measured("held-out models"):
-            return self._fold_models(folds)
-
-    def _fold_models(self, folds: Sequence[Numbers]) -> FoldModels:
-        rows, t, free = self._rows, self.data.targets.shape[1], self.data.fit_intercept
-        with in_terms_of_alpha([self.alpha], "primal"):
-            others = sums_of_others(rows.sums(folds), GridSums.zeros(self._grid, t))
-            solutions = list[tuple[Array, Array]]()
-            for sums in others:  # the factors of all folds at once would be many
-                model = GridModel.of(self._grid, sums, self.alpha, centred=free)
-                solutions.append((model.coef, model.constants + self._means))
-        coefs, constants = (np.concatenate(part, axis=-1) for part in zip(*solutions, strict=True))
-        errors, in_fold = [np.empty((len(fold), t)) for fold in folds], np.ones((self.data.n, len(folds)), bool)
+    def _function_of(self, coef: Array, constants: Array, folds: Sequence[Numbers]) -> tuple[FittedFunction, str]:
+        """See base class; with coefficients for rows near the box, too."""
+        rows, t, n_folds = self._rows, self.data.targets.shape[1], len(folds)
+        in_fold, zones = np.ones((self.data.n, n_folds), bool), FourierZones(self._phi)
+        near = zones.near.grid(self.data.rows.shape[1])
         for f, fold in enumerate(folds):
             in_fold[fold, f] = False
 
-        def of_block(where: slice, values: Array) -> None:
-            for f, fold in enumerate(folds):
-                numbers, here = rows_in_block(fold, where)
-                columns = slice(f * t, (f + 1) * t)
-                errors[f][numbers] = self.data.targets[where][here] - values[here, columns] - constants[columns]
+        def of_block(where: slice, block: Array) -> Complex:
+            duals = np.tile(self.data.targets[where], n_folds) - rows.features.values(block, coef) - constants
+            duals *= (rows.weights(where) / self.alpha)[:, None] * np.repeat(in_fold[where], t, axis=1)
+            return Transform(near.angles(block), near.n_modes).to_modes(duals)
 
-        rows.predictions("training errors", coefs, of_block)
-
-        def duals(where: slice) -> Array:
-            x = dense(self.data.rows.read(where.start, where.stop))
-            left = np.tile(self.data.targets[where], len(folds)) - rows.phi.multiply(x, coefs) - constants
-            left *= (rows.weights(where) / self.alpha)[:, None] * np.repeat(in_fold[where], t, axis=1)
-            return np.asarray(left, np.float64)
-
-        zones = FourierZones(rows.phi)
-        function = function_of(self.data, np.vstack([coefs, rows.near_coefs(duals)]), constants, feature_map=zones)
-        doubt = self._doubt("predictions and errors of the models without a fold", FOLD_ROUNDING)
-        return FoldModels.of(function, errors, folds, self.data.weights, doubt)
-
-
-def errors_without(rows: RowsOnGrid, numbers: Numbers, alpha: float) -> Array:
-    """Errors of a few rows, each by the model of all other rows, of shape (m, t); see `loo_errors_high_leverage`."""
-    data, free = rows.data, rows.data.fit_intercept
-    counting = data.n if data.weights is None else np.count_nonzero(data.weights)
-    found = []
-    for part in np.split(numbers, [1] if free and len(numbers) == counting else []):
-        rest = np.delete(np.arange(data.n), part)
-        with in_terms_of_alpha([alpha], "primal"):
-            model = GridModel.of(rows.grid, rows.sums([rest])[0], alpha, centred=free)
-        roots = np.sqrt(np.concatenate([rows.weights(slice(k, k + 1)) for k in part.tolist()]))
-        features = rows.phi.transform(data.rows.take(part))
-        errors = data.targets[part] - rows.means - model.constants - features @ model.coef
-        inner = np.ascontiguousarray(features - model.generator.means)
-        blas.solve_lower_right(model.factor, inner)
-        if free:
-            inner = np.column_stack([inner, np.full(len(part), 1.0 / math.sqrt(model.generator.total))])
-        found.append(loo_errors(inner * roots[:, None], errors * roots[:, None], roots))
-    return np.concatenate(found)
+        modes = reduce(iadd, rows.over_blocks(of_block))
+        function = function_of(self.data, np.vstack([coef, near.of_modes(modes)]), constants, feature_map=zones)
+        return function, self._doubt("predictions and errors of the models without a fold", FOLD_ROUNDING)

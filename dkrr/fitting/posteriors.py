@@ -27,8 +27,9 @@ from dkrr.fitting.fold_models import FoldModels, KeptFolds, name_of
 from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Numbers, Posterior
 from dkrr.fitting.intervals import CrossValidationIntervals, RefittedFolds, refitted
 from dkrr.fitting.posterior_cg import IteratedPosterior
-from dkrr.fitting.posterior_cholesky import DualPosterior, PrimalPosterior
+from dkrr.fitting.posterior_cholesky import DualPosterior
 from dkrr.fitting.posterior_fourier import FourierPosterior
+from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.prediction import refuse_nan
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
 from dkrr.fitting.results import Kept

@@ -1,4 +1,4 @@
-"""Programs over the rows of a fit in the primal form, in the calling process: sums of parts of the rows, and their errors.
+"""Programs over the rows of a primal fit, in the calling process: sums of parts of the rows, and errors of predictions.
 
 Folds, leave-one-out errors, standard deviations and a fit that grows are made of these, for any `Features`.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import scipy.linalg
@@ -22,7 +22,6 @@ from dkrr.fitting.reference import reference_of
 from dkrr.fitting.results import scale_of
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.linalg.fourier_sums import FourierFeatures
-from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.sums import DenseFeatures, Features, NormalSolution, NormalSystem, Sums
 
@@ -47,8 +46,10 @@ class PrimalRows:
     features : Features
     means : ndarray of shape (t,)
         Subtracted from the targets.
-    n_segments : int
-        Segments of the rows, each in a thread of its own; 1: BLAS has the threads.
+    n_threads : int
+        Threads of this process that may pass over segments of the rows.
+    n_sets : int
+        Parts of the rows whose sums a pass forms at the same time.
     advance : callable
         Told the number of rows of every block that was passed.
     offset : (ndarray, ndarray), optional
@@ -58,13 +59,21 @@ class PrimalRows:
     data: TrainingData
     features: Features
     means: Array
-    n_segments: int = 1
+    n_threads: int = 1
+    n_sets: int = 1
     advance: Callable[[float], None] = not_shown
     offset: tuple[Array, Array] | None = None
 
     @classmethod
     def of(
-        cls, data: TrainingData, n_threads: int, n_sets: int = 1, rank_limit: int = 0, progress: Progress | None = None
+        cls,
+        data: TrainingData,
+        n_threads: int,
+        n_sets: int = 1,
+        *,
+        rank_limit: int = 0,
+        progress: Progress | None = None,
+        reference: Array | None = None,
     ) -> "PrimalRows":
         """Rows with the features of a fit.
 
@@ -72,29 +81,31 @@ class PrimalRows:
         ----------
         data : TrainingData
             With a feature map.
-        n_threads : int
-        n_sets : int
-            Parts of the rows whose sums a pass forms at the same time.
+        n_threads, n_sets : int
+            See above.
         rank_limit : int
             See `FourierFeatures`.
         progress : Progress, optional
             Told the number of rows of every block.
+        reference : ndarray of shape (D,), optional
+            Of dense features; None: one near the mean of the rows, some of which are read.
         """
         phi, d, progress = data.feature_map, data.rows.shape[1], progress or Progress()
         assert phi is not None
-        scale, features, n_segments = partial(scale_of, data, "primal"), None, n_threads
+        scale, features = partial(scale_of, data, "primal"), cast("Features | None", None)
         if isinstance(phi, FourierGrid):
             features = FourierFeatures(phi, d, n_threads, rank_limit, progress, scale)
         else:
             dense = DenseFeatures(phi, d, np.zeros(phi.dimension(d)), scale)
-            features = replace(dense, reference=reference_of(data, dense.matrix)) if data.fit_intercept else dense
-            n_segments = parts_for_folds(data.n, features.dimension, n_sets, n_threads)
-        return cls(data, features, data.target_means(), n_segments, progress.advance)
+            if reference is None and data.fit_intercept:
+                reference = reference_of(data, dense.matrix)
+            features = dense if reference is None else replace(dense, reference=reference)
+        return cls(data, features, data.target_means(), n_threads, n_sets, progress.advance)
 
     @property
     def n_targets(self) -> int:
         """Number of targets."""
-        return self.data.targets.shape[1]
+        return int(self.data.targets.shape[1])
 
     def weights(self, rows: slice | Numbers) -> Array:
         """Weights of some rows, of shape (m,)."""
@@ -132,7 +143,8 @@ class PrimalRows:
         def of_segment(meter: Meter, first: int, last: int) -> Any:  # noqa: ARG001
             return function(blocks(first, last))
 
-        cuts = [start + round(k * (end - start) / self.n_segments) for k in range(self.n_segments + 1)]
+        count = self.features.segments(end - start, self.n_sets, self.n_threads)
+        cuts = [start + round(k * (end - start) / count) for k in range(count + 1)]
         segments = [(a, b) for a, b in pairwise(cuts) if b > a]
         if len(segments) == 1:
             return [function(blocks(*segments[0]))]
@@ -164,23 +176,23 @@ class PrimalRows:
                 one.include(other)
         return list(first)
 
-    def system(self, sums: Sums, rows: Numbers | None, alpha: float) -> NormalSystem:
+    def system(self, sums: Sums, alpha: float, rows: Callable[[], Numbers | None] = lambda: None) -> NormalSystem:
         """Normal equations of some rows from their sums, which are repeated about their means if they lost digits.
 
         Parameters
         ----------
         sums : Sums
-        rows : ndarray of intp, optional
-            Numbers of the rows of the sums; None: all.
         alpha : float
             Smallest λ.
+        rows : callable
+            Gives the numbers of the rows of the sums, in ascending order; None: all.
         """
         found = sums.system(has_intercept=self.data.fit_intercept)
         features = self.features.about(found.means) if found.has_lost_digits(alpha) else None
         if features is None:
             return found
         offset = None if self.offset is None else (self.offset[0], self.offset[1] + found.means @ self.offset[0])
-        (sums,) = replace(self, features=features, offset=offset, advance=not_shown).sums([rows])
+        (sums,) = replace(self, features=features, offset=offset, advance=not_shown).sums([rows()])
         again = sums.system(has_intercept=self.data.fit_intercept)
         return replace(again, means=again.means + found.means)
 
@@ -229,7 +241,7 @@ class PrimalRows:
     def _by_others(self, numbers: Numbers, alphas: Sequence[float]) -> Array:
         others = np.delete(np.arange(self.data.n), numbers)
         rows = replace(self, advance=not_shown)
-        system = rows.system(rows.sums([others])[0], others, min(alphas))
+        system = rows.system(rows.sums([others])[0], min(alphas), lambda: others)
         roots, features = np.sqrt(self.weights(numbers)), self.features.matrix(self.data.rows.take(numbers))
         targets, found = self.data.targets[numbers] - self.means, np.empty((len(alphas), len(numbers), self.n_targets))
         for a, alpha in enumerate(alphas):

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from dkrr.kernels.nonuniform import Complex, Transform
 from dkrr.linalg.passes import RowWriter, Segment
 from dkrr.linalg.products import Operator, Precision
 from dkrr.linalg.sources import ColumnSource
-from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

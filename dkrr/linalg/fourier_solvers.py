@@ -1,4 +1,4 @@
-"""Solutions of the normal equations of Fourier features: by a complete factor, or by conjugate gradient with a part of it."""
+"""Solvers of the normal equations of Fourier features: a complete factor, or conjugate gradient with a partial one."""
 
 import uuid
 from abc import ABC, abstractmethod

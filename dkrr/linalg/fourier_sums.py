@@ -1,4 +1,4 @@
-"""Sums over the rows of a Fourier grid, for every difference of two waves, and the features that programs use them with."""
+"""Sums over the rows on a Fourier grid, one for every difference of two waves, and the features that have such sums."""
 
 import math
 from collections.abc import Callable
@@ -147,6 +147,10 @@ class FourierFeatures:
     def block_rows(self, row_bytes: int, n_targets: int) -> int:  # noqa: ARG002 - of the rows themselves
         """See `Features`."""
         return max(1, min(MAX_BLOCK_ROWS, MAX_BLOCK_BYTES // max(row_bytes, 1)))
+
+    def segments(self, n: int, n_sets: int, n_threads: int) -> int:  # noqa: ARG002 - transforms are of one thread each
+        """See `Features`."""
+        return n_threads
 
     def block(self, x: Any) -> Array:
         """Rows themselves, dense."""

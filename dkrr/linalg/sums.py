@@ -1,11 +1,11 @@
 """Sums over rows in the primal form as one additive value, and the normal equations that follow from them.
 
-`Features` says how rows enter: dense strips of Φ (dense or CSR rows), or Fourier transforms. `Sums` holds ΦᵀWΦ, ΦᵀWy, yᵀWy
-and the means of some rows, and adds up: over blocks, segments and folds, and over the calls of a fit that grows.
-`NormalSystem` is what a model takes of them, with features and targets about their weighted means if there is an
+`Features` form or transform blocks of rows: strips of Φ from dense or CSR rows, or Fourier transforms. `Sums` have
+ΦᵀWΦ, ΦᵀWy, yᵀWy and the means of some rows, and add up: over blocks, segments and folds, and over the calls of a fit
+that grows. A `NormalSystem` follows from them, with features and targets about their weighted means if there is an
 intercept. Fits of folds, leave-one-out errors, standard deviations and likelihoods are programs over these three.
 
-Features are summed about a reference c near their means, so that Σ w (φ − c)(φ − c)ᵀ − W (φ̄ − c)(φ̄ − c)ᵀ does not cancel.
+Features are summed about a reference c near their means: Σ w (φ − c)(φ − c)ᵀ − W (φ̄ − c)(φ̄ − c)ᵀ then does not cancel.
 
 References
 ----------
@@ -24,6 +24,7 @@ from dkrr import blas
 from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
+from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import Design, strip_rows
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.refinement import in_terms_of_alpha
@@ -36,8 +37,8 @@ Block = Any
 EPS = float(np.finfo(float).eps)
 MIN_DIFFERENCE = 0.1
 """Part of a sum of squares that must be left for it to be a difference: of its digits at most one is then lost."""
-MAX_MEAN_SQUARE = 1e3
-"""W (φ̄ − c)ⱼ² over the diagonal of A + λI above which sums about c have lost digits that matter, and are summed anew."""
+MAX_MEAN_SQUARE = 30.0
+"""W (φ̄ − c)ⱼ² over the diagonal of A + λI above which sums about c have lost digits that matter, and are repeated."""
 MIN_QUADRATIC = 1e-4
 """yᵀWy − ΦᵀWyᵀβ over yᵀWy below which it is computed from the errors, where nothing cancels."""
 
@@ -165,6 +166,7 @@ class NormalSystem:
         """Solution with known coefficients."""
         squares = self.squares
         found = squares - np.einsum("ij,ij->j", self.moments, coef)
+        summed = self.summed + alpha
         return NormalSolution(
             alpha,
             coef,
@@ -174,7 +176,8 @@ class NormalSystem:
             self.total,
             self.has_intercept,
             quadratic=np.where(found < MIN_QUADRATIC * squares, np.nan, found) / (alpha or np.nan),
-            summed=self.summed + alpha,
+            rounded=EPS * column_norms(np.sqrt(summed)[:, None] * coef),
+            least_pivot=1.0 if factor is None else float(np.min(factor.diagonal() ** 2 / summed, initial=1.0)),
             residual=residual,
         )
 
@@ -198,8 +201,10 @@ class NormalSolution:
     has_intercept: bool
     quadratic: Array
     """yᵀ(K + λW⁻¹)⁻¹y = (yᵀWy − bᵀβ)/λ, of shape (t,); NaN where that difference has too few digits."""
-    summed: Array
-    """Diagonal whose rounding A + λI has, of shape (D,)."""
+    rounded: Array
+    """ε ‖√D β‖ with the diagonal D whose rounding A + λI has, of shape (t,)."""
+    least_pivot: float
+    """Smallest fraction of an entry of that diagonal that is left in its pivot."""
     residual: float = 0.0
     """Relative residual of conjugate gradient."""
 
@@ -216,8 +221,7 @@ class NormalSolution:
         that: ε √κ(S) ‖D w‖ in predictions. 1/κ(S) is about the smallest fraction of a diagonal entry that is left in
         its pivot.
         """
-        least = float(np.min(self.lower.diagonal() ** 2 / self.summed, initial=1.0))
-        return np.asarray(EPS * column_norms(np.sqrt(self.summed)[:, None] * self.coef) / np.sqrt(least))
+        return np.asarray(self.rounded / np.sqrt(self.least_pivot))
 
     def log_determinant(self) -> float:
         """Log |A + λI|, and log(W/λ) more with an intercept."""
@@ -274,6 +278,9 @@ class Features(Protocol):
 
     def block_rows(self, row_bytes: int, n_targets: int) -> int:
         """Rows of a block."""
+
+    def segments(self, n: int, n_sets: int, n_threads: int) -> int:
+        """Segments of n rows that threads pass over, each with the sums of `n_sets` parts of the rows."""
 
     def block(self, x: Block) -> Array:
         """Block of rows as sums, values and leverages take it, which rows can be selected of; to be read only."""
@@ -445,6 +452,10 @@ class DenseFeatures:
     def block_rows(self, row_bytes: int, n_targets: int) -> int:  # noqa: ARG002 - strips are of features
         """See `Features`."""
         return strip_rows(max(self.dimension + 1, self.n_features) + n_targets)
+
+    def segments(self, n: int, n_sets: int, n_threads: int) -> int:
+        """See `Features`; 1 where BLAS's threads are as fast."""
+        return parts_for_folds(n, self.dimension, n_sets, n_threads)
 
     def block(self, x: Block) -> Array:
         """See `Features`."""

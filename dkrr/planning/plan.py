@@ -147,9 +147,10 @@ class Plan(Explained):
             if self.has_primal_factor and alpha > 0:
                 side = (p.dimension or 0) + (1 if p.fit_intercept else 0)
                 total += _bytes_of((side, side)) + _bytes_of((side, p.n_targets // len(p.alphas)))
-                if self.chosen.how.keeps_factors:  # means of features, or sums over the rows
-                    is_grid = isinstance(self.chosen.how, FourierSolve)
-                    total += sums_bytes(p) // len(p.alphas) if is_grid else _bytes_of((side, 1)) * p.fit_intercept
+                if not isinstance(self.chosen.how, FourierSolve):
+                    total += _bytes_of((side, 1)) * p.fit_intercept  # means of the features
+                elif self.chosen.how.keeps_factors:
+                    total += sums_bytes(p) // len(p.alphas)
             elif self.chosen.is_direct:
                 tiling = self.chosen.how.tiling
                 total += _bytes_of(kept_shape(TileGrid(p.n, tiling.tile, tiling.panel))) + _bytes_of((p.n, 1))

@@ -351,7 +351,7 @@ def _middle(alphas: tuple[float, ...]) -> float:
 def _primal(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
     """Sums over the rows of every fold from one pass in this process, and a second one where rows are predicted."""
     p, n_alphas, limit = problem, len(problem.alphas), resources.local_limit_bytes
-    side, t = p.side("primal") + (1 if p.fit_intercept else 0), p.n_targets
+    side, t = p.side("primal"), p.n_targets
     n_sets = 1 if sizes.is_loo else sizes.n_folds
     peak = max(_primal_bytes(p, sizes, resources, side), one.peak_bytes if one.chosen.place.is_memory else 0)
     if peak > limit:
@@ -414,7 +414,8 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
     t, n_columns = p.n_targets, p.n_targets * len(p.alphas)
     n_sets = 0 if sizes.is_loo else sizes.n_folds
     parts = parts_for_folds(p.n, side, max(1, n_sets), resources.local_threads)
-    sums = (parts * (n_sets + 1) + 2 + n_sets.bit_length()) * 8 * side * (side + t)
+    factors = len(p.alphas) if sizes.is_loo else 1
+    sums = (parts * (n_sets + 1) + 2 + factors + n_sets.bit_length()) * 8 * side * (side + t + 1)
     coefs = (n_sets + 3) * 8 * side * n_columns
     map_bytes = 0 if p.feature_map is None else p.feature_map.held_bytes(p.d)
     row = 3 * 8 * (side + t) + 2 * p.most_bytes_of_row + (2 * 8 * n_columns if sizes.predicts else 0)

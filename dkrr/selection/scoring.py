@@ -39,10 +39,9 @@ from dkrr.planning.searches import SelectionPlan, seconds_of_fit, seconds_of_sco
 from dkrr.planning.selection import FoldSizes, ScoringPlan
 from dkrr.planning.strategy import Direct, FourierSolve, Iterative
 from dkrr.selection.curve import LearningCurve
-from dkrr.selection.fold_sums import PrimalFolds
 from dkrr.selection.folds import Folds, SelectionData
-from dkrr.selection.grid_folds import GridFolds
 from dkrr.selection.optimum import Search
+from dkrr.selection.primal_folds import PrimalFolds
 from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
 from dkrr.selection.sweep import Refit, sweep
 from dkrr.store.run_store import ENDED
@@ -462,10 +461,8 @@ def _carry_out(
         data = centre_linear_parts(data, settings.store)
     if plan.method == "primal":
         how, threads = one.chosen.how, one.resources.local_threads
-        if isinstance(how, FourierSolve):
-            GridFolds(data, folds, progress, threads, how.rank_limit).score(alphas, sheet, report)
-        else:
-            PrimalFolds(data, folds, progress, threads).score(alphas, sheet, report)
+        rank_limit = how.rank_limit if isinstance(how, FourierSolve) else 0
+        PrimalFolds(data, folds, progress, threads, rank_limit).score(alphas, sheet, report)
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
