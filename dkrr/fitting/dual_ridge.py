@@ -39,7 +39,7 @@ Group = tuple[NDArray[np.intp], int]
 
 MAX_TIGHTENINGS = 3
 """Times that an iteration is continued with a smaller tolerance since the coefficients did not meet the given one."""
-CANCELLED = (
+CANCELLATION = (
     "the residual is that of the coefficients, which with a free intercept are differences of nearly equal numbers: "
     "increase alpha, or bring the sample weights nearer to each other"
 )
@@ -156,7 +156,7 @@ class DualRidge:
             outcome = further
             residuals, squares = self._checked(groups, iteration, products, outcome)
         if outcome.status is Status.CONVERGED and not (residuals <= tol).all():
-            outcome = replace(outcome, status=Status.STALLED, messages=(*outcome.messages, CANCELLED))
+            outcome = replace(outcome, status=Status.STALLED, messages=(*outcome.messages, CANCELLATION))
         elif outcome.status is not Status.CONVERGED and (residuals <= tol).all():
             outcome = replace(outcome, status=Status.CONVERGED)
         targets = np.concatenate([columns for columns, _ in groups])

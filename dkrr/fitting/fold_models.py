@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dkrr.data import Rows
 from dkrr.errors import StoreError
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.prediction import check_predictions, predict_together, refuse_nan, shared_values
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap

@@ -23,7 +23,7 @@ from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fold_models import FoldModels
-from dkrr.fitting.prediction import BLOCK_ROWS
+from dkrr.fitting.prediction import PREDICTED_ROWS
 from dkrr.fitting.results import Kept
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
@@ -54,7 +54,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def variances(
-        self, rows: Rows, first: int = 0, block_rows: int = BLOCK_ROWS
+        self, rows: Rows, first: int = 0, block_rows: int = PREDICTED_ROWS
     ) -> Iterator[tuple[slice, VarianceBounds]]:
         """Variances of f for s = 1, at most `block_rows` rows at a time.
 
@@ -141,7 +141,7 @@ class CholeskyPosterior(Posterior):
         """What a block of variances takes."""
 
     def variances(
-        self, rows: Rows, first: int = 0, block_rows: int = BLOCK_ROWS
+        self, rows: Rows, first: int = 0, block_rows: int = PREDICTED_ROWS
     ) -> Iterator[tuple[slice, VarianceBounds]]:
         widths = list[Array]()
         for where, x in checked_blocks(rows, first, block_rows):
@@ -154,7 +154,7 @@ class CholeskyPosterior(Posterior):
 
 def blocks(rows: Rows, n: int, first: int = 0) -> Iterator[tuple[slice, Any]]:
     """Checked rows, as many at a time as k between them and n training rows may take."""
-    return checked_blocks(rows, first, min(BLOCK_ROWS, power_of_two(max(1, CROSS_BYTES // (8 * n)))))
+    return checked_blocks(rows, first, min(PREDICTED_ROWS, power_of_two(max(1, CROSS_BYTES // (8 * n)))))
 
 
 def checked_blocks(rows: Rows, first: int, height: int) -> Iterator[tuple[slice, Any]]:
@@ -193,15 +193,15 @@ def cross_of(kernel: Kernel, training: Rows, x: Any, scale: Array | None) -> Arr
     cross = np.empty((n, m))
 
     def fill(start: int) -> None:
-        stop = min(start + BLOCK_ROWS, n)
+        stop = min(start + PREDICTED_ROWS, n)
         left = training.read(start, stop)
-        for first in range(0, m, BLOCK_ROWS):
-            columns = slice(first, min(first + BLOCK_ROWS, m))
+        for first in range(0, m, PREDICTED_ROWS):
+            columns = slice(first, min(first + PREDICTED_ROWS, m))
             kernel(left, x[columns], out=cross[start:stop, columns])
         if scale is not None:
             cross[start:stop] *= scale[start:stop, None]
 
-    starts, threads = range(0, n, BLOCK_ROWS), usable_threads()
+    starts, threads = range(0, n, PREDICTED_ROWS), usable_threads()
     if min(len(starts), threads) == 1:
         for start in starts:
             fill(start)
@@ -216,7 +216,7 @@ def product_of(kernel: Kernel, training: Rows, x: Any, coef: Array) -> Array:
     if kernel.is_precomputed:
         return blas.product(dense(x), coef)
     found = np.zeros((x.shape[0], coef.shape[1]))
-    for start in range(0, training.shape[0], BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, training.shape[0])
+    for start in range(0, training.shape[0], PREDICTED_ROWS):
+        stop = min(start + PREDICTED_ROWS, training.shape[0])
         found += kernel(x, training.read(start, stop)) @ coef[start:stop]
     return found

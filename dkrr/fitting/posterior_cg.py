@@ -31,8 +31,9 @@ from dkrr.fitting.gaussian_process import (
 )
 from dkrr.fitting.gram import GramOperator
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
-from dkrr.fitting.prediction import BLOCK_ROWS
-from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
+from dkrr.fitting.prediction import PREDICTED_ROWS
+from dkrr.fitting.request_plans import with_spectrum
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import State
@@ -47,7 +48,7 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.strategy import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 
-GOAL = 0.5
+END_FRACTION = 0.5
 """Fraction of the relative width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""
 MIN_TOL = 1e-13
 """Smallest relative residual that is required of a column: it ends there, however wide its bounds are."""
@@ -102,7 +103,7 @@ class IteratedPosterior(Posterior):
         self,
         rows: Rows,
         first: int = 0,
-        block_rows: int = BLOCK_ROWS,  # noqa: ARG002 - a plan made when the run begins says how many
+        block_rows: int = PREDICTED_ROWS,  # noqa: ARG002 - a plan made when the run begins says how many
     ) -> Iterator[tuple[slice, VarianceBounds]]:
         loose = list[Array]()
         constant = self._known[1] if self.data.fit_intercept else None  # its bounds are certified
@@ -173,7 +174,7 @@ class IteratedPosterior(Posterior):
             )
 
     def _solved(self, run: "_BoundedRun", right_sides: Array, tol: float) -> BoundedSolution:
-        solved, doubt = run.solved(right_sides, tol)
+        solved, doubt = run.solve(right_sides, tol)
         self._doubts += [doubt] if doubt else []
         return solved
 
@@ -248,7 +249,7 @@ class _BoundedRun:
         iteration.estimates_condition = False
         return iteration
 
-    def solved(self, right_sides: Array, tol: float) -> tuple[BoundedSolution, str]:
+    def solve(self, right_sides: Array, tol: float) -> tuple[BoundedSolution, str]:
         """Systems solved to a relative residual, and words for a residual that is larger; empty without one."""
         iteration, doubt = self.iteration(right_sides), ""
         iteration.tol = tol
@@ -352,14 +353,16 @@ class _Ending:
         cycle = state.cycle
         assert cycle is not None
         left = cycle.product * self._sizes[cycle.columns] ** 2
-        near = np.flatnonzero(self.factor[cycle.columns] * left <= GOAL * RELATIVE_WIDTH * self._prior[cycle.columns])
+        near = np.flatnonzero(
+            self.factor[cycle.columns] * left <= END_FRACTION * RELATIVE_WIDTH * self._prior[cycle.columns]
+        )
         near = near[np.isfinite(cycle.goal[near])]
         if not len(near):
             return
         columns = cycle.columns[near]
         x = state.x[:, columns] + cycle.correction[:, near]
         energy = ((self._right[:, columns] + cycle.residual[:, near]) * x).sum(axis=0) * self._sizes[columns] ** 2
-        ended = self.factor[columns] * left[near] <= GOAL * RELATIVE_WIDTH * (self._prior[columns] - energy)
+        ended = self.factor[columns] * left[near] <= END_FRACTION * RELATIVE_WIDTH * (self._prior[columns] - energy)
         self._shown[columns] = left[near]
         cycle.goal[near[ended]] = np.inf
         tol = np.array(self._iteration.tol)

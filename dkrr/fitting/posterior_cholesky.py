@@ -36,7 +36,8 @@ from dkrr.fitting.primal_rows import (
     sums_of_others,
     weighted_means,
 )
-from dkrr.fitting.requests import FitRequest, Targets, plan_of
+from dkrr.fitting.request_plans import plan_of
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import Kept, Left
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context

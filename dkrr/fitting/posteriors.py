@@ -30,7 +30,8 @@ from dkrr.fitting.posterior_cg import IteratedPosterior
 from dkrr.fitting.posterior_cholesky import DualPosterior, PrimalPosterior
 from dkrr.fitting.posterior_fourier import FourierPosterior
 from dkrr.fitting.prediction import refuse_nan
-from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
+from dkrr.fitting.request_plans import plan_of, with_spectrum
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import Kept
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid

@@ -33,9 +33,9 @@ from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import TrainingSetOperator, TrainingSets, column_sizes, root_mean_squares
 from dkrr.planning import Plan
 from dkrr.planning.strategy import Iterative
+from dkrr.selection.fold_systems import predictions_with_intercept
 from dkrr.selection.folds import Folds
-from dkrr.selection.scores import freed_predictions
-from dkrr.selection.sweep import LEAST_TOL, MAX_TIGHTENINGS, SLACK, target_batches
+from dkrr.selection.sweep import MAX_TIGHTENINGS, MIN_FOLD_TOL, SLACK, target_batches
 
 Array = NDArray[np.float64]
 
@@ -211,12 +211,12 @@ class HeldOutError:
         products = solution.products()[self._folds.test[fold], where]
         if not self._data.fit_intercept:
             return products
-        return freed_predictions(products, self._scales[:, fold] @ solution.x[:, where])
+        return predictions_with_intercept(products, self._scales[:, fold] @ solution.x[:, where])
 
     def _wanted(self, errors: Array, targets: slice) -> float:
         """Residual that the errors of a fold ask for (see `sweep`)."""
         part = root_mean_squares(errors) / self._sizes[targets]
-        return max(self._tol * min(1.0, SLACK * float(part.min())), LEAST_TOL)
+        return max(self._tol * min(1.0, SLACK * float(part.min())), MIN_FOLD_TOL)
 
 
 def _without_constant(columns: Array, constants: Array) -> Array:

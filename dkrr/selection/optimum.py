@@ -21,7 +21,8 @@ from dkrr.data.rows import digest_of
 from dkrr.errors import DkrrError, InputError, StoreError, warn_inaccurate
 from dkrr.fitting.context import QUIET_SECONDS, open_context
 from dkrr.fitting.data import shared_fields
-from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
+from dkrr.fitting.request_plans import with_spectrum
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
@@ -41,9 +42,9 @@ What = Literal["isotropic", "ard", "alpha"]
 
 RANGE = 1000.0
 """Factor by which λ and every length may become larger or smaller than where they start."""
-LEAST_GAIN = 1e-3
+MIN_GAIN = 1e-3
 """Relative decrease of the error by a step below which the search has converged."""
-LEAST_SLOPE = 1e-3
+MIN_SLOPE = 1e-3
 """Relative change of the error over that of any parameter, below which it has."""
 TOL_RATIO = 0.1
 """Residual of an evaluation over that of scores: line searches compare errors that differ by little."""
@@ -436,7 +437,7 @@ def optimise(
 
 def _minimised(objective: _Objective, start: Array) -> tuple[bool, str]:
     """Whether the search has converged, and why it ended."""
-    options = {"ftol": LEAST_GAIN, "gtol": LEAST_SLOPE, "maxiter": 10**6, "maxfun": 10**9}
+    options = {"ftol": MIN_GAIN, "gtol": MIN_SLOPE, "maxiter": 10**6, "maxfun": 10**9}
     bounds = [(s - log(RANGE), s + log(RANGE)) for s in start]
     try:
         found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
@@ -458,8 +459,8 @@ def _ends_of_range(objective: _Objective, start: Array) -> str:
     """Parameters of the best evaluation that are at an end of their range, and would go on; empty if none is."""
     best = objective.best
     found, slopes = objective.parameters[best], objective.gradients[best] / objective.values[best]
-    low = (found <= start - log(RANGE)) & (slopes > LEAST_SLOPE)
-    high = (found >= start + log(RANGE)) & (slopes < -LEAST_SLOPE)
+    low = (found <= start - log(RANGE)) & (slopes > MIN_SLOPE)
+    high = (found >= start + log(RANGE)) & (slopes < -MIN_SLOPE)
     beyond, values = np.flatnonzero(low | high), np.exp(found)
     names = [f"alpha = {values[k]:.3g}" if k == 0 else f"length {k - 1} = {values[k]:.3g}" for k in beyond]
     return ", ".join(names)

@@ -159,9 +159,9 @@ def score_by_factors(
             cuts = np.cumsum([len(rows) for rows in folds.test])[:-1]
             predictions, residual = np.split(found["values"], cuts), float(found["residual"][0, 0])
         for fold in range(report.n_folds):
-            report.take(a, fold, residual, MAX_RESIDUAL)
+            report.add_residual(a, fold, residual, MAX_RESIDUAL)
         for fold, values in enumerate(predictions):
-            sheet.take(a, fold, values)
+            sheet.add_predictions(a, fold, values)
 
 
 def _predictions(
@@ -243,11 +243,11 @@ def score_by_refits(
         with warnings.catch_warnings():  # the report says which λ were not solved, of all folds together
             warnings.simplefilter("ignore", ConvergenceWarning)
             fitted = fit(_of_training_rows(request, folds, f, alphas, is_primal=is_primal), progress)
-        (solved,) = fitted.solved
-        predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
-        report.take_fit(f, solved.result, request.settings.tol)
+        (model,) = fitted.models
+        predictions = predict_in_memory(model.function, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
+        report.add_fit(f, model.result, request.settings.tol)
         for a in range(len(alphas)):
-            sheet.take(a, f, predictions[:, a * t : (a + 1) * t])
+            sheet.add_predictions(a, f, predictions[:, a * t : (a + 1) * t])
 
 
 def _taken(request: FitRequest, rows: Numbers, training: Numbers) -> Any:

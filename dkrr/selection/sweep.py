@@ -27,8 +27,9 @@ from dkrr.linalg.result import Status
 from dkrr.planning import Plan
 from dkrr.planning.selection import RISES
 from dkrr.planning.strategy import Iterative
+from dkrr.selection.fold_systems import FoldSystems
 from dkrr.selection.folds import Folds
-from dkrr.selection.scores import FoldSystems, Report, ScoreSheet
+from dkrr.selection.scores import Report, ScoreSheet
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -192,7 +193,7 @@ class Refit:
     _constants: dict[float, Array] = field(default_factory=dict)
     _alphas: dict[int, float] = field(default_factory=dict)
 
-    def take(self, targets: Numbers, alphas: Array, solutions: Array, constants: Array | None) -> None:
+    def add_solutions(self, targets: Numbers, alphas: Array, solutions: Array, constants: Array | None) -> None:
         """Take the solutions of some targets, (n, t'), and of their constants, if these are free."""
         for j, (target, alpha) in enumerate(zip(targets.tolist(), alphas.tolist(), strict=True)):
             self._solutions[target], self._alphas[target] = solutions[:, j], alpha
@@ -212,7 +213,7 @@ class Refit:
 
 SLACK = 10.0
 """Errors of held-out rows over the size of the targets, times this, below which a residual has to be smaller."""
-LEAST_TOL = 1e-10
+MIN_FOLD_TOL = 1e-10
 RECURRENCE_FRACTION = 0.6
 """Fraction of the tolerance at which a cycle ends: another one, for the columns whose true residuals are a little
 larger than those of the recurrence in float32, takes longer than the iterations to here."""
@@ -293,7 +294,7 @@ class FoldSweep:
         outcome = resumed(context, iteration, start) if systems.is_whole else start(None)
         for left in reversed(range(MAX_TIGHTENINGS + 1)):
             held_out, wanted, shares = self._held_out(operator, outcome, plan.problem.tol)
-            further = iteration.continued(outcome, np.maximum(wanted / shares, LEAST_TOL)) if left else None
+            further = iteration.continued(outcome, np.maximum(wanted / shares, MIN_FOLD_TOL)) if left else None
             if further is None:
                 break
             outcome = further
@@ -306,9 +307,9 @@ class FoldSweep:
             needed = float(wanted[where.start]) if a < n_kept else np.inf
             if not is_finite and residual <= needed:
                 residual = np.inf
-            self._report.take(a, f, residual, needed)
+            self._report.add_residual(a, f, residual, needed)
             if is_finite and (a < n_kept or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL):
-                self._sheet.take(a, f, values, systems.targets)
+                self._sheet.add_predictions(a, f, values, systems.targets)
         self._report.stopped[n_kept:] = True
         self._report.messages += outcome.messages
         if watch is not None:
@@ -326,7 +327,7 @@ class FoldSweep:
         chosen = np.broadcast_to(np.nanargmax(means, axis=0), len(self._target_numbers))
         numbers = np.array([systems.columns(a, systems.n_sets - 1).start for a in chosen.tolist()])
         targets, constants = numbers + np.arange(len(numbers)), numbers + systems.width - 1
-        used = np.concatenate([targets, constants]) if systems.frees_constant else targets
+        used = np.concatenate([targets, constants]) if systems.has_intercept else targets
         iteration.tol = np.full(len(systems.shift), np.inf)
         iteration.tol[used] = REFIT_FRACTION * refit.tol
         outcome = iteration.run(state=iteration.last)
@@ -334,8 +335,8 @@ class FoldSweep:
             return  # a separate fit may have another solver
         x = outcome.x
         refit.iterations = max(refit.iterations, self._n_steps)
-        free = x[:, constants] if systems.frees_constant else None
-        refit.take(self._target_numbers, systems.alphas[chosen], x[:, targets], free)
+        free = x[:, constants] if systems.has_intercept else None
+        refit.add_solutions(self._target_numbers, systems.alphas[chosen], x[:, targets], free)
 
     def _held_out(
         self, operator: TrainingSetOperator, outcome: CGOutcome, tol: float
@@ -358,11 +359,11 @@ class FoldSweep:
                 where = systems.columns(a, f)
                 sums = systems.scales[:, f] @ outcome.x[:, where]
                 found[a, f] = systems.predictions(products[rows, where], sums)
-                if systems.frees_constant:
+                if systems.has_intercept:
                     shares[where.stop - 1] = max(1.0, systems.shares_of_constants(sums, f).max())
                 errors = root_mean_squares(found[a, f] - systems.values[rows])
                 part = float(np.min(errors / systems.sizes_of_targets, initial=np.inf))
-                wanted[where] = max(tol * min(1.0, SLACK * part) / systems.spreads[f], LEAST_TOL)
+                wanted[where] = max(tol * min(1.0, SLACK * part) / systems.spreads[f], MIN_FOLD_TOL)
         return found, wanted, shares
 
     def _count(self, columns: Numbers, *_: Array) -> None:
