@@ -4,7 +4,7 @@ References
 ----------
 C. E. Rasmussen, C. K. I. Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapters 2 and 5.
 D. A. Harville, "Maximum likelihood approaches to variance component estimation and to related problems", JASA 72
-(1977), for the restricted likelihood with a free constant.
+(1977), for the restricted likelihood with an intercept.
 """
 
 import math
@@ -63,15 +63,15 @@ class Posterior(ABC):
 
     @abstractmethod
     def quadratic(self) -> Array:
-        """yᵀ(K + λW⁻¹)⁻¹y of every target less its free constant, of shape (t,)."""
+        """yᵀ(K + λW⁻¹)⁻¹y of every target less its intercept, of shape (t,)."""
 
     @abstractmethod
     def log_determinant(self) -> Estimate:
-        """Log |K + λW⁻¹| over the rows of positive weight, and what a free constant adds to it."""
+        """Log |K + λW⁻¹| over the rows of positive weight, and the term that an intercept adds to it."""
 
     @property
     def degrees(self) -> int:
-        """Number of rows of positive weight, less one with a free constant."""
+        """Number of rows of positive weight, less one with an intercept."""
         data = self.data
         n = data.n if data.weights is None else int(np.count_nonzero(data.weights))
         return n - (1 if data.fit_intercept else 0)
@@ -86,14 +86,14 @@ class Posterior(ABC):
         """
         if self.degrees < 1:
             raise InputError(
-                "scale is None, and one row with a free constant does not determine it; expected a number > 0"
+                "scale is None, and one row with an intercept does not determine it; expected a number > 0"
             )
         return self.quadratic() / self.degrees
 
     def log_likelihoods(self) -> tuple[Array, Array]:
         """Logarithm of the marginal likelihood of every target at those s², and its standard error.
 
-        With a free constant the likelihood is the restricted one. Two arrays of shape (t,).
+        With an intercept the likelihood is the restricted one. Two arrays of shape (t,).
         """
         t, determinant = self.data.targets.shape[1], self.log_determinant()
         fit = np.zeros(t)
@@ -113,7 +113,7 @@ class CholeskyPosterior(Posterior):
 
     @abstractmethod
     def kept(self) -> Kept:
-        """What a saved model holds of it."""
+        """State of the posterior in a saved model."""
 
     @abstractmethod
     def variances_of(self, x: Any) -> VarianceBounds:
@@ -132,13 +132,13 @@ class CholeskyPosterior(Posterior):
         folds : sequence of ndarray of intp
             Numbers of rows in ascending order; every row is in one fold.
         context : Context, optional
-            Of a run, whose executor does the work, and whose store keeps what is done; None: in this process.
+            Context of a run: its executor does the work, and its store keeps the results; None: in this process.
         """
 
     @property
     @abstractmethod
     def factor_size(self) -> FactorSize:
-        """What a block of variances takes."""
+        """Size of the factor, which determines the time and memory of a block of variances."""
 
     def variances(
         self, rows: Rows, first: int = 0, block_rows: int = PREDICTED_ROWS
@@ -153,7 +153,7 @@ class CholeskyPosterior(Posterior):
 
 
 def blocks(rows: Rows, n: int, first: int = 0) -> Iterator[tuple[slice, Any]]:
-    """Checked rows, as many at a time as k between them and n training rows may take."""
+    """Checked rows, in blocks for which k with n training rows stays below CROSS_BYTES."""
     return checked_blocks(rows, first, min(PREDICTED_ROWS, power_of_two(max(1, CROSS_BYTES // (8 * n)))))
 
 
@@ -186,8 +186,8 @@ def diagonal_of(kernel: Kernel, x: Any) -> Array:
 def cross_of(kernel: Kernel, training: Rows, x: Any, scale: Array | None) -> Array:
     """C K(X, x) between the training rows and others, of shape (n, m).
 
-    By squares of one size, so that an entry has the same bits in blocks of any height, in threads: BLAS's own would not
-    share what is elementwise, and would wait for those of the substitution before.
+    Computed in squares of one size, so that an entry has the same bits in blocks of any height, and in threads: BLAS's
+    own would not share elementwise work, and would wait for those of the substitution before.
     """
     n, m = training.shape[0], x.shape[0]
     cross = np.empty((n, m))

@@ -53,7 +53,7 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Box:
-    """Where the rows are, in the columns of a grid."""
+    """Bounding box of the rows, in the columns of a grid."""
 
     columns: tuple[int, ...]
     lows: tuple[Extreme, ...]
@@ -151,7 +151,7 @@ def try_dual_plan(p: Problem, plan_of: Callable[[Problem], Plan]) -> Plan | Dkrr
 
 
 def is_worth_scanning(dual: Plan | DkrrError) -> bool:
-    """Whether a plan in dual form takes so long that the box of the rows is worth finding."""
+    """Whether a plan in dual form takes long enough to pay for a scan of the rows for their box."""
     return isinstance(dual, DkrrError) or dual.seconds > SOON_SECONDS
 
 

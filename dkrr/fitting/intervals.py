@@ -121,7 +121,7 @@ class CrossValidationIntervals:
     coverage: float
     n_targets: int
     units: Array | None
-    """What the targets of the models have been divided by, of shape (t,)."""
+    """Powers of two that the targets of the models have been divided by, of shape (t,)."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Name for Dask: a checksum of all models would take long."""
 
@@ -130,7 +130,7 @@ class CrossValidationIntervals:
 
     @property
     def encode(self) -> Callable[[Any], Any] | None:
-        """What new rows pass through first, where the folds' kernels do not take the rows of the model."""
+        """Encoding of new rows before the folds' kernels, which do not take the rows of the model; None if they do."""
         return self.groups.encode if isinstance(self.groups, RefittedFolds) else None
 
     def bounds(self, rows: Rows, first: int = 0) -> Array:

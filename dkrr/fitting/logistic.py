@@ -54,7 +54,7 @@ ObjectiveAt = Callable[[float, Point, Array | None], Objective]
 
 
 class FormObjective(NamedTuple):
-    """What a form makes of the data."""
+    """Objective of one form, with the training rows that it reads."""
 
     rows: Rows | None
     """The training rows, readable after the fit; None in the primal form."""
@@ -271,11 +271,11 @@ class PathPoint:
 
 @dataclass(frozen=True)
 class PathState:
-    """How far a path has come."""
+    """Progress of a path over λ, as a checkpoint has it."""
 
     done: tuple[PathPoint, ...] = ()
     point: Point | None = None
-    """Where the next step, or the next λ, begins; None: at the start that was given."""
+    """Starting point of the next step, or of the next λ; None: the start that was given."""
     newton: NewtonState | None = None
     """State of the run for the λ after those that are done; None: it has not begun."""
     references: Array | None = None

@@ -474,7 +474,7 @@ def _kernels(given: dict[str, Any], kernel_params: Any, *, is_search: bool) -> l
 
 
 def _uncertainty_of(uncertainty: Any, *, is_regression: bool) -> Any:
-    """What a regression is to keep for standard deviations."""
+    """Checked `uncertainty` of a regression; raises InputError for a classification."""
     found = checked_uncertainty(uncertainty)
     if found is not False and not is_regression:
         raise InputError(

@@ -59,7 +59,7 @@ TIGHTENING = 4.0
 MAX_WIDTH_LEFT = 0.7
 """A continuation that leaves a larger fraction of a width has met the limit of rounding, and is the last."""
 KNOWN_TOL = 1e-7
-"""Largest relative residual of the systems of the targets and of the free constant."""
+"""Largest relative residual of the systems of the targets and of the intercept."""
 N_PROBES = 64
 """Random vectors of the likelihood's determinant."""
 PROBE_TOL = 1e-2
@@ -92,7 +92,7 @@ class IteratedPosterior(Posterior):
         self.data = centre_linear_parts(data) if data.fit_intercept else data
         self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
         self._doubts = list[str]()
-        """What the systems of the targets lack, which all that is computed from them says."""
+        """Doubts about the systems of the targets, which are messages of all that is computed from them."""
 
     def __getstate__(self) -> dict[str, Any]:
         if self.data.fit_intercept:
@@ -137,7 +137,7 @@ class IteratedPosterior(Posterior):
 
     @cached_property
     def _known(self) -> tuple[Array, BoundedSolution | None]:
-        """yᵀA⁻¹y of every target less its free constant, and the system of the constant.
+        """yᵀA⁻¹y of every target less its intercept, and the system of the constant.
 
         Computed in a separate run, so that they do not depend on the rows whose variances were asked for first.
         """
@@ -164,7 +164,7 @@ class IteratedPosterior(Posterior):
         return found, constant
 
     def _doubt_digits(self, found: Array, error: Array) -> None:
-        """Note quadratic forms that may be off by more than bounds of variances, since a free constant takes most."""
+        """Note quadratic forms that may be off by more than bounds of variances, since the intercept takes most."""
         if not (error <= RELATIVE_WIDTH * found).all():
             with np.errstate(divide="ignore", invalid="ignore"):
                 relative = float(np.max(np.abs(error / found)))
@@ -180,7 +180,7 @@ class IteratedPosterior(Posterior):
 
     @contextmanager
     def _opened(self, n_rows: int) -> Iterator["_BoundedRun"]:
-        """What a run needs, for as long as it takes; planned for the memory of this process as it is then."""
+        """Context, matrix and preconditioner of a run, planned for the memory of this process when it begins."""
         if self._problem is None:
             self._problem = with_spectrum(self._request.problem(), self._request.rows)
         how = plan_iterations(self._problem, detect(self._request.settings.memory_limit, None), n_rows)
@@ -206,7 +206,7 @@ class _BoundedRun:
     bounds: ResidualBounds
     shift: float
     constant: Array
-    """c, also without a free constant: the direction of the largest eigenvalue."""
+    """c, also without an intercept: the direction of the largest eigenvalue."""
 
     @classmethod
     def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_BoundedRun":
@@ -270,7 +270,7 @@ class _BoundedRun:
         prior : ndarray of shape (m,)
             k(x, x).
         constant : BoundedSolution, optional
-            System of the free constant.
+            System of the constant, with an intercept.
         """
         iteration = self.iteration(cross)
         ending = _Ending(iteration, prior, np.ones(len(prior)))

@@ -34,7 +34,7 @@ Advance = Callable[[float], None]
 PREDICTED_ROWS = 1024
 """Rows that are predicted together."""
 TRANSFORMED_ROWS, TRANSFORMED_BYTES = 2**18, 2**26
-"""The same with features whose products are transforms."""
+"""Most rows, and bytes of rows, that are predicted together by features whose products are transforms."""
 STRIP_TRAINING_ROWS = 4096
 """Training rows of a strip of the kernel that is in memory at once (32 MiB with PREDICTED_ROWS)."""
 MIN_PARALLEL_ENTRIES = 4e6
@@ -74,7 +74,7 @@ def check_rows(model: FittedFunction, rows: Rows) -> None:
 def at_once(
     rows: Rows, compute: Callable[..., NDArray[np.float64]], advance: Advance | None = None
 ) -> NDArray[np.float64]:
-    """What is computed of all rows, one block of those after a transformer after another; see `by_blocks`.
+    """Apply `compute` to all rows at once, or block by block after a transformer; see `by_blocks`.
 
     `compute` is given `advance`, if there is one, which is told the fraction of all rows that is done.
     """
@@ -288,7 +288,7 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
     width : int
         Numbers of one row.
     compute : callable
-        From rows in memory, and the number of the first, to an array of shape (m, width).
+        Computes an array of shape (m, width) from rows in memory and the number of the first row.
     """
     widest, transformer = max(rows.shape[1], width), None
     if isinstance(rows, TransformedRows) and not isinstance(rows.inputs, FrameRows):

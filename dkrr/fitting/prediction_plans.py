@@ -45,12 +45,12 @@ ON_WORKERS = Reason("client", "on the workers of the Dask client, which read the
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of new rows, besides their predictions."""
+    """Requested outputs for new rows: predictions, standard deviations, intervals."""
 
     n_columns: int
     """Columns of predictions, standard deviations and ends of intervals together."""
     processes: Posteriors | None = None
-    """Those of a regression, where standard deviations or intervals are asked for."""
+    """Posteriors of a regression, for standard deviations or intervals."""
     return_std: bool = False
     folds: Any = ()
     """Rows of each fold of the intervals; none without them."""
@@ -170,7 +170,7 @@ def displayed(
     Yields
     ------
     tuple of callables or None
-        What predictions and standard deviations tell how far they have come.
+        Functions to which predictions and standard deviations report their progress.
     """
     size = float(rows.shape[0]) * n_training * (n_training / FLOPS_PER_ENTRY if return_std else 1.0)
     found = None
@@ -186,5 +186,5 @@ def displayed(
 
 
 def telling(progress: Progress, seconds: float) -> Advance:
-    """What is told which fraction is done of work that takes so long, a part of an open stage."""
+    """Function that adds a fraction of work of about `seconds` to an open stage of the display."""
     return lambda fraction: progress.advance(seconds * SHOWN * fraction)

@@ -68,7 +68,7 @@ class Settings:
     grid: FourierGrid | None = None
     """Features of the kernel in the box of the rows, once a plan has chosen them."""
     uncertainty: bool | Literal["intervals"] = False
-    """What a regression keeps for standard deviations: nothing, its factors, or also the models without a fold."""
+    """State that a regression keeps for standard deviations: none, its factors, or also the models without a fold."""
 
     @classmethod
     def checked(
@@ -182,17 +182,17 @@ class WarmStart:
 class DualStart:
     """Solutions of the dual systems of a ridge regression from which conjugate gradient begins.
 
-    They are those of (C K C + λ I) β = C (y − ȳ), and with a free intercept of C 1 for every λ, C² = diag(w).
+    The systems are (C K C + λ I) β = C (y − ȳ), and with an intercept those of C 1 for every λ, C² = diag(w).
     """
 
     solutions: Array
-    """Of shape (n, t)."""
+    """β of the targets, of shape (n, t)."""
     constants: Mapping[float, Array]
-    """By λ, of shape (n,); empty without a free intercept."""
+    """β of the constant by λ, of shape (n,); empty without an intercept."""
     alphas: Array
     """λ that each target was solved with, of shape (t,)."""
     note: str
-    """Where they are from."""
+    """Message that names the origin of the solutions."""
 
     def of_targets(self, targets: NDArray[np.intp]) -> "DualStart":
         """Starting solutions of the targets `targets`."""
@@ -211,7 +211,7 @@ def _model_of(plan: Plan) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a kernel was fitted to before its rows were rows of numbers."""
+    """Kernel that was fitted to documents or tables, and access to these, before they were encoded as numbers."""
 
     kernel: Kernel
     """The kernel before."""
@@ -233,9 +233,9 @@ class FitRequest:
     weights: Array | None
     """Sample weights (times class weights), of shape (n,); None: ones."""
     start: WarmStart | DualStart | None = None
-    """What a fit of this loss begins from, if it iterates; in the dual form for a DualStart."""
+    """Starting solution of a fit of this loss, if it iterates; a DualStart is for the dual form."""
     learned: Learned | None = None
-    """What the kernel was fitted to, if its values depend on that."""
+    """Documents or tables that the kernel was fitted to, if its values depend on them."""
     folds: Sequence[NDArray[np.intp]] = ()
     """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
     processes: Callable[..., Any] | None = None
@@ -246,7 +246,7 @@ class FitRequest:
     """The request as it was made, before a fit drew a feature map or chose another solver."""
 
     def with_settings(self, **changes: Any) -> Self:
-        """The same request with other settings."""
+        """Request with other settings."""
         return replace(self, settings=replace(self.settings, **changes))
 
     @property

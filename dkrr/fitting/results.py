@@ -67,7 +67,7 @@ def function_norms(
     -------
     norms : ndarray of shape (t,)
     messages : tuple of str
-        What is below rounding, or not far above it.
+        Warnings of norms that are below rounding, or not far above it.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         errors = NORM_ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
@@ -130,7 +130,7 @@ SHIFT_ROWS = 1024
 
 @dataclass(frozen=True)
 class Left:
-    """What a fit leaves besides the factor of one λ."""
+    """Rows and temporary folder that a fit leaves besides the factor of one λ."""
 
     rows: Rows | None = None
     """The training rows as the fit has read them; None: those of the request."""
@@ -164,7 +164,7 @@ class Solution:
     residual: float
     """Largest true relative residual."""
     residual_of: str = DUAL_SYSTEM
-    """What that is of; see SolveResult."""
+    """System of that residual; see SolveResult."""
     condition: float = math.nan
     """Estimate of κ₂ of the matrix."""
     outcome: CGOutcome | None = None
@@ -194,7 +194,7 @@ class FittedModel:
     norms: Array | None = None
     """‖f‖ in the kernel's space, of shape (t,); None for a classification."""
     start: Point | None = None
-    """Where a later classification may begin."""
+    """Starting point of a later classification."""
     processes: Any = None
     """Gaussian processes (`Posteriors`) of a fit with uncertainty; None: they are made when they are asked for."""
 
@@ -237,7 +237,7 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
 
 
 def quadratics(data: TrainingData, dual_coef: Array) -> Array:
-    """yᵀ(K + λW⁻¹)⁻¹y of every target less its free constant, Σ (yᵢ − ȳ) αᵢ, of shape (t,)."""
+    """yᵀ(K + λW⁻¹)⁻¹y of every target less its intercept, Σ (yᵢ − ȳ) αᵢ, of shape (t,)."""
     means, total = data.target_means(), np.zeros(dual_coef.shape[1])
     for start in range(0, data.n, SUMMED_ROWS):  # with many targets no second array of their size
         here = slice(start, start + SUMMED_ROWS)
@@ -368,7 +368,7 @@ def _shift(
     coef: Array | None,
     solution: Solution,
 ) -> Array:
-    """Value at 0 of the fitted function without its intercept, less the same of the kernel about 0; shape (t,)."""
+    """Value at 0 of the fitted function without its intercept, minus that with the kernel about 0; shape (t,)."""
     if coef is not None:
         assert data.feature_map is not None and plan.problem.feature_map is not None
         return difference_at_zero(data.feature_map, plan.problem.feature_map, data.rows.shape[1]) @ coef

@@ -1,4 +1,4 @@
-"""From a request to fitted models: sample maps, plan, carry out the plan, fall back to a direct solver, warn.
+"""Fit models for a request: sample maps, plan, carry out the plan, fall back to a direct solver, warn.
 
 `SOLVERS` has how each way to solve is carried out, for any form at any place.
 """
@@ -50,7 +50,7 @@ def solve_directly(
     context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
-    """One factorisation for each distinct λ."""
+    """Solve by one factorisation for each distinct λ."""
     for system in form.systems():
         with in_terms_of_alpha([system.alpha], plan.form, partial(scale_of, data, plan.form)):
             form.solve(system)
@@ -88,7 +88,7 @@ def solve_with_float32_factor(
     context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
-    """One factorisation in float32 for each distinct λ, and iterations in float64 with it."""
+    """Solve by one factorisation in float32 for each distinct λ, and iterations in float64 with it."""
     outcomes = list[CGOutcome]()
     for system in form.systems():
         with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
@@ -103,7 +103,7 @@ def solve_by_transforms(
     context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
-    """One pass over the rows for all systems, and others that refine their solutions."""
+    """Solve by one pass over the rows for all systems, and others that refine their solutions."""
     with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
         return form.solution()
 
@@ -192,7 +192,7 @@ def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
 
 
 class LossFit(NamedTuple):
-    """How models of one loss are fitted."""
+    """Functions that fit models of one loss."""
 
     data: Callable[[Any, dict[str, Any]], Any]
     """Data of its outputs, with the fields that all data share."""
@@ -213,10 +213,10 @@ class Fit:
 
     plan: Plan
     models: tuple[FittedModel, ...]
-    """One model; one for each λ of a path."""
+    """Fitted models: a single one, or one for each λ of a path."""
 
     def noted(self, messages: tuple[str, ...]) -> Self:
-        """The same, whose results say this before their own messages."""
+        """Fit whose results have these messages before their own."""
         return replace(self, models=_noted(self.models, messages))
 
 
@@ -278,7 +278,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
 
 
 def _after_drawing(first: FittedModel, plan: Plan, seconds: float, peak_bytes: int) -> FittedModel:
-    """The same with the time of drawing centres, and its memory, which is the calling process's."""
+    """Add the time and the memory of drawing centres, in the calling process, to a result."""
     most = first.result.peak_bytes if plan.execution == "dask" else max(first.result.peak_bytes, peak_bytes)
     return replace(first, result=replace(first.result, seconds=first.result.seconds + seconds, peak_bytes=most))
 

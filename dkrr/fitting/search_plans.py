@@ -33,7 +33,7 @@ from dkrr.store.paths import resolved_place
 
 
 def within_store(settings: Settings, name: str) -> Settings:
-    """The same settings with a store within theirs, if they have one."""
+    """Settings with a store within that of `settings`, if there is one."""
     return settings if settings.store is None else replace(settings, store=f"{resolved_place(settings.store)}/{name}")
 
 
@@ -55,7 +55,7 @@ def search_plan(
     problems : sequence of Problem
         As for `plan_scores`, without the spectrum; one for each kernel.
     sizes : sequence of FoldSizes
-        Of each kernel.
+        Sizes of the folds, for each kernel.
     rows : Rows or None
         None: only the sizes of the problems are known.
     resources : Resources

@@ -23,7 +23,7 @@ class FoldSystems:
     targets : slice
         Targets of this run.
     sheet : ScoreSheet
-        What scores them.
+        Scores of the predictions.
     with_all_rows : bool
         All rows are one more training set, after those of the folds.
     """
@@ -38,7 +38,7 @@ class FoldSystems:
             self.scales = np.column_stack([self.scales, np.ones(data.n) if roots is None else roots])
         self.n_sets = self.scales.shape[1]
         self.spreads = [_spread(self.scales[:, f]) for f in range(self.n_sets)]
-        """How much of a residual may be that of rows with ordinary weights, relative to these rows, for each set."""
+        """Factor by which a relative residual may be larger on rows with ordinary weights, for each set."""
         self.values = data.targets[:, targets]
         """y, of shape (n, t')."""
         y = self.values - self._means
@@ -65,7 +65,7 @@ class FoldSystems:
         return slice(self.columns(a, 0).start, self.columns(a, len(self.folds) - 1).stop)
 
     def right_sides(self) -> Array:
-        """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""
+        """C_f y of all columns, and C_f 1 with an intercept; shape (n, m)."""
         return np.tile(self._of_sets(), len(self.alphas))
 
     def _of_sets(self) -> Array:
@@ -78,12 +78,12 @@ class FoldSystems:
             return products + self._means
         return predictions_with_intercept(products, sums) + self._means
 
-    def shares_of_constants(self, sums: Array, fold: int) -> Array:
+    def shares_of_intercepts(self, sums: Array, fold: int) -> Array:
         """Ratio ‖b r₁‖ / ‖y‖ for each target, of shape (t',): how much rounding the intercept contributes.
 
         With β = β_y − b β_1 the residual is r_y − b r_1, and b is large where K is nearly constant.
         """
-        norms, constants = column_norms(self._right * self.scales[:, [fold]]), np.abs(_constants(sums))
+        norms, constants = column_norms(self._right * self.scales[:, [fold]]), np.abs(_intercepts(sums))
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.where(constants == 0, 0.0, constants * (norms[-1] / norms[:-1]))
         return np.nan_to_num(shares, nan=np.inf, posinf=np.inf)
@@ -110,13 +110,13 @@ def _spread(roots: Array) -> float:
 
 
 def predictions_with_intercept(products: Array, sums: Array) -> Array:
-    """Predictions of rows with a free constant, from their K C β, (k, t + 1), and cᵀβ, (t + 1,): the last is of c."""
-    u, v, constants = products[:, :-1], products[:, -1:], _constants(sums)
+    """Predictions of rows with an intercept, from their K C β, (k, t + 1), and cᵀβ, (t + 1,): the last is of c."""
+    u, v, constants = products[:, :-1], products[:, -1:], _intercepts(sums)
     with np.errstate(invalid="ignore"):  # what is not finite has no score
         return np.asarray(u - v * constants + constants)
 
 
-def _constants(sums: Array) -> Array:
+def _intercepts(sums: Array) -> Array:
     """B = cᵀβ_y / cᵀβ_1 of every target."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(sums[:-1] / sums[-1])

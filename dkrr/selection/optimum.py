@@ -38,7 +38,7 @@ from dkrr.store.run_store import ENDED, STAGE
 from dkrr.text import Explained, plural
 
 Array = NDArray[np.float64]
-What = Literal["isotropic", "ard", "alpha"]
+OptimizedParameters = Literal["isotropic", "ard", "alpha"]
 
 RANGE = 1000.0
 """Factor by which λ and every length may become larger or smaller than where they start."""
@@ -54,7 +54,7 @@ EVALUATIONS = "evaluations"
 
 @dataclass(frozen=True, repr=False)
 class Optimum(Explained):
-    """Where the search by gradients has ended: the best of its evaluations.
+    """Best evaluation of a search by gradients, and how the search ended.
 
     ``str(optimum)`` explains it, as a notebook does.
 
@@ -81,7 +81,7 @@ class Optimum(Explained):
     gradients : ndarray
         Derivatives of the scores by the logarithms of λ and of the lengths, of shape (n_evaluations, 1 + lengths).
     plan : ScoringPlan
-        How an evaluation was computed, and what it should have cost.
+        Method of the evaluations, and their projected cost.
     stages : tuple of Stage
         Time of all evaluations by stage.
     predictions : tuple of ndarray
@@ -152,18 +152,18 @@ class Optimum(Explained):
 
 @dataclass(frozen=True)
 class Search:
-    """What is to be optimised, and for how long."""
+    """Parameters to optimise, and the largest number of evaluations."""
 
-    what: What
+    what: OptimizedParameters
     max_evaluations: int
 
     @classmethod
     def checked(cls, what: Any, max_evaluations: Any) -> "Search | None":
-        """From a user's arguments; None for None."""
+        """Search from a user's arguments; None for None."""
         n_evaluations = whole(max_evaluations, "max_evaluations", 1)
         if what is None:
             return None
-        if not isinstance(what, str) or what not in get_args(What):
+        if not isinstance(what, str) or what not in get_args(OptimizedParameters):
             raise InputError(
                 f"optimize is {shown(what)}; expected None, 'isotropic' (λ and one length for all "
                 f"columns), 'ard' (λ and a length for each column) or 'alpha' (λ alone)"
@@ -375,7 +375,7 @@ def optimise(
     ----------
     search : Search
     request : FitRequest
-        Of a fit with the λ and the kernel to begin with, to the residual that scores need, without a store.
+        Request of a fit with the first λ and kernel, to the residual that scores need, without a store.
     folds : Folds
     sizes : FoldSizes
     resources : Resources
@@ -467,7 +467,7 @@ def _ends_of_range(objective: _Objective, start: Array) -> str:
 
 
 def _shortfalls(objective: _Objective, message: str, *, converged: bool) -> Iterator[str]:
-    """What the result lacks."""
+    """Messages on what the result lacks."""
     if not converged:
         yield f"the search for lengths and alpha has not converged: {message}; the best of its evaluations is taken"
     if objective.excess > 1:
@@ -478,7 +478,7 @@ def _shortfalls(objective: _Objective, message: str, *, converged: bool) -> Iter
 
 
 def _fingerprint(search: Search, data: EvaluatedData, folds: Folds, start: Array) -> dict[str, Any]:
-    """What evaluations in a store depend on, but for X, which the stores of the candidates are compared by."""
+    """Values that evaluations in a store depend on, except X, by which the stores of the candidates are compared."""
     parts = [np.concatenate([folds.training(k), [-1], test]) for k, test in enumerate(folds.test)]
     return {
         "optimize": search.what,

@@ -1,4 +1,4 @@
-"""Scores of held-out predictions for every λ and fold, what else a selection reports, and the systems of one run."""
+"""Scores of held-out predictions for every λ and fold, and the report of the systems behind them."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -147,7 +147,7 @@ class ScoreSheet:
         return np.arange(self._folds.n) if self._folds.is_loo else self._folds.test[fold]
 
     def in_order(self, order: Numbers) -> Self:
-        """The same with the λ in another order."""
+        """Score sheet with the λ in another order."""
         other = copy(self)
         other.values = self.values[order]
         if self._kept is not None:
@@ -203,7 +203,7 @@ def without_score(alphas: Array, reached: float, wanted: float, remedy: str, wha
 
 @dataclass
 class Report:
-    """How the systems of one kernel were solved.
+    """Iterations and residuals of the systems of one kernel.
 
     Parameters
     ----------
@@ -230,12 +230,12 @@ class Report:
         self.stopped = np.zeros(self.n_alphas, bool)
 
     def add_residual(self, a: int, fold: int, residual: float, wanted: float) -> None:
-        """Take the residual of a λ and a fold, and the one that its score asks for; of several the worst."""
+        """Record the residual of a λ and a fold, and the one that its score requires; of several the worst."""
         if not self.residuals[a, fold] / self.wanted[a, fold] >= residual / wanted:
             self.residuals[a, fold], self.wanted[a, fold] = residual, wanted
 
     def add_fit(self, fold: int, result: SolveResult, tol: float) -> None:
-        """Take the result of a fit of a fold whose targets are those of all λ, to a residual `tol` if iterative."""
+        """Record the result of a fit of a fold whose targets are those of all λ, to a residual `tol` if iterative."""
         wanted = INACCURATE_ABOVE if result.status in (Status.SOLVED, Status.INACCURATE) else tol
         self.iterations[:, fold] = result.iterations
         for a, residual in enumerate(np.reshape(result.residuals, (self.n_alphas, -1)).max(axis=1).tolist()):
@@ -261,7 +261,7 @@ class Report:
         return (without_score(alphas[bad], float(np.nanmax(self.residuals[bad])), float(wanted.min()), remedy),)
 
     def in_order(self, order: NDArray[np.intp]) -> Self:
-        """The same with the λ in another order."""
+        """Report with the λ in another order."""
         other = copy(self)
         other.iterations, other.residuals = self.iterations[order], self.residuals[order]
         other.wanted, other.stopped = self.wanted[order], self.stopped[order]

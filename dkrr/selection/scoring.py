@@ -1,4 +1,4 @@
-"""What a selection is asked for, and the scores of every kernel with every λ: the plan, and what it takes.
+"""Requests of selections, their plans, and the scores of every kernel with every λ.
 
 Held-out errors come from a Cholesky factor for each λ, exact for leave-one-out and for folds that train on the rest;
 from a fit of all λ for each fold, where nothing is shared between folds, or factors of their own take less time; or
@@ -79,16 +79,16 @@ class SelectionRequest:
     refit: bool = True
     """Whether all rows are fitted with the best candidate."""
     search: Search | None = None
-    """What is optimised further from the best candidate; None: nothing."""
+    """Parameters to optimise from the best candidate on; None: none."""
     units: Array | None = None
     """Powers of two that the targets have been divided by, of shape (t,); None: by nothing."""
     uncertainty: bool | Literal["intervals"] = False
-    """What the last fit keeps for standard deviations."""
+    """State that the last fit keeps for standard deviations; see `Settings`."""
     interval_folds: Sequence[NDArray[np.intp]] = ()
     """Folds without which the last fit computes models as well."""
 
     def in_range(self) -> Self:
-        """The same with targets whose squares neither overflow nor underflow, for everything but the last fit."""
+        """Request with targets whose squares neither overflow nor underflow, for everything but the last fit."""
         values, units = in_range(self.values, self.score, per_target=self.per_target)
         return self if units is None else replace(self, values=values, units=units)
 
@@ -108,7 +108,7 @@ class SelectionRequest:
         return replace(fits.problem(), alphas=tuple(sorted(set(self.alphas.tolist()))))
 
     def sizes(self, settings: Settings) -> FoldSizes:
-        """What plans depend on of the folds."""
+        """Sizes of the folds, for plans."""
         sheet = _sheet(self, self.folds, 0)
         return FoldSizes(
             n_folds=len(self.folds),

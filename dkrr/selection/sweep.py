@@ -188,20 +188,20 @@ class Refit:
 
     tol: float
     iterations: int = 0
-    """Of the run that solved for them, the folds included."""
+    """Iterations of the run that computed the solutions, including those for the folds."""
     _solutions: dict[int, Array] = field(default_factory=dict)
     _constants: dict[float, Array] = field(default_factory=dict)
     _alphas: dict[int, float] = field(default_factory=dict)
 
     def add_solutions(self, targets: Numbers, alphas: Array, solutions: Array, constants: Array | None) -> None:
-        """Take the solutions of some targets, (n, t'), and of their constants, if these are free."""
+        """Record the solutions of some targets, (n, t'), and of the constant, with an intercept."""
         for j, (target, alpha) in enumerate(zip(targets.tolist(), alphas.tolist(), strict=True)):
             self._solutions[target], self._alphas[target] = solutions[:, j], alpha
             if constants is not None:
                 self._constants[alpha] = constants[:, j]
 
     def start(self, n_targets: int) -> DualStart | None:
-        """What the last fit begins from; None unless every target has a solution."""
+        """Starting solutions of the last fit; None unless every target has a solution."""
         if len(self._solutions) < n_targets:
             return None
         note = (
@@ -218,13 +218,13 @@ RECURRENCE_FRACTION = 0.6
 """Fraction of the tolerance at which a cycle ends: another one, for the columns whose true residuals are a little
 larger than those of the recurrence in float32, takes longer than the iterations to here."""
 REFIT_FRACTION = 0.5
-"""Fraction of the last fit's tolerance to which its columns are solved: with a free constant they are differences."""
+"""Fraction of the last fit's tolerance to which its columns are solved: with an intercept they are differences."""
 MAX_TIGHTENINGS = 4
 """Times that a run is continued with smaller tolerances: from the default to the smallest one."""
 
 
 class FoldSweep:
-    """One run for some of the targets.
+    """Run of conjugate gradient for all folds and λ of some of the targets.
 
     Parameters
     ----------
@@ -343,12 +343,12 @@ class FoldSweep:
     ) -> tuple[dict[tuple[int, int], Array], Array, Array]:
         """Predictions of held-out rows for every λ and fold, the residuals that their scores need, and shares.
 
-        The shares are how many times the residual of a column counts, more than once that of a large free constant;
+        The shares are how many times the residual of a column counts, more than once that of a large intercept;
         both have shape (m,).
 
         A residual moves predictions by about as much of ‖y‖, which may be far more than they are wrong: where targets
-        have a mean and no constant is free, or hardly any noise; or where most of it is that of a few rows with large
-        weights, and so little of the others is solved.
+        have a mean and the model no intercept, or hardly any noise; or where a few rows with large weights have most of
+        it, and so little of the others is solved.
         """
         systems = self.systems
         products = operator.products_of_all_rows(outcome.x / systems.sizes) * systems.sizes
@@ -360,7 +360,7 @@ class FoldSweep:
                 sums = systems.scales[:, f] @ outcome.x[:, where]
                 found[a, f] = systems.predictions(products[rows, where], sums)
                 if systems.has_intercept:
-                    shares[where.stop - 1] = max(1.0, systems.shares_of_constants(sums, f).max())
+                    shares[where.stop - 1] = max(1.0, systems.shares_of_intercepts(sums, f).max())
                 errors = root_mean_squares(found[a, f] - systems.values[rows])
                 part = float(np.min(errors / systems.sizes_of_targets, initial=np.inf))
                 wanted[where] = max(tol * min(1.0, SLACK * part) / systems.spreads[f], MIN_FOLD_TOL)
@@ -385,14 +385,14 @@ def sweep(
     race: bool,
     refit: Refit | None = None,
 ) -> None:
-    """Score every λ, in descending order, by conjugate gradient; as many targets at a time as the plan has.
+    """Score every λ, in descending order, by conjugate gradient, in batches of the plan's number of targets.
 
     Parameters
     ----------
     strategy : Iterative
     data : TrainingData
     plan : Plan
-        Of a fit with as many targets as there are in one run, and with these folds.
+        Plan of a fit with the number of targets of one run, and with these folds.
     refit : Refit, optional
         Takes the solutions for all rows.
     """
@@ -416,7 +416,7 @@ def sweep(
 
 
 def target_batches(n_targets: int, width: int) -> Iterator[slice]:
-    """Targets, as many at a time."""
+    """Slices of at most `width` targets."""
     for start in range(0, n_targets, width):
         yield slice(start, min(start + width, n_targets))
 
