@@ -20,12 +20,13 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.data import TrainingData
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import function_of
 from dkrr.fitting.gaussian_process import Array, Estimate, Numbers, warn_of_width
 from dkrr.fitting.posterior_cholesky import array_of
 from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.primal_rows import PrimalRows
-from dkrr.fitting.results import FittedFunction, Kept
+from dkrr.fitting.results import Kept
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex, Transform
 from dkrr.linalg.fourier_sums import (

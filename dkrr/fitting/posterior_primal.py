@@ -15,12 +15,14 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.errors import warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import FoldModels, function_of
 from dkrr.fitting.gaussian_process import CholeskyPosterior, Estimate
 from dkrr.fitting.posterior_cholesky import Opens, array_of
 from dkrr.fitting.primal_rows import PrimalRows, not_shown, rows_in_block
-from dkrr.fitting.requests import FitRequest, Targets, plan_of
-from dkrr.fitting.results import FittedFunction, Kept
+from dkrr.fitting.request_plans import plan_of
+from dkrr.fitting.requests import FitRequest, Targets
+from dkrr.fitting.results import Kept
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.sums import NormalSolution, sums_of_others

@@ -85,7 +85,7 @@ class PrimalFolds:
     def _take_certainty(self, fold: int, a: int, solution: NormalSolution, sizes: Array, *, of_rows: bool) -> None:
         """Report what rounding may change in the predictions of a λ, relative to the sizes of targets or errors."""
         for found, limit in self._features.certainty(solution, sizes, of_rows=of_rows):
-            self._report.take(a, fold, found, limit)
+            self._report.add_residual(a, fold, found, limit)
 
     def _sums(self, rows: PrimalRows, sets: Sequence[Numbers | None]) -> list[Any]:
         with self._progress.stage("normal matrix", float(self._data.n)):
@@ -115,7 +115,7 @@ class PrimalFolds:
         for a in np.flatnonzero(certain).tolist():
             for f, test in enumerate(folds.test):
                 total = float(self._rows.weights(test).sum())
-                sheet.take_squares(a, f, squares[f, a * t : (a + 1) * t], total)
+                sheet.add_squares(a, f, squares[f, a * t : (a + 1) * t], total)
         if not certain.all():
             self._predict(np.flatnonzero(~certain), coefs, constants, sheet)
 
@@ -189,9 +189,9 @@ class PrimalFolds:
         for k, a in enumerate(chosen.tolist()):
             for f in range(len(folds)):
                 if kept:
-                    sheet.take(a, f, kept[f][:, k * t : (k + 1) * t])
+                    sheet.add_predictions(a, f, kept[f][:, k * t : (k + 1) * t])
                 else:
-                    sheet.take_squares(a, f, squares[f, k * t : (k + 1) * t], float(totals[f]))
+                    sheet.add_squares(a, f, squares[f, k * t : (k + 1) * t], float(totals[f]))
 
     def _score_each_row(self, alphas: Array, sheet: ScoreSheet) -> None:
         data, t, rows = self._data, self._n_targets, self._rows
@@ -230,9 +230,9 @@ class PrimalFolds:
         total = float(rows.weights(slice(0, data.n)).sum())
         for a in range(len(alphas)):
             if kept:
-                sheet.take(a, 0, kept[a])
+                sheet.add_predictions(a, 0, kept[a])
             else:
-                sheet.take_squares(a, 0, squares[a], total)
+                sheet.add_squares(a, 0, squares[a], total)
 
     def _errors_by_others(
         self, near: Sequence[tuple[int, Numbers]], alphas: Array

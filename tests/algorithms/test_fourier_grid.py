@@ -19,12 +19,9 @@ from dkrr.kernels.fourier_grid import FourierZones
 from dkrr.kernels.nonuniform import Transform
 from dkrr.linalg.fourier_normal import (
     FourierNormalColumns,
-    FourierNormalMatrix,
-    GridSums,
-    inverse_of,
-    length_modes,
-    lengths,
 )
+from dkrr.linalg.fourier_sums import FourierSums, inverse_of, leverage_modes, leverages_of
+from dkrr.linalg.sums import cholesky_factor
 from dkrr.planning.strategy import FourierSolve
 from tests.oracles import assert_close
 
@@ -122,14 +119,15 @@ def test_transforms_are_products_with_the_features(with_fourier_features):
 @pytest.mark.parametrize("is_centred", [True, False])
 def test_sums_give_the_matrix_its_columns_and_products(with_fourier_features, is_centred):
     phi, grid, X, weights, values = with_fourier_features
-    sums, half = GridSums.zeros(grid, 3), GridSums.zeros(grid, 3)
-    sums.add(grid, X[:100], values[:100], weights[:100])
-    half.add(grid, X[100:], values[100:], weights[100:])
-    sums = sums.with_rows_of([GridSums.unpacked(grid, half.packed())])
+    sums, half = FourierSums.zeros(grid, 3, threads=2), FourierSums.zeros(grid, 3)
+    sums.add(X[:100], values[:100], weights[:100])
+    half.add(X[100:], values[100:], weights[100:])
+    sums.include(FourierSums.unpacked(grid, half.packed()))
     features = phi.transform(X)
     centred = features - weights @ features / weights.sum() if is_centred else features
     expected = centred.T @ (weights[:, None] * centred)
-    generator = FourierNormalMatrix(grid, sums.modes[0], is_centred, threads=2)
+    system = sums.system(has_intercept=is_centred)
+    generator = system.matrix
     vectors = np.random.default_rng(2).standard_normal((generator.n, 2))
     some = np.random.default_rng(3).permutation(generator.n)[:7]
     columns = FourierNormalColumns(generator)
@@ -138,12 +136,12 @@ def test_sums_give_the_matrix_its_columns_and_products(with_fourier_features, is
     close(generator.multiply(vectors), expected @ vectors)
     close(columns.block(slice(3, generator.n), some), expected[3:, some])
     close(columns.among(some, some[:4]), expected[np.ix_(some, some[:4])])
-    close(generator.moments(sums.modes[1:], weights @ values), centred.T @ (weights[:, None] * values))
+    close(system.moments, centred.T @ (weights[:, None] * values))
     assert_allclose(sums.squares, weights @ values**2)
-    factor = generator.factor(0.1)
-    waves = length_modes(grid, inverse_of(factor), generator.means)
+    factor = cholesky_factor(generator.matrix(), 0.1)
+    waves = leverage_modes(grid, inverse_of(factor), generator.means)
     solved = np.linalg.solve(expected + 0.1 * np.eye(generator.n), centred.T)
-    close(lengths(grid, waves, X), np.einsum("ij,ji->i", centred, solved), 1e-11)
+    close(leverages_of(grid, waves, X), np.einsum("ij,ji->i", centred, solved), 1e-11)
 
 
 def test_points_that_are_not_finite_are_refused_and_none_are_no_error():
@@ -455,7 +453,7 @@ def test_a_run_that_was_stopped_keeps_its_sums(tmp_path, monkeypatch):
         patch.setattr(fourier_ridge, "update_dual_coefficients", stopped)
         with pytest.raises(KeyboardInterrupt):
             KernelRidge(kernel="rbf", gamma=12.0, form="primal", store=store).fit(X, y)
-    monkeypatch.setattr(fourier_ridge, "grid_sums", stopped)
+    monkeypatch.setattr(fourier_ridge, "sums_of_segment", stopped)
     resumed = KernelRidge(kernel="rbf", gamma=12.0, store=store).fit(X, y)
     assert_close(resumed.predict(X), whole.predict(X), 1e-11)
     assert dkrr.verify(store).is_whole

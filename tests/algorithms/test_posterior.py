@@ -323,7 +323,7 @@ def test_models_without_a_fold_are_computed_once_and_shown(data, monkeypatch, ca
     model.predict_interval(data.X_new)
     shown = capsys.readouterr().err
     assert "leave out one of 10 folds" in shown and "held-out models" in shown
-    for name in ("posterior_cholesky.HeldOutErrors", "posterior_cholesky.NormalSums", "intervals.fit"):
+    for name in ("posterior_cholesky.HeldOutErrors", "posterior_primal.PrimalRows.sums", "intervals.fit"):
         monkeypatch.setattr(f"dkrr.fitting.{name}", None)
     assert_array_equal(model.predict_interval(data.X_new, 0.5), model.predict_interval(data.X_new, coverage=0.5, cv=10))
     assert "folds" not in capsys.readouterr().err

@@ -14,7 +14,7 @@ from dkrr import KernelRidge, KernelRidgeCV
 from dkrr.errors import ConvergenceWarning, InputError, NotPositiveDefiniteError
 from dkrr.features import Nystroem
 from dkrr.kernels import RBF, Laplacian, Matern, RationalQuadratic
-from dkrr.selection import fold_sums
+from dkrr.linalg import sums
 from dkrr.solvers import ConjugateGradient
 from tests.naive_folds import exact_errors, leave_one_out, naive_scores, scores_of
 from tests.nightly.accuracy import searches
@@ -310,7 +310,7 @@ def test_sums_that_cancel_are_not_taken(rows):
 def test_sums_over_folds_give_the_scores_of_fits_also_if_these_are_not_a_partition(
     rows, monkeypatch, folds, parts, fit_intercept
 ):
-    monkeypatch.setattr(fold_sums, "parts_for_folds", lambda *_: parts)
+    monkeypatch.setattr(sums, "parts_for_folds", lambda *_: parts)
     X, Y, weights = rows
     Y, everything = Y if fit_intercept else Y - [3.0, 1e3], np.arange(N)
     tests = [everything[:300], everything[200:500]] if folds == "overlapping" else [everything[7:300], everything[400:]]
@@ -323,7 +323,7 @@ def test_sums_over_folds_give_the_scores_of_fits_also_if_these_are_not_a_partiti
 
 
 def test_other_scores_take_predictions_in_several_segments(rows, monkeypatch):
-    monkeypatch.setattr(fold_sums, "parts_for_folds", lambda *_: 3)
+    monkeypatch.setattr(sums, "parts_for_folds", lambda *_: 3)
     X, Y, _ = rows
     folds = list(ShuffleSplit(3, random_state=0).split(X))
     search = primal_search(folds, scoring="r2", store_cv_predictions=True).fit(X, Y[:, 0])
@@ -361,7 +361,7 @@ def test_rows_with_a_leverage_near_1_have_the_errors_of_models_without_them(case
     X, Y, weights, near = with_leverages_of_1(case)
     alphas, settings, searches = [1.0, 1e-6], {"fit_intercept": fit_intercept}, []
     for parts, keeps in ((1, True), (1, False), (3, False)):
-        monkeypatch.setattr(fold_sums, "parts_for_folds", lambda *_, parts=parts: parts)
+        monkeypatch.setattr(sums, "parts_for_folds", lambda *_, parts=parts: parts)
         search = primal_search("loo", alphas, store_cv_predictions=keeps, **settings)
         searches.append(search.fit(X, Y, sample_weight=weights))
     for a, alpha in enumerate(alphas):
