@@ -51,6 +51,9 @@ class PrimalPosterior(CholeskyPosterior):
                 self._rows = self._rows_of(progress=progress)
                 self._solution = self._solved(self._rows, self._sums)
             self._rows = replace(self._rows, advance=not_shown)
+            features = self._rows.features.about(self._solution.means)
+            if features is not None:  # as a saved model has them
+                self._rows, self._solution = replace(self._rows, features=features), self._solution.about_the_means()
         else:
             self._restore(kept)
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)

@@ -223,6 +223,11 @@ class NormalSolution:
         """
         return np.asarray(self.rounded / np.sqrt(self.least_pivot))
 
+    def about_the_means(self) -> Self:
+        """The same function of features about the reference c + `means`."""
+        constants = self.constants + self.means @ self.coef
+        return replace(self, means=np.zeros_like(self.means), constants=constants)
+
     def log_determinant(self) -> float:
         """Log |A + λI|, and log(W/λ) more with an intercept."""
         found = 2.0 * float(np.log(self.lower.diagonal()).sum())
@@ -335,7 +340,8 @@ class DenseSums:
         """See `Sums`."""
         if not len(block):
             return
-        right = np.column_stack([targets, np.ones(len(targets))])
+        right = np.ones((len(targets), targets.shape[1] + 1))
+        right[:, :-1] = targets
         if weights is None:
             self.totals += right.sum(axis=0)
         else:

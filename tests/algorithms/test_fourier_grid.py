@@ -380,12 +380,12 @@ def test_searches_find_what_the_dual_form_finds(cv, scoring):
 def test_a_lambda_whose_systems_are_not_solved_has_no_score(monkeypatch, alpha_per_target):
     for name in (
         "planning.transforms.FACTORED_SIDE",
-        "selection.grid_folds.FACTORED_SIDE",
+        "linalg.fourier_sums.FACTORED_SIDE",
         "planning.selection.MAX_SIDE",
     ):
         monkeypatch.setattr(f"dkrr.{name}", 10)
     monkeypatch.setattr("dkrr.planning.transforms.MAX_RANK", 40)
-    monkeypatch.setattr("dkrr.selection.grid_folds.MAX_ITERATIONS", 12)
+    monkeypatch.setattr("dkrr.linalg.fourier_sums.MAX_ITERATIONS", 12)
     X, rng = rows(2)
     y = np.column_stack([np.sin(7 * X[:, 0]), X[:, 1]]) + 0.1 * rng.standard_normal((N, 2))
     settings = {"kernel": "rbf", "gamma": 12.0, "alphas": [1e-6, 1e-4, 1.0, 10.0], "cv": 3}
