@@ -52,8 +52,6 @@ READ_BYTES = 4 * 2**20
 """Pieces in which files are read to measure the store."""
 STAGES = {
     "scan": "check",
-    "feature_sums": "means",
-    "mean": "means",
     "normal_part": "normal matrix",
     "normal": "normal matrix",
     "primal_residual": "training errors",

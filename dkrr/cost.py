@@ -12,7 +12,6 @@ STAGE_NAMES = (
     "copying X",
     "reading X",
     "checking symmetry",
-    "feature means",
     "targets",
     "diagonal",
     "Gram matrix",

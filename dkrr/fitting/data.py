@@ -204,27 +204,27 @@ class TargetSizes:
     """‖y‖ over the rows of positive weight."""
     ordinary: Array
     """‖y‖ times the root of the median weight, at most ‖√W y‖: that may be the size of a few heavy rows alone."""
+    totals: Array
+    """Σ w y, which rounding of the means leaves."""
 
     @classmethod
     def of(cls, data: TrainingData, means: Array) -> "TargetSizes":
         """Sizes of the targets of a fit, a few rows at a time."""
-        squares, weights = np.zeros((2, len(means))), data.weights
+        squares, totals, weights = np.zeros((2, len(means))), np.zeros(len(means)), data.weights
         most = 1.0 if weights is None else max(float(weights.max()), np.finfo(float).tiny)
         block = max(1, MEAN_BYTES // (8 * max(len(means), 1)))
         for start in range(0, data.n, block):
             y = data.targets[start : start + block] - means
+            w = None if weights is None else weights[start : start + block]
+            totals += y.sum(axis=0) if w is None else w @ y
             y *= y
-            if weights is None:
-                squares += y.sum(axis=0)
-            else:
-                w = weights[start : start + block]
-                squares += np.array([w / most, w > 0]) @ y
+            squares += y.sum(axis=0) if w is None else np.array([w / most, w > 0]) @ y
         weighted, plain = np.sqrt(squares)
         weighted = weighted * np.sqrt(most)
         if weights is None:
-            return cls(weighted, plain, weighted)
+            return cls(weighted, plain, weighted, totals)
         middle = float(np.median(weights[weights > 0])) if (weights > 0).any() else 0.0
-        return cls(weighted, plain, np.minimum(weighted, np.sqrt(middle) * plain))
+        return cls(weighted, plain, np.minimum(weighted, np.sqrt(middle) * plain), totals)
 
 
 @dataclass(frozen=True, kw_only=True)

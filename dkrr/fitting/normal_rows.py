@@ -1,6 +1,7 @@
 """The rows of a fit in the primal form: cut into segments, one task each, and what passes over them add up to."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from dkrr.data import scan
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems
+from dkrr.fitting.reference import checked_sums, reference_of
 from dkrr.fitting.sampled import with_stored_arrays
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import check_diagonal
@@ -19,19 +21,19 @@ from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.normal import (
     NormalOperator,
     NormalParts,
-    feature_sums,
     normal_moments,
     normal_part,
     normal_tasks,
     primal_residual,
     squared_values,
+    subtract_outer,
     training_errors,
     weighted_squares,
     weighted_sums,
 )
 from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import column_sizes
-from dkrr.linalg.sources import SummedTiles, Vectors, tile_diagonal
+from dkrr.linalg.sources import FormedTiles, Vectors, tile_diagonal
 from dkrr.planning.strategy import Direct, Iterative
 from dkrr.store import ChunkedArray, TileGrid
 
@@ -78,7 +80,10 @@ class NormalRows:
         self._means, self.total_weight = means, float(self.n if data.weights is None else data.weights.sum())
         self._is_centred = data.fit_intercept
         self.centre: Array | None = None
-        """Weighted means of the features, (D,), with a free intercept; None: they are not subtracted (yet)."""
+        """Weighted means of the features, (D,), with a free intercept; None: they are not subtracted (yet).
+
+        While a normal matrix is formed, a reference near them.
+        """
 
     @property
     def design(self) -> Design:
@@ -138,30 +143,38 @@ class NormalRows:
 
 
 class FormedRows(NormalRows):
-    """Rows of which the normal matrix is formed."""
+    """Rows of which the normal matrix is formed.
 
-    def __init__(self, strategy: Direct, data: TrainingData, context: Context, means: Array | None) -> None:
+    Parameters
+    ----------
+    target_totals : ndarray of shape (t,)
+        Weighted sums of the targets less their means, which are 0 but for rounding.
+    """
+
+    def __init__(
+        self, strategy: Direct, data: TrainingData, context: Context, means: Array | None, target_totals: Array
+    ) -> None:
         super().__init__(data, context, strategy.row_block, RIDGE, data.targets, means)
         self._tiling, parts, self._keeps_factors = strategy.tiling, strategy.row_parts, strategy.keeps_factors
-        self._grid = TileGrid(self.dimension, self._tiling.tile, self._tiling.panel)
+        self._grid, self._target_totals = TileGrid(self.dimension, self._tiling.tile, self._tiling.panel), target_totals
         if self._context.in_memory:
             self._cut = self._spread = self.segments(parts, by_blocks=False)
         else:
             self._cut, self._spread = self.segments(parts), self.segments(2 * self._context.slots)
-        self._stored_centre: ChunkedArray | None = None
+        self._stored_reference: ChunkedArray | None = None
         if self._is_centred:
-            self.centre = self._feature_means()
+            with context.progress.measured("normal matrix"):
+                self.centre = self._reference(replace(data, rows=self._rows))
 
-    def _feature_means(self) -> Array:
-        """Weighted means of the features, of shape (D,); kept where tasks find them."""
-        if not self._context.in_memory:
-            self._stored_centre = stored = self._context.stored.vectors(self._group, "centre", self._grid, 1)
-            if len(stored.present()) == self._grid.n_tiles:  # of an earlier run, which rounded in its own order
-                return stored.load()[:, 0]
-        means = np.sum(self._each("feature means", feature_sums, self._spread), axis=0) / self.total_weight
-        if self._stored_centre is not None:
-            self._stored_centre.fill(means[:, None])
-        return np.asarray(means)
+    def _reference(self, data: TrainingData) -> Array:
+        """Point near the means of the features that sums are about, of shape (D,); kept where tasks find it."""
+        features = Design(self.phi).features
+        if self._context.in_memory:
+            return reference_of(data, features)
+        self._stored_reference = stored = self._context.stored.vectors(self._group, "reference", self._grid, 1)
+        if len(stored.present()) < self._grid.n_tiles:
+            stored.fill(reference_of(data, features)[:, None])
+        return stored.load()[:, 0]
 
     def systems(self) -> tuple[DirectSystems, Array]:
         """ΦᵀWΦ as a direct solver takes it, and the moments ΦᵀWy, of shape (D, t)."""
@@ -172,19 +185,25 @@ class FormedRows(NormalRows):
                 one, other = rest.pop(0)
                 matrix.add(one)
                 moments += other
+            if self._is_centred:
+                moments, outer = self._centred(moments)
+                subtract_outer(matrix, outer)
             for i in range(grid.n_tiles):
                 mirror_lower(matrix.tile_buffer(i, i))
             return MemorySystems.kept(InMemoryMatrix(matrix), context, keeps_factors=self._keeps_factors), moments
-        storage, width = context.stored, self._targets.shape[1]
+        storage, width = context.stored, self._targets.shape[1] + self._is_centred
         parts = NormalParts(
             segments=self._cut,
             matrices=tuple(storage.matrix(self._group, f"part-{k}", grid) for k in range(len(self._cut))),
             moments=tuple(storage.vectors(self._group, f"moments-{k}", grid, width) for k in range(len(self._cut))),
-            centre=self._stored_centre,
+            reference=self._stored_reference,
         )
         context.run_tasks("normal matrix", normal_tasks(self.phi, parts))
-        moments = np.sum([m.load() for m in parts.moments], axis=0)
-        source = SummedTiles(parts.matrices)
+        moments, subtracted = np.sum([m.load() for m in parts.moments], axis=0), None
+        if self._is_centred:
+            moments, outer = self._centred(moments)
+            subtracted = storage.vectors(self._group, "outer", grid, 1, outer)
+        source = FormedTiles(parts.matrices, subtracted)
         tasks = [
             Task(f"diagonal-{i}", tile_diagonal, (source, grid, i), flops=grid.height(i)) for i in range(grid.n_tiles)
         ]
@@ -192,6 +211,16 @@ class FormedRows(NormalRows):
         diagonal = np.concatenate([values[t.key] for t in tasks])
         at_once = self._tiling.columns_per_task
         return TiledSystems(source, grid, at_once, diagonal, context, self._keeps_factors), moments
+
+    def _centred(self, moments: Array) -> tuple[Array, Array]:
+        """Moments of the centred features, (D, t), from those of a pass, and v, (D,); `centre` becomes their means.
+
+        With s = ΦᵀW1 of features about the reference, v = s / √W: the normal matrix of centred ones has v vᵀ less.
+        """
+        assert self.centre is not None
+        sums, total = checked_sums(moments[:, -1]), self.total_weight
+        self.centre = self.centre + sums / total
+        return moments[:, :-1] - np.outer(sums, self._target_totals / total), sums / np.sqrt(total)
 
     def residuals(self, coef: Array, errors: Vectors) -> tuple[Array, Array]:
         """Write the training errors y − Φw to `errors`.

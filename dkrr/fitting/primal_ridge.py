@@ -164,7 +164,7 @@ class DirectPrimal(PrimalRidge):
 
     def __init__(self, strategy: Direct, data: TrainingData, plan: Plan, context: Context) -> None:
         super().__init__(data, plan, context)
-        self._rows = FormedRows(strategy, data, context, self._less)
+        self._rows = FormedRows(strategy, data, context, self._less, self._target_sizes.totals)
         self._probes = list[SolvedProbe]()
 
     def systems(self) -> Iterator[RidgeSystem]:

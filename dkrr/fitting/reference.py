@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from dkrr.data import scan
 from dkrr.data.rows import Block, check_finite
-from dkrr.errors import InputError
+from dkrr.errors import InputError, NotFiniteError
 from dkrr.fitting.data import FitData
 
 Array = NDArray[np.float64]
 
 SAMPLE_ROWS = 256
-SAMPLE_BYTES = 16 * 2**20
+SAMPLE_BYTES = 8 * 2**20
 """Rows of the sample, and most bytes of their features."""
 STRIPS = 8
 """Strips of consecutive rows that make up the sample, since neighbours may be alike."""
@@ -55,6 +55,8 @@ def reference_of(data: FitData, feature_rows: Callable[[Block], Any]) -> Array:
     ------
     InputError
         If the sample holds NaN or infinity; the message names the first such row of X.
+    NotFiniteError
+        If float64 does not hold sums of features.
     """
     assert data.feature_map is not None
     d = data.rows.shape[1]
@@ -69,9 +71,25 @@ def reference_of(data: FitData, feature_rows: Callable[[Block], Any]) -> Array:
     weights = np.ones(strips.shape) if data.weights is None else data.weights[strips]
     shares = weights / (weights.sum(axis=1, keepdims=True) * len(strips))
     features = np.asarray(feature_rows(x), np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):  # the sums show what float64 does not hold
+    with np.errstate(over="ignore", invalid="ignore"):
         found = features[0] + np.bincount(where.ravel(), shares.ravel()) @ (features - features[0])
-    return np.asarray(found)
+    return checked_sums(found)
+
+
+def checked_sums(sums: Array) -> Array:
+    """Sums of features, which are returned.
+
+    Raises
+    ------
+    NotFiniteError
+        If float64 does not hold them.
+    """
+    if not np.isfinite(sums).all():
+        raise NotFiniteError(
+            "a sum of features is infinite or NaN: products of the columns of X, or their sum over the rows, exceed "
+            "the range of float64 (1e308); expected columns nearer to 1: look for outliers in X"
+        )
+    return sums
 
 
 def _strips(data: FitData, most: int) -> NDArray[np.intp]:

@@ -1,8 +1,9 @@
 """The normal equations of the primal form, ΦᵀWΦ and ΦᵀWy: in one streaming pass over the rows, or as products only.
 
-With a free intercept, Φ and y are centred by their weighted means first (in a separate pass: subtracting
-(Σw) φ̄ φ̄ᵀ afterwards would cancel). A task covers one tile (i, j) of the D × D matrix and one segment of the rows;
-the sums of the segments are added when the tile is used. In memory a task covers all tiles.
+With a free intercept, y is centred by its weighted means first, and the sums are about a reference near the weighted
+means of Φ: one correction of rank one then centres them (see `fitting.reference`), where about the origin it would
+cancel. A task covers one tile (i, j) of the D × D matrix and one segment of the rows; the sums of the segments are
+added, and corrected, when the tile is used. In memory a task covers all tiles.
 
 A product is two passes over each block of rows while it is in memory, u = W Φ v and Φᵀu. The matrix is never formed,
 sparse rows stay sparse, and D may be in the millions.
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from dkrr import blas
 from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.cost import Work
-from dkrr.errors import NotFiniteError
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.passes import Design, RowWriter, Segment, Window
@@ -47,31 +47,6 @@ CHECK_SECONDS = 1.7e-9
 """Time of one check for NaN and infinity."""
 
 
-def feature_sums(meter: Meter, design: Design, segment: Segment) -> Matrix:
-    """Task: Σ wᵢ φ(xᵢ) over a segment, shape (D,).
-
-    Raises
-    ------
-    NotFiniteError
-        If float64 does not hold it.
-    """
-    total: Matrix | None = None
-    weights = segment.weight_rows()
-    for rows, x in segment.strips(meter, design.dimension(segment.rows.shape[1])):
-        with meter.time("features"):
-            phi = design.features(x)
-            with np.errstate(over="ignore", invalid="ignore"):
-                here = phi.sum(axis=0) if weights is None else weights[rows][:, 0] @ phi
-                total = here if total is None else total + here
-    assert total is not None
-    if not np.isfinite(total).all():
-        raise NotFiniteError(
-            "a sum of features is infinite or NaN: products of the columns of X, or their sum over the rows, exceed "
-            "the range of float64 (1e308); expected columns nearer to 1: look for outliers in X"
-        )
-    return total
-
-
 def accumulate(
     meter: Meter,
     design: Design,
@@ -81,7 +56,7 @@ def accumulate(
     rows: slice,
     columns: slice,
 ) -> None:
-    """Add what a segment contributes to ΦᵀWΦ to blocks of `rows` × `columns`, and to ΦᵀWy to `moments`.
+    """Add what a segment contributes to ΦᵀWΦ to blocks of `rows` × `columns`, and to ΦᵀW [y, 1] to `moments`.
 
     Parameters
     ----------
@@ -91,7 +66,8 @@ def accumulate(
     blocks : sequence of (ndarray, slice, slice)
         Arrays that are added to, each with its ranges within `rows` and `columns`; only the lower triangle of one on
         the diagonal.
-    moments : ndarray of shape (len(rows), t), optional
+    moments : ndarray of shape (len(rows), t) or (len(rows), t + 1), optional
+        Of ΦᵀWy, and in one more column of ΦᵀW1.
     rows, columns : slice
         Ranges of features.
     """
@@ -110,20 +86,52 @@ def accumulate(
                     blas.gemm(block, left[:, of_left], right[:, of_right], transpose_a=True, beta=1.0)
         if moments is not None:
             with meter.time("forward"):
-                y = targets[where] if root is None else targets[where] * root
-                blas.gemm(moments, left, np.ascontiguousarray(y), transpose_a=True, beta=1.0)
+                right = np.empty((len(left), moments.shape[1]))
+                n_targets = segment.targets.shape[1]
+                targets.into(right[:, :n_targets], where)
+                right[:, n_targets:] = 1.0
+                if root is not None:
+                    right *= root
+                blas.gemm(moments, left, right, transpose_a=True, beta=1.0)
 
 
 def normal_part(meter: Meter, design: Design, segment: Segment, grid: TileGrid) -> tuple[MemoryMatrix, Matrix]:
-    """Task: sums of a segment for ΦᵀWΦ (the lower triangle) and ΦᵀWy, in memory; the latter of shape (D, t)."""
-    matrix, moments, everything = MemoryMatrix(grid), np.zeros((grid.n, segment.targets.shape[1])), slice(0, grid.n)
+    """Task: sums of a segment for ΦᵀWΦ (the lower triangle) and ΦᵀW [y, 1], in memory.
+
+    The latter are of shape (D, t + 1), and of shape (D, t), without ΦᵀW1, where no reference is subtracted from Φ.
+    """
+    width = segment.targets.shape[1] + (design.centre is not None)
+    matrix, moments, everything = MemoryMatrix(grid), np.zeros((grid.n, width)), slice(0, grid.n)
     matrix.clear()
+    accumulate(meter, design, segment, _blocks(matrix), moments, everything, everything)
+    return matrix, moments
+
+
+def subtract_outer(matrix: MemoryMatrix, v: Matrix) -> None:
+    """Subtract v vᵀ from the lower triangle of a matrix.
+
+    Parameters
+    ----------
+    matrix : MemoryMatrix
+        Of n rows.
+    v : ndarray of shape (n,)
+    """
+    row = v[None, :]
+    for block, rows, columns in _blocks(matrix):
+        if rows == columns:
+            blas.syrk(block, row[:, rows], transpose=True, alpha=-1.0, beta=1.0)
+        else:
+            blas.gemm(block, row[:, rows], row[:, columns], transpose_a=True, alpha=-1.0, beta=1.0)
+
+
+def _blocks(matrix: MemoryMatrix) -> list[tuple[Matrix, slice, slice]]:
+    """Arrays that make up the lower triangle of a matrix, with their rows and columns."""
+    grid, nothing = matrix.grid, matrix.panel_buffer()
     blocks = [(matrix.tile_buffer(i, i), grid.rows(i), grid.rows(i)) for i in range(grid.n_tiles)]
     for i in range(1, grid.n_tiles):
         (before,) = matrix.stretches(range(i))
-        blocks.append((matrix.read_stretch(i, before, moments)[0], grid.rows(i), before))
-    accumulate(meter, design, segment, blocks, moments, everything, everything)
-    return matrix, moments
+        blocks.append((matrix.read_stretch(i, before, nothing)[0], grid.rows(i), before))
+    return blocks
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,9 @@ class NormalParts:
     segments: tuple[Segment, ...]
     matrices: tuple[TiledMatrix, ...]
     moments: tuple[ChunkedArray, ...]
-    centre: ChunkedArray | None
+    """Columns as of `normal_part`."""
+    reference: ChunkedArray | None
+    """Subtracted from the features, of shape (D, 1)."""
 
 
 def normal_tasks(feature_map: FeatureMap, parts: NormalParts) -> list[Task]:
@@ -145,7 +155,7 @@ def normal_tasks(feature_map: FeatureMap, parts: NormalParts) -> list[Task]:
         for i, j in grid.lower():
             if (i, j) not in done or (i == j and i not in summed):
                 flops = (1.0 if i == j else 2.0) * grid.height(i) * grid.height(j) * (segment.stop - segment.start)
-                arguments = (feature_map, segment, parts.centre, matrix, moments, i, j)
+                arguments = (feature_map, segment, parts.reference, matrix, moments, i, j)
                 tasks.append(Task(f"normal-{s}-{i}-{j}", normal_tile, arguments, flops=flops))
     return tasks
 
@@ -154,7 +164,7 @@ def normal_tile(
     meter: Meter,
     feature_map: FeatureMap,
     segment: Segment,
-    centre: ChunkedArray | None,
+    reference: ChunkedArray | None,
     matrix: TiledMatrix,
     moments: ChunkedArray,
     i: int,
@@ -164,9 +174,9 @@ def normal_tile(
     grid = matrix.grid
     tile = np.zeros((grid.height(i), grid.height(j)))
     here = np.zeros((grid.height(i), moments.shape[1])) if i == j else None
-    mean = None if centre is None else read_range(centre, slice(0, grid.n))[:, 0]
+    centre = None if reference is None else read_range(reference, slice(0, grid.n))[:, 0]
     blocks = [(tile, slice(0, len(tile)), slice(0, tile.shape[1]))]
-    accumulate(meter, Design(feature_map, mean), segment, blocks, here, grid.rows(i), grid.rows(j))
+    accumulate(meter, Design(feature_map, centre), segment, blocks, here, grid.rows(i), grid.rows(j))
     if i == j:
         mirror_lower(tile)
     with meter.time("write"):
@@ -248,9 +258,7 @@ def parts_for_folds(n: int, dimension: int, n_folds: int, threads: int) -> int:
     return max(1, min(threads, n, room)) if is_parallel else 1
 
 
-def normal_work(
-    n: int, row_bytes: int, dimension: int, n_targets: int, n_tiles: int, element_seconds: float, *, centred: bool
-) -> Work:
+def normal_work(n: int, row_bytes: int, dimension: int, n_targets: int, n_tiles: int, element_seconds: float) -> Work:
     """Work of forming ΦᵀWΦ and ΦᵀWy for `n` rows: the rows are read once for every tile.
 
     Parameters
@@ -265,11 +273,9 @@ def normal_work(
         Tiles along one side of the D × D matrix.
     element_seconds : float
         Elementwise work of the feature map, for one entry of Φ.
-    centred : bool
-        Whether a pass for the means comes first.
     """
     n_lower = n_tiles * (n_tiles + 1) // 2
-    passes = n_lower + (1 if centred else 0) + 1  # the last for the true residual
+    passes = n_lower + 1  # the last for the true residual
     return Work(
         gemm_flops=float(n) * dimension * (dimension + 6 * n_targets * narrow_product_slowdown(n_targets)),
         element_seconds=n

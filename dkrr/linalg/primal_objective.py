@@ -13,7 +13,7 @@ from dkrr.linalg.newton import Mask, Objective, Point
 from dkrr.linalg.passes import CurvatureProduct, LikelihoodPass, Segment, likelihood_pass
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.sources import SummedTiles
+from dkrr.linalg.sources import FormedTiles
 from dkrr.linalg.substitution import substituted
 from dkrr.store import MemoryMatrix
 
@@ -190,7 +190,7 @@ class PrimalObjective(Objective):
             right_side = -np.ascontiguousarray(self._gradient[:, batch].T).reshape(-1, 1)
             try:
                 factor = MemoryMatrix.of_square(matrix)
-                factor_in_memory(memory_system(SummedTiles((factor,)), shift, factor), SerialExecutor())
+                factor_in_memory(memory_system(FormedTiles((factor,)), shift, factor), SerialExecutor())
                 x = substituted(factor, right_side)
             except NotPositiveDefiniteError as error:
                 alpha = self.alpha * self.unit

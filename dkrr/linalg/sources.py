@@ -25,6 +25,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
+from dkrr import blas
 from dkrr.cluster import Meter, Task
 from dkrr.data import Rows
 from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
@@ -189,10 +190,12 @@ class MatrixTiles(TileSource):
 
 
 @dataclass(frozen=True)
-class SummedTiles(TileSource):
-    """Sum of matrices in tiles of the same grid (parts of a normal matrix, or one stored Gram matrix)."""
+class FormedTiles(TileSource):
+    """Tiles of a matrix that has been formed: the sum of its parts in tiles of one grid, less v vᵀ."""
 
     parts: tuple[TiledMatrix | MemoryMatrix, ...]
+    outer: ChunkedArray | None = None
+    """v, of shape (n, 1); None: zeros."""
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
         grid = self.parts[0].grid
@@ -203,6 +206,15 @@ class SummedTiles(TileSource):
             for part in self.parts[1:]:
                 meter.bytes_read += part.read_tile(i, j, other)
                 out += other
+        if self.outer is not None:
+            blas.gemm(
+                out,
+                read_range(self.outer, rows),
+                read_range(self.outer, columns),
+                transpose_b=True,
+                alpha=-1.0,
+                beta=1.0,
+            )
 
 
 def fill_gram(

@@ -84,7 +84,7 @@ def _normal(p: Problem, m: int, n_tiles: int) -> Work:
     """Forming the normal matrix and its right-hand sides."""
     entry_seconds = p.feature_map.entry_seconds(p.d) if p.feature_map is not None else 0.0
     dimension = p.side("primal")
-    work = normal_work(p.n, p.bytes_of_row, dimension, m, n_tiles, entry_seconds, centred=p.fit_intercept)
+    work = normal_work(p.n, p.bytes_of_row, dimension, m, n_tiles, entry_seconds)
     return replace(work, read_bytes=0.0, row_bytes=work.read_bytes)
 
 
@@ -92,11 +92,6 @@ def formed_in_caller(p: Problem) -> Work:
     """Forming the whole normal matrix in the calling process, by one pass over the rows."""
     formed = _normal(p, p.n_targets, 1)
     return replace(formed, n_tasks=0, row_bytes=0.0 if p.x_in_memory else formed.row_bytes)
-
-
-def _passes(p: Problem) -> list[Step]:
-    """Passes over the rows that take next to no time beside those which form the normal matrix."""
-    return [*([Step("feature means")] if p.fit_intercept else []), Step("training errors")]
 
 
 def _in_memory(site: CostModel) -> Strategy:
@@ -113,7 +108,7 @@ def _in_memory(site: CostModel) -> Strategy:
         Step("factorisation", factor_work(grid), n_alphas, "blas"),
         Step("factorisation", copy_work(grid.n) + solved + solved, n_alphas, "blas"),  # the solution, and its check
         Step("factorisation", Work(fresh_bytes=float(memory_bytes(grid, keeps=True))), 1, "caller"),
-        *_passes(p),
+        Step("training errors"),
         *_held_out(p, grid),
     ]
     how = Direct(
@@ -144,7 +139,7 @@ def _whole_bytes(site: CostModel, grid: TileGrid, cut: RowCut) -> int:
     """Memory of the calling process with the normal matrix in it, and one more for every other segment."""
     p, dimension = site.problem, grid.n
     rows = cut.block * (2 * 8 * dimension + TARGET_COPIES * 8 * p.n_targets) + 2 * p.bytes_of_block(cut.block)
-    one = memory_bytes(grid, keeps=False) + 8 * dimension * p.n_targets
+    one = memory_bytes(grid, keeps=False) + 8 * dimension * (p.n_targets + 1)
     held = (
         memory_bytes(grid, keeps=True)
         + _kept_bytes(p, dimension)
@@ -183,7 +178,7 @@ def _in_tiles(cut: Cut) -> Strategy:
         Step("factorisation", Work(read_bytes=summed), s.n_factors, seconds=0.0),
         cut.substituted(m, s.n_factors, n_stored),
         Step("diagonal"),
-        *_passes(p),
+        Step("training errors"),
         *_held_out(p, grid),
     ]
     how = Direct(

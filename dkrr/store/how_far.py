@@ -22,7 +22,6 @@ COPYING, ITERATING, STEPPING = "copying X", "conjugate gradient", "Newton steps"
 ONCE = ("checking X", COPYING, "reading X", "preconditioner", "normal matrix", ITERATING)
 """Stages that a run has once, or about so."""
 ARRAYS_OF = {
-    "feature means": r"centre",
     "Gram matrix": r"gram",
     "normal matrix": r"(part|moments|sums)-[0-9-]+",
     "factorisation": r"factor",

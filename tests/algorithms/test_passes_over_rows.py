@@ -15,7 +15,6 @@ from dkrr.kernels.maps import IdentityMap, PolynomialMap
 from dkrr.linalg import passes
 from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.normal import (
-    feature_sums,
     normal_moments,
     normal_part,
     normal_product,
@@ -26,7 +25,7 @@ from dkrr.linalg.normal import (
     weighted_sums,
 )
 from dkrr.linalg.passes import Design, LikelihoodPass, Segment, likelihood_pass
-from dkrr.linalg.sources import SummedTiles
+from dkrr.linalg.sources import FormedTiles
 from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import naive_normal
@@ -90,11 +89,10 @@ def test_sums_of_least_squares_are_those_of_single_samples(
         raw, weight = case.phi[here], case.own_w[here]
         assert_allclose(weighted_sums(Meter(), *raw_rows, None)[:, 0], weight @ raw, **TOLERANCE)
         assert_allclose(weighted_squares(Meter(), *raw_rows, None)[:, 0], weight @ raw**2, **TOLERANCE)
-        assert_allclose(feature_sums(Meter(), *raw_rows), weight @ raw, **TOLERANCE)
         for grid in (TileGrid(case.p, case.p, case.p), TileGrid(case.p, 2, 2)):
             tiles, found = normal_part(Meter(), *common, grid)
-            assert_allclose(systems.whole(SummedTiles((tiles,)), grid), matrix, **TOLERANCE)
-            assert_allclose(found, moments, **TOLERANCE)
+            assert_allclose(systems.whole(FormedTiles((tiles,)), grid), matrix, **TOLERANCE)
+            assert_allclose(found, np.column_stack([moments, w @ phi])[:, : 2 + centred], **TOLERANCE)
         # Errors of training, in memory: rows of other segments are left as they are.
         for means in (None, np.array([0.5, -2.0])):
             segment, shifted = replace(case.segment, means=means), y - (0.0 if means is None else means)

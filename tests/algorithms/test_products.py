@@ -19,7 +19,7 @@ from dkrr.linalg import products, sources
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, ResidentRows, TiledOperator, TileGroup, tile_work
-from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, SummedTiles
+from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, FormedTiles
 from dkrr.planning.problem import Problem
 from dkrr.store import TileGrid
 from tests import systems
@@ -220,7 +220,7 @@ def make_source(kind, folder, grid, scaled):
     """A source of tiles of each kind, and the matrix that it stands for."""
     n, A, c = grid.n, positive_definite(grid.n), np.random.default_rng(1).uniform(0.5, 2.0, (grid.n, 1))
     if kind == "sum":
-        return SummedTiles(tuple(systems.tiles_of(folder, grid, k * A) for k in (1, 2))), 3 * A
+        return FormedTiles(tuple(systems.tiles_of(folder, grid, k * A) for k in (1, 2))), 3 * A
     scale = systems.vectors(folder, grid, c) if scaled else None
     X = np.where(random(n, 3, seed=2) < 0.3, random(n, 3), 0.0)
     rows = MemoryRows(A if kind == "matrix" else sp.csr_array(X) if kind == "sparse gram" else X)

@@ -20,7 +20,7 @@ from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import CurvatureProduct, Design, LikelihoodPass, Segment
 from dkrr.linalg.products import LastProduct, TiledOperator, TrainingSetOperator, TrainingSets
-from dkrr.linalg.sources import GramTiles, MatrixTiles, SummedTiles
+from dkrr.linalg.sources import GramTiles, MatrixTiles, FormedTiles
 from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import naive_gram, naive_normal
@@ -57,7 +57,7 @@ def sparse_gram(folder, executor):
 
 
 def stored_sum(folder, executor):
-    source = SummedTiles(tuple(systems.tiles_of(folder, RAGGED, k * A) for k in (1, 2)))
+    source = FormedTiles(tuple(systems.tiles_of(folder, RAGGED, k * A) for k in (1, 2)))
     found = tiled(source, RAGGED, executor, kept_tiles=2, keeps="float32", scale=C)
     return found, same(3 * np.outer(C, C) * A)
 
