@@ -101,9 +101,10 @@ class FourierSums:
 
     def system(self, *, has_intercept: bool) -> NormalSystem:
         """See `Sums`; the matrix is formed where it is asked for."""
-        matrix = FourierNormalMatrix(self.grid, self.modes[0], has_intercept, self.threads)
         totals, total = totals_of(self.modes[1:]), self.total
-        target_means = totals / total if has_intercept and total > 0 else np.zeros(len(totals))
+        is_centred = has_intercept and total > 0.0
+        matrix = FourierNormalMatrix(self.grid, self.modes[0], is_centred, self.threads)
+        target_means = totals / total if is_centred else np.zeros(len(totals))
         squares = self.squares - totals * target_means
         moments, diagonal = matrix.moments(self.modes[1:], totals), matrix.diagonal()
         return NormalSystem(matrix, moments, squares, total, matrix.means, target_means, diagonal, has_intercept)
