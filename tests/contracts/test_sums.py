@@ -1,6 +1,7 @@
 """Sums over rows: the same promises for dense rows, CSR rows and Fourier features."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_the_system_is_that_of_the_definitions_however_the_rows_were_cut(case, h
     if not has_intercept:
         case.phi = case.phi - case.features.reference  # about which features are taken
     cuts, total = [0, 1, 20, 20, 47, N], case.features.new_sums(T)
-    for a, b in zip(cuts, cuts[1:], strict=False):
+    for a, b in pairwise(cuts):
         total.include(case.unpacked(case.sums(slice(a, b)).packed()))
     found = total.system(has_intercept=has_intercept)
     matrix, moments, means, target_means, squares = case.system(slice(None), has_intercept)
