@@ -31,11 +31,21 @@ from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.fitted_function import FittedFunction
+from dkrr.fitting.growth import FEATURES_REMEDY, GrownSums, grown
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
-from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
+from dkrr.fitting.requests import (
+    INTERVAL_FOLDS,
+    FitRequest,
+    Learned,
+    Settings,
+    Targets,
+    check_sizes,
+    checked_weights,
+)
+from dkrr.fitting.sampled import with_bounding_box
 from dkrr.kernels import Kernel
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.uncertainty import UncertaintyPlan
@@ -70,6 +80,8 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     _known_processes: Posteriors | None = None
     """Gaussian processes of the last fit, which are made when they are first asked for; None on models that were saved
     without what these are made of."""
+    _grown: GrownSums | None = None
+    """Sums over the rows of all calls of `partial_fit`; None after `fit`."""
     _folds: Folds | None = None
     """Folds of the search that chose the model."""
     _own_folds: Folds | None = None
@@ -487,6 +499,11 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _processes(self) -> Posteriors:
         """Gaussian processes of the last fit, with the limit of memory and the display that the estimator has now."""
         self._check_fitted()
+        if self._grown is not None:
+            raise InputError(
+                "the model was grown by partial_fit, which keeps sums and not the rows, and uncertainties need them; "
+                "expected a model of all rows at once: give all rows to fit"
+            )
         if self._known_processes is None:
             raise InputError(
                 "the model was saved without its targets, and errors cannot be computed; expected one saved by "
@@ -558,6 +575,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
         (model,) = fitted.models
+        self._grown = None
         self._known_processes = model.processes or Posteriors(request, model.function.kernel, grid=model.function.grid)
         assert model.norms is not None
         self._take(model.function, model.dual_coef, is_vector=is_vector)
@@ -799,3 +817,186 @@ class KernelRidge(RidgeRegressor):
         request = FitRequest(settings, rows, targets, weights, None, learned, folds, Posteriors)
         self._take_fit(fit(request, self.progress), request, X, is_vector=y.ndim == 1)
         return self
+
+    def partial_fit(self, X: RowsLike, y: TargetsLike, sample_weight: WeightsLike | None = None) -> Self:
+        """Fit the model to the rows so far and to these: as `fit` of all of them, to rounding, without keeping rows.
+
+        The rows so far are those since the last `fit` or, without one, since the first call. The
+        model is in primal form (kernels with explicit features, and Fourier grids), and keeps sums
+        over the rows: (D, D) numbers for D features, whatever the number of rows.
+
+        Parameters
+        ----------
+        X : ndarray, scipy.sparse matrix, table, Dask array, Zarr array, or path, of shape (n, n_features)
+            New rows, with the columns of the first call.
+        y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n,) or (n, n_targets)
+            Their targets, as many as in the first call.
+        sample_weight : float, array-like of shape (n,), or column of X, optional
+            wᵢ ≥ 0, not all 0; None: 1 for every row.
+
+        Returns
+        -------
+        KernelRidge
+            The fitted estimator.
+
+        Raises
+        ------
+        InputError
+            If the kernel has no explicit features, or learns from the rows; if the kernel or
+            `fit_intercept` are not those of the first call; for rows outside of the box of a Fourier
+            grid; with `transformer`, `store`, `uncertainty`, solver="cg" or form="dual"; for loaded
+            models. The message says what to do.
+        MemoryLimitError
+            If the sums do not fit in memory.
+        NotPositiveDefiniteError
+            If the matrix is not positive definite, as with `alpha` = 0 and fewer rows than features.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If rounding in the sums may change predictions by more than 1e-6 of the targets.
+
+        Notes
+        -----
+        A call that raises leaves the model as it was, and may be repeated. `alpha` may be changed
+        between calls by `set_params`: it is not part of the sums.
+
+        To forget earlier rows by a factor γ in every call, give call k, from 0, the weights wᵢ γ⁻ᵏ
+        and alpha = λ γ⁻ᵏ: that is the fit with weights wᵢ γᵐ of rows that are m calls old, and with
+        λ. Start anew with `fit` before the weights are beyond 1e30.
+
+        Features are those of the first call: the centres of Nystroem stay (a message of
+        `solve_result_` says so), and so does the box of a Fourier grid, which is that of the first
+        rows unless it is given, as ``kernel=FourierGrid(RBF(gamma=2.0), box=[(0.0, 1.0)])`` of
+        `dkrr.features`. Rows to predict must then be in the box, too.
+
+        `solve_result_.residual` is that of the normal equations, since a residual of the dual system
+        needs all rows; `plan_` is of the rows so far. Unavailable are `dual_coef_`, `X_fit_`,
+        standard deviations, intervals, the likelihood and leave-one-out residuals: for these give
+        all rows to `fit`. A saved and loaded model predicts, and does not grow; pickle keeps the sums.
+
+        References
+        ----------
+        T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for computing the sample variance:
+        analysis and recommendations", The American Statistician 37 (1983).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from dkrr import KernelRidge
+        >>> rng = np.random.default_rng(0)
+        >>> X, y = rng.normal(size=(900, 3)), rng.normal(size=900)
+        >>> model = KernelRidge(kernel="polynomial", degree=2)
+        >>> for day in range(3):
+        ...     rows = slice(300 * day, 300 * (day + 1))
+        ...     model = model.partial_fit(X[rows], y[rows])
+        >>> again = KernelRidge(kernel="polynomial", degree=2).fit(X, y)
+        >>> bool(np.allclose(model.predict(X), again.predict(X), rtol=1e-10))
+        True
+        """
+        X, y, sample_weight = with_columns(X, y, sample_weight)
+        kernel = self._growing_kernel()
+        known = self._sums_so_far(kernel)
+        if known is None:
+            X, settings, rows, y, weights = self._checked_targets(X, y, sample_weight)
+            if self.__dict__.pop("_learned", None) is not None:
+                raise _learns(kernel)
+        else:
+            settings, rows = self._settings(kernel), self._new_rows(X)
+            y = self._further_targets(y)
+            check_sizes(kernel, rows, len(y))
+            weights = checked_weights(sample_weight, len(y))
+        values = as_columns(y)
+        targets = Targets(values, checked_alphas(self.alpha, values.shape[1]))
+        found, fitted = grown(known, FitRequest(settings, rows, targets, weights), kernel, self.progress)
+        (model,) = fitted.models
+        assert model.norms is not None
+        is_vector = y.ndim == 1
+        self._take(model.function, None, is_vector=is_vector)
+        self._grown, self._known_processes = found, None
+        self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
+        self.solve_result_, self.n_iter_ = model.result, None
+        self._finish(fitted, rows, X)
+        del self.X_fit_
+        return self
+
+    def _growing_kernel(self) -> Kernel:
+        """Kernel of a model that may grow.
+
+        Raises
+        ------
+        InputError
+            If the parameters are of models that do not.
+        """
+        kernel, rest = self._kernel(), "give all rows to fit"
+        if kernel.is_precomputed:
+            raise InputError(
+                f"kernel is 'precomputed', and partial_fit sums the features of rows; expected a kernel that has "
+                f"some: {FEATURES_REMEDY}"
+            )
+        if self.transformer is not None:
+            raise InputError(
+                f"transformer is {shown(self.transformer)}, which learns from all rows; expected None: give "
+                f"transformed rows to partial_fit, or {rest}"
+            )
+        for name, unset in (("store", None), ("uncertainty", False)):
+            if (value := getattr(self, name)) is not unset:
+                raise InputError(
+                    f"{name} is {shown(value)}, and partial_fit keeps sums in memory and no rows; expected "
+                    f"{name}={unset}, or {rest}"
+                )
+        return kernel
+
+    def _sums_so_far(self, kernel: Kernel) -> GrownSums | None:
+        """Sums of earlier rows: those that are kept, or those of the rows of the last fit; None without a model."""
+        if "_model" not in vars(self):
+            return None
+        if "plan_" not in vars(self):
+            raise InputError(
+                "the model was loaded, and a saved model holds neither sums nor all of the fit; expected a model that "
+                "was fitted here (pickle keeps the sums): give all rows to fit"
+            )
+        known, asked = self._grown, kernel
+        if known is not None:
+            before, has_intercept = known.asked, known.fit_intercept
+        else:
+            given = self._processes().given
+            if given.learned is not None:
+                raise _learns(given.learned.kernel)
+            before, has_intercept = given.settings.kernel, given.settings.fit_intercept
+            asked = with_bounding_box(kernel, given.rows)
+        for name, old, new in (
+            ("kernel", before, asked),
+            ("fit_intercept", has_intercept, self.fit_intercept),
+        ):
+            if repr(old) != repr(new):
+                raise InputError(
+                    f"{name} is {shown(new)}, and the rows so far were fitted with {shown(old)}; expected no other "
+                    f"than that in partial_fit: give all rows to fit"
+                )
+        if known is None:
+            request = FitRequest(self._settings(asked), given.rows, given.outputs, given.weights)
+            known, _ = grown(None, request, kernel, self.progress)
+        return known
+
+    def _further_targets(self, y: Any) -> NDArray[np.float64]:
+        """Targets of further rows, as many as in the first call."""
+        if y is None:
+            raise InputError("y is None; expected the targets")
+        targets = load_targets(y)
+        expected = "(n,)" if self._is_vector else f"(n, {self._model.n_targets})"
+        if targets.ndim != (1 if self._is_vector else 2) or (
+            targets.ndim == 2 and targets.shape[1] != self._model.n_targets
+        ):
+            raise InputError(
+                f"y has shape {targets.shape}; expected {expected}, as in the first call: give all rows to fit"
+            )
+        check_finite(targets, "y")
+        return targets
+
+
+def _learns(kernel: Kernel) -> InputError:
+    return InputError(
+        f"kernel is {kernel!r}, which learns from all rows; expected one that is fixed before the first call: give "
+        f"kernel.fitted(X), or all rows to fit"
+    )

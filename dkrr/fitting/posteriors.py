@@ -131,6 +131,18 @@ class Posteriors:
         self._refuse_changed_data()
         return self._request
 
+    @property
+    def given(self) -> FitRequest:
+        """Request of the fit, with the kernel before anything was drawn or moved.
+
+        Raises
+        ------
+        InputError
+            If its data were changed in place.
+        """
+        self._refuse_changed_data()
+        return self._given
+
     def within(self, memory_limit: int | str | None, show_progress: bool | None) -> "Posteriors":
         """Set the limit of memory and the display of progress for later calls, and return these posteriors."""
         self._show_progress = show_progress

@@ -76,6 +76,19 @@ class FourierSums:
         """See `Sums`."""
         return replace(self, modes=self.modes.copy(), squares=self.squares.copy())
 
+    @property
+    def means(self) -> tuple[Array, Array]:
+        """See `Sums`."""
+        return np.zeros(self.grid.dimension), totals_of(self.modes[1:]) / self.total
+
+    def about(self, shift: Array, target_shift: Array) -> Self:
+        """See `Sums`; `shift` is 0."""
+        assert not shift.any(), "the features of a grid have no reference"
+        modes, totals, total = self.modes.copy(), totals_of(self.modes[1:]), self.total
+        modes[1:] -= target_shift.reshape(-1, *(1 for _ in self.grid.most)) * modes[0]
+        squares = self.squares - target_shift * (2.0 * totals - total * target_shift)
+        return replace(self, modes=modes, squares=squares)
+
     def without(self, other: Self) -> Self | None:
         """See `Sums`."""
         pairs = (self.total, other.total), (self.squares, other.squares)

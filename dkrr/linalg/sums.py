@@ -254,6 +254,13 @@ class Sums(Protocol):
     def copy(self) -> Self:
         """Sums of the same rows that may be changed."""
 
+    @property
+    def means(self) -> tuple[Array, Array]:
+        """Means of the features (0 where sums need no reference) and of the targets, of shape (D,) and (t,)."""
+
+    def about(self, shift: Array, target_shift: Array) -> Self:
+        """Sums of the same rows with shifts subtracted from features and targets: about other references."""
+
     def without(self, other: Self) -> Self | None:
         """Sums of the rows that are not among the others; None where the others are most, and digits would be lost."""
 
@@ -384,17 +391,25 @@ class DenseSums:
             array[...] = part.reshape(array.shape)
         return found
 
-    def about(self, shift: Array) -> Self:
-        """Sums of the same rows with `shift`, (D,), subtracted from the features: about another reference.
+    @property
+    def means(self) -> tuple[Array, Array]:
+        """See `Sums`."""
+        return self.moments[:, -1] / self.total, self.totals[:-1] / self.total
+
+    def about(self, shift: Array, target_shift: Array) -> Self:
+        """See `Sums`.
 
         With W shift shiftᵀ − shift sᵀ − s shiftᵀ for s = Σ w φ. Where shift is their mean that is −W shift shiftᵀ;
         where s is 0, sums about the mean, it is +W shift shiftᵀ, in which nothing cancels.
         """
-        s = self.moments[:, -1]
+        both, s = np.append(target_shift, 0.0), self.moments[:, -1].copy()
         mixed = np.outer(shift, s - 0.5 * self.total * shift)
-        return type(self)(
-            self.gram - mixed - mixed.T, self.moments - np.outer(shift, self.totals), self.squares, self.totals
-        )
+        gram = self.gram - mixed
+        gram -= mixed.T
+        totals = self.totals - self.total * both
+        moments = self.moments - np.outer(s, both) - np.outer(shift, totals)
+        squares = self.squares - target_shift * (self.totals[:-1] + totals[:-1])
+        return type(self)(gram, moments, squares, totals)
 
     def system(self, *, has_intercept: bool) -> NormalSystem:
         """See `Sums`."""
@@ -527,3 +542,38 @@ def sums_of_others(parts: Sequence[AnySums], rest: AnySums) -> Iterator[AnySums]
         for other in others:
             total.include(other)
         yield from sums_of_others(own, total)
+
+
+@dataclass(frozen=True)
+class ReferredSums:
+    """Sums with the references that they are about, which can be merged with those of other rows about others.
+
+    Both are brought about their means first, and then about the common mean. The second step only adds, as
+    W d dᵀ, so that nothing cancels, however far apart the rows are and however many sums are merged.
+    """
+
+    sums: Any
+    reference: Array
+    """c, subtracted from the features, of shape (D,)."""
+    target_reference: Array
+    """Subtracted from the targets, of shape (t,)."""
+
+    def about_means(self) -> "ReferredSums":
+        """Sums about the means of these rows."""
+        shift, target_shift = self.sums.means
+        return self.about(self.reference + shift, self.target_reference + target_shift)
+
+    def about(self, reference: Array, target_reference: Array) -> "ReferredSums":
+        """Sums about other references: by the difference of the rounded ones, so that their rounding does not count."""
+        shifts = reference - self.reference, target_reference - self.target_reference
+        return ReferredSums(self.sums.about(*shifts), reference, target_reference)
+
+    def merged(self, other: "ReferredSums") -> "ReferredSums":
+        """Sums of the rows of both, about their common means."""
+        first, second = self.about_means(), other.about_means()
+        share = second.sums.total / (first.sums.total + second.sums.total)
+        reference = first.reference + share * (second.reference - first.reference)
+        targets = first.target_reference + share * (second.target_reference - first.target_reference)
+        found = first.about(reference, targets)
+        found.sums.include(second.about(reference, targets).sums)
+        return found

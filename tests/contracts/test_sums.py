@@ -14,7 +14,7 @@ from dkrr.features import FourierGrid
 from dkrr.kernels import RBF
 from dkrr.kernels.maps import IdentityMap, PolynomialMap
 from dkrr.linalg.fourier_sums import FourierFeatures, FourierSums
-from dkrr.linalg.sums import DenseFeatures, DenseSums, sums_of_others
+from dkrr.linalg.sums import DenseFeatures, DenseSums, ReferredSums, sums_of_others
 
 N, T = 61, 2
 BOX = [(-3.0, 3.0)]
@@ -130,13 +130,33 @@ def test_sums_of_other_parts_and_differences_are_those_of_their_rows(case):
     assert whole.without(case.sums(np.arange(1, N))) is None, "one row is left, of which no digits are"
 
 
-def test_sums_about_another_reference_are_those_about_it():
-    case, shift = CASES["dense"](), np.linspace(-1, 1, 15)
+def test_sums_about_other_references_are_those_about_them(case):
+    shift, targets = np.linspace(-1, 1, case.features.dimension), np.array([0.5, -3.0])
     moved = case.features.about(shift)
+    if moved is None:
+        moved, shift = case.features, np.zeros(case.features.dimension)
     expected = moved.new_sums(T)
-    expected.add(moved.block(case.X), case.y, case.weights)
-    assert_allclose(np.tril(case.sums().about(shift).gram), np.tril(expected.gram), atol=1e-9)
-    assert_allclose(case.sums().about(shift).moments, expected.moments, atol=1e-10)
+    expected.add(moved.block(case.X), case.y - targets, case.weights)
+    found = case.sums().about(shift, targets)
+    for system, other in ((found.system(has_intercept=k), expected.system(has_intercept=k)) for k in (False, True)):
+        assert_allclose(np.tril(system.matrix.matrix()), np.tril(other.matrix.matrix()), atol=1e-9)
+        for name in ("moments", "squares", "total", "means", "target_means"):
+            assert_allclose(getattr(system, name), getattr(other, name), atol=1e-10)
+    assert_allclose(found.means[1], expected.means[1], atol=1e-12)
+
+
+def test_merged_sums_are_about_the_means_of_all_rows(case):
+    first, second, zeros = slice(0, 20), slice(20, N), np.zeros(case.features.dimension)
+    start = case.features.reference
+    parts = [ReferredSums(case.sums(rows), start, np.zeros(T)) for rows in (first, second)]
+    found = parts[0].merged(parts[1])
+    whole = ReferredSums(case.sums(), start, np.zeros(T)).about_means()
+    assert_allclose(found.reference, whole.reference, atol=1e-11)
+    assert_allclose(found.target_reference, whole.target_reference, atol=1e-12)
+    system, other = found.sums.system(has_intercept=True), whole.sums.system(has_intercept=True)
+    assert_allclose(np.tril(system.matrix.matrix()), np.tril(other.matrix.matrix()), atol=1e-9)
+    assert_allclose(system.moments, other.moments, atol=1e-10)
+    assert_allclose(found.sums.means[0], zeros, atol=1e-12)
 
 
 def test_squared_errors_of_sums_are_those_of_the_rows_within_their_bound(case):

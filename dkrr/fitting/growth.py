@@ -1,0 +1,300 @@
+"""A primal fit that grows: sums over the rows of all calls so far, and the normal equations that follow from them.
+
+Every call sums its own rows about a reference near their mean, and merges these sums with those of earlier rows (see
+`ReferredSums`). λ is not part of sums, and may be another one in each call.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dkrr.cluster import Progress
+from dkrr.errors import InputError, MemoryLimitError, warn_inaccurate
+from dkrr.fitting.context import open_context, progress_of
+from dkrr.fitting.data import TrainingData, shared_fields, sizes_out_of_range
+from dkrr.fitting.fourier_ridge import refused_alpha
+from dkrr.fitting.grids import box_of
+from dkrr.fitting.primal_ridge import INEXACT_PREDICTIONS
+from dkrr.fitting.primal_rows import PrimalRows, not_shown
+from dkrr.fitting.request_plans import plan_for_rows, plan_of
+from dkrr.fitting.requests import FitRequest, Targets
+from dkrr.fitting.results import Solution, fitted_model, scale_of
+from dkrr.fitting.run import Fit, shortfall
+from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
+from dkrr.kernels import Kernel
+from dkrr.kernels.blocks import mirror_lower
+from dkrr.kernels.centring import Centring
+from dkrr.kernels.fourier_grid import FourierGrid
+from dkrr.kernels.kernel_features import is_drawn
+from dkrr.kernels.map_base import FeatureMap
+from dkrr.linalg.cholesky import check_diagonal
+from dkrr.linalg.products import column_norms
+from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
+from dkrr.linalg.residual import SolvedProbe, relative_by_columns, scaling_of, with_probe, worst
+from dkrr.linalg.result import INACCURATE_ABOVE, NORMAL_EQUATIONS
+from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.sums import ReferredSums, cho_solve
+from dkrr.planning import Plan
+from dkrr.planning.detection import detect
+from dkrr.planning.problem import Because, Problem
+from dkrr.planning.reasons import Reason
+from dkrr.planning.resources import Resources
+from dkrr.text import format_bytes, plural
+
+Array = NDArray[np.float64]
+
+HELD_MATRICES = 4
+"""D × D matrices besides those of a fit: the sums of earlier rows and of the new ones, and copies while they merge."""
+GROWS = Because(
+    form=Reason("grows", "primal, since sums of features are kept for further rows, and not the rows"),
+    solver=Reason("grows", "sums in the calling process, and a factor of them"),
+)
+FEATURES_REMEDY = (
+    "give a kernel with explicit features (linear, polynomial, or RandomFourier(RBF(), 2000) and Nystroem(RBF(), 2000) "
+    "of dkrr.features), or give all rows to fit"
+)
+
+
+@dataclass(frozen=True)
+class GrownSums:
+    """Sums over the rows of all calls so far, and the features that they are of."""
+
+    asked: Kernel
+    """Kernel of the first call, as it was requested."""
+    drawn: Kernel
+    """The same kernel, with what was drawn from the first rows."""
+    kernel: Kernel
+    """The same about its origins, as it is computed."""
+    feature_map: FeatureMap
+    centring: Centring | None
+    fit_intercept: bool
+    d: int
+    """Columns of X."""
+    referred: ReferredSums
+    n: int
+    """Rows so far."""
+    n_positive: int
+    """Rows of positive weight so far."""
+    n_new: int
+    """Rows of the last call."""
+
+    @property
+    def grid(self) -> FourierGrid | None:
+        """Grid of the features, if they have one."""
+        return self.feature_map if isinstance(self.feature_map, FourierGrid) else None
+
+    def problem_of(self, problem: Problem) -> Problem:
+        """Problem of the rows so far and those of another problem."""
+        more = problem.n if problem.n_positive_weights is None else problem.n_positive_weights
+        weight = float(problem.n) if problem.total_weight is None else problem.total_weight
+        return replace(
+            problem,
+            n=self.n + problem.n,
+            x_bytes=None,  # these two follow from the bytes of an average row
+            cumulative_largest_row_bytes=(),
+            n_positive_weights=self.n_positive + more,
+            total_weight=self.referred.sums.total + weight,
+        )
+
+
+def grown(known: GrownSums | None, request: FitRequest, asked: Kernel, show: bool | None) -> tuple[GrownSums, Fit]:
+    """Sums of the rows so far and those of a request, and the fit that follows from them.
+
+    Parameters
+    ----------
+    known : GrownSums, optional
+        Sums of earlier rows, which stay as they are; None: there are none.
+    request : FitRequest
+        The new rows.
+    asked : Kernel
+        Kernel as it was requested.
+    show : bool or None
+        Whether progress is shown, as in `make_progress`.
+
+    Raises
+    ------
+    InputError
+        If the kernel has no explicit features, or the rows are outside of the box of a grid.
+    MemoryLimitError
+        If the sums do not fit in memory.
+    NotPositiveDefiniteError
+        If the normal matrix is not positive definite.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the result is less accurate than requested.
+    """
+    begun = time.perf_counter()
+    request, plan = _planned(known, request)
+    progress = progress_of(show, plan.seconds)
+    if known is None and is_drawn(plan.problem.kernel):
+        drawn = with_sampled_maps(plan.problem.kernel, request.rows, progress)
+        request, plan = _planned(None, request.with_settings(kernel=drawn))
+    outputs = request.outputs
+    assert isinstance(outputs, Targets)
+    if sizes_out_of_range(outputs.values) is not None:
+        raise InputError("y has values beyond 1e±150, whose squares are not summed; expected y in other units")
+    data = TrainingData.of(outputs, shared_fields(request, plan.problem))
+    if known is not None:
+        data = replace(data, kernel=known.kernel, feature_map=known.feature_map, centring=known.centring)
+    elif data.fit_intercept:
+        data = centre_linear_parts(data)
+    if isinstance(data.feature_map, FourierGrid):
+        _refuse_outside(data, data.feature_map)
+    if lost := refused_alpha(plan, data):
+        raise InputError(f"{lost} on a Fourier grid; expected a larger alpha")
+    with open_context(plan, None, progress) as context:
+        with context.progress.stage("normal matrix", float(data.n)):
+            new = _sums_of(data, context.threads, context.progress)
+        if known is not None and data.fit_intercept:
+            new = known.referred.merged(new)
+        elif known is not None:  # all sums are about 0
+            new.sums.include(known.referred.sums)
+        n_positive = data.n if data.weights is None else int(np.count_nonzero(data.weights))
+        assert data.feature_map is not None
+        found = GrownSums(
+            asked=asked if known is None else known.asked,
+            drawn=request.settings.kernel,
+            kernel=data.kernel,
+            feature_map=data.feature_map,
+            centring=data.centring,
+            fit_intercept=data.fit_intercept,
+            d=data.rows.shape[1],
+            referred=new,
+            n=data.n + (0 if known is None else known.n),
+            n_positive=n_positive + (0 if known is None else known.n_positive),
+            n_new=data.n,
+        )
+        solution = _solution(found, data)
+    model = fitted_model(data, plan, solution, None, context, begun)
+    if not model.result.status.is_good:
+        warn_inaccurate(shortfall(model.result, plan), stacklevel=3)
+    return found, Fit(plan, (model,))
+
+
+def _planned(known: GrownSums | None, request: FitRequest) -> tuple[FitRequest, Plan]:
+    """Request in the primal form with a factor, in the calling process, and its plan for the rows so far."""
+    settings = request.settings
+    if isinstance(settings.solver, ConjugateGradient):
+        raise InputError(
+            "solver is 'cg', and partial_fit keeps sums whose matrix it factors; expected solver='cholesky' or "
+            "'auto': or give all rows to fit"
+        )
+    if settings.form == "dual":
+        raise InputError(
+            "form is 'dual', and partial_fit keeps sums of features and not the rows; expected form='primal' or "
+            "'auto': or give all rows to fit"
+        )
+    request = replace(request.with_settings(form="primal", solver=Cholesky(), store=None), because=GROWS)
+    resources = replace(
+        detect(settings.memory_limit, None, rows=request.rows.url),
+        confined="in the calling process, which keeps the sums",
+    )
+    if known is not None:
+        request = request.with_settings(kernel=known.drawn, grid=known.grid)
+        plan = plan_for_rows(known.problem_of(request.problem()), request.rows, resources)
+    else:
+        try:
+            plan = plan_of(request, resources)
+        except InputError as error:
+            raise InputError(
+                f"kernel is {request.settings.kernel!r}, and partial_fit takes the primal form, which it has not: "
+                f"{error}; expected one that has: {FEATURES_REMEDY}"
+            ) from error
+    _refuse_large(plan, resources)
+    return request, plan
+
+
+def _refuse_large(plan: Plan, resources: Resources) -> None:
+    """Refuse sums that do not fit in the memory of this process."""
+    side, limit = plan.problem.dimension or 0, resources.local_limit_bytes
+    needed = plan.peak_bytes + HELD_MATRICES * 8 * side**2
+    if plan.execution != "memory" or needed > limit:
+        raise MemoryLimitError(
+            f"sums of {side:,} features take {format_bytes(max(needed, HELD_MATRICES * 8 * side**2))} in this "
+            f"process, and {format_bytes(limit)} are allowed; expected fewer features, a larger memory_limit, or all "
+            f"rows in one call of fit, which has other ways. Nothing was computed"
+        )
+
+
+def _refuse_outside(data: TrainingData, phi: FourierGrid) -> None:
+    """Refuse rows outside of the box of a grid, where its waves are not the kernel."""
+    d = data.rows.shape[1]
+    limits, box = phi.grid(d).limits, box_of(data.rows, phi.columns(d))
+    centre = phi.grid(d).centre
+    for k, column in enumerate(box.columns):
+        for one in (box.lows[k], box.highs[k]):
+            if abs(one.value - centre[k]) > limits[k]:
+                low, high = phi.box[k]
+                raise InputError(
+                    f"X has {one.value:.6g} in row {one.row:,}, column {column}, outside of the box [{low:.6g}, "
+                    f"{high:.6g}] of the Fourier grid, which is that of the rows of the first call unless it is "
+                    f"given; expected rows inside: give the box of all rows to come in the first call, "
+                    f"kernel=FourierGrid(RBF(gamma=...), box=[(low, high), ...]) of dkrr.features, or all rows to fit"
+                )
+
+
+def _sums_of(data: TrainingData, n_threads: int, progress: Progress) -> ReferredSums:
+    """Sums of the rows of one call, repeated about their means where they have lost digits."""
+    rows = PrimalRows.of(data, n_threads, progress=progress)
+    (sums,) = rows.sums([None])
+    if data.fit_intercept:
+        system = sums.system(has_intercept=True)
+        features = rows.features.about(system.means) if system.has_lost_digits(float(data.alphas.min())) else None
+        if features is not None:
+            rows = replace(rows, features=features, advance=not_shown)
+            (sums,) = rows.sums([None])
+    return ReferredSums(sums, rows.features.reference, rows.means)
+
+
+def _solution(grown: GrownSums, data: TrainingData) -> Solution:
+    """Solution of all targets from the sums of all rows so far.
+
+    Its accuracy is judged by the residual of the normal equations and by what rounding of the sums may change: a
+    residual of the dual system would need the rows.
+    """
+    referred, alphas = grown.referred, data.alphas
+    system = referred.sums.system(has_intercept=grown.fit_intercept)
+    dimension, t = len(system.moments), len(alphas)
+    coef, constants, bounds, conditions = np.empty((dimension, t)), np.empty(t), np.empty(t), list[float]()
+    left, probes = np.empty((dimension, t)), list[tuple[float, SolvedProbe]]()
+    sizes = np.sqrt(np.maximum(system.squares, 0.0))
+    diagonal = system.matrix.diagonal()
+    check_diagonal(diagonal)
+    for alpha, columns in data.alpha_groups():
+        with in_terms_of_alpha([alpha], "primal", partial(scale_of, data, "primal")):
+            solution = system.solution(alpha)
+        coef[:, columns], constants[columns] = solution.coef[:, columns], solution.constants[columns]
+        bounds[columns] = relative_by_columns(solution.rounding(), sizes)[columns]
+        scaling = scaling_of(diagonal + alpha)
+        probe = with_probe(np.empty((dimension, 0)), scaling)
+        x = cho_solve(solution.lower, probe)
+        probes.append((alpha, SolvedProbe.of_solution(probe[:, 0], x[:, 0], scaling)))
+        del solution
+    matrix = system.matrix.matrix()
+    mirror_lower(matrix)
+    left = system.moments - matrix @ coef - coef * alphas
+    for alpha, one in probes:
+        conditions.append(one.condition(matrix @ one.vector + alpha * one.vector))
+    residuals = relative_by_columns(column_norms(left), column_norms(system.moments))
+    messages = [f"sums of {plural(grown.n, 'row')}, {grown.n_new:,} of them in this call"]
+    if is_drawn(grown.asked):
+        messages.append("the features are those drawn in the first call: a fit of all rows would draw others")
+    if (bounds > INACCURATE_ABOVE).any():
+        messages.append(INEXACT_PREDICTIONS.format(bound=bounds.max()))
+        residuals = np.where(bounds > INACCURATE_ABOVE, np.fmax(bounds, residuals), residuals)
+    return Solution(
+        dual_coef=None,
+        coef=coef,
+        intercept=referred.target_reference + constants - referred.reference @ coef,
+        rows=None,
+        residual=float(residuals.max()),
+        residual_of=NORMAL_EQUATIONS,
+        residuals=residuals,
+        condition=worst(conditions),
+        messages=tuple(messages),
+    )
