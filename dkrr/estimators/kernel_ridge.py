@@ -844,8 +844,8 @@ class KernelRidge(RidgeRegressor):
         InputError
             If the kernel has no explicit features, or learns from the rows; if the kernel or
             `fit_intercept` are not those of the first call; for rows outside of the box of a Fourier
-            grid; with `transformer`, `store`, `uncertainty`, solver="cg" or form="dual"; for loaded
-            models. The message says what to do.
+            grid; with `transformer`, `store`, `tile`, `uncertainty`, solver="cg" or form="dual"; for
+            loaded models. The message says what to do.
         MemoryLimitError
             If the sums do not fit in memory.
         NotPositiveDefiniteError
@@ -863,7 +863,7 @@ class KernelRidge(RidgeRegressor):
 
         To forget earlier rows by a factor γ in every call, give call k, from 0, the weights wᵢ γ⁻ᵏ
         and alpha = λ γ⁻ᵏ: that is the fit with weights wᵢ γᵐ of rows that are m calls old, and with
-        λ. Start anew with `fit` before the weights are beyond 1e30.
+        λ. Call `fit` before the weights exceed 1e30.
 
         Features are those of the first call: the centres of Nystroem stay (a message of
         `solve_result_` says so), and so does the box of a Fourier grid, which is that of the first
@@ -939,7 +939,7 @@ class KernelRidge(RidgeRegressor):
                 f"transformer is {shown(self.transformer)}, which learns from all rows; expected None: give "
                 f"transformed rows to partial_fit, or {rest}"
             )
-        for name, unset in (("store", None), ("uncertainty", False)):
+        for name, unset in (("store", None), ("tile", None), ("uncertainty", False)):
             if (value := getattr(self, name)) is not unset:
                 raise InputError(
                     f"{name} is {shown(value)}, and partial_fit keeps sums in memory and no rows; expected "
@@ -983,11 +983,9 @@ class KernelRidge(RidgeRegressor):
         """Targets of further rows, as many as in the first call."""
         if y is None:
             raise InputError("y is None; expected the targets")
-        targets = load_targets(y)
-        expected = "(n,)" if self._is_vector else f"(n, {self._model.n_targets})"
-        if targets.ndim != (1 if self._is_vector else 2) or (
-            targets.ndim == 2 and targets.shape[1] != self._model.n_targets
-        ):
+        targets, t = load_targets(y), self._model.n_targets
+        if targets.ndim not in (1, 2) or targets.shape[1:] != (() if self._is_vector else (t,)):
+            expected = "(n,)" if self._is_vector else f"(n, {t})"
             raise InputError(
                 f"y has shape {targets.shape}; expected {expected}, as in the first call: give all rows to fit"
             )

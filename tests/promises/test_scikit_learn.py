@@ -290,7 +290,7 @@ def test_iterations_are_counted_as_scikit_learn_counts_them(form, tmp_path):
 METHODS = "fit predict score get_params set_params get_metadata_routing set_fit_request set_score_request"
 RIDGE = "predict_interval predict_variance_bounds loo_residuals log_marginal_likelihood log_marginal_likelihood_std"
 OF_ONE = {
-    "KernelRidge": f"{RIDGE} set_predict_request",
+    "KernelRidge": f"{RIDGE} set_predict_request partial_fit set_partial_fit_request",
     "KernelRidgeCV": f"{RIDGE} set_predict_request",
     "KernelLogisticRegression": "decision_function predict_proba predict_log_proba fit_path",
     "KernelLogisticRegressionCV": "decision_function predict_proba predict_log_proba",
