@@ -31,7 +31,7 @@ from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.fitted_function import FittedFunction
-from dkrr.fitting.growth import FEATURES_REMEDY, GrownSums, grown
+from dkrr.fitting.growth import FEATURES_REMEDY, GrownSums, grown, sums_of
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
@@ -969,14 +969,14 @@ class KernelRidge(RidgeRegressor):
             ("kernel", before, asked),
             ("fit_intercept", has_intercept, self.fit_intercept),
         ):
-            if repr(old) != repr(new):
+            if old != new:
                 raise InputError(
                     f"{name} is {shown(new)}, and the rows so far were fitted with {shown(old)}; expected no other "
                     f"than that in partial_fit: give all rows to fit"
                 )
         if known is None:
             request = FitRequest(self._settings(asked), given.rows, given.outputs, given.weights)
-            known, _ = grown(None, request, kernel, self.progress)
+            known = sums_of(request, kernel, self.progress)
         return known
 
     def _further_targets(self, y: Any) -> NDArray[np.float64]:

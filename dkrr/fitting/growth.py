@@ -7,13 +7,14 @@ Every call sums its own rows about a reference near their mean, and merges these
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.cluster import Progress
 from dkrr.errors import InputError, MemoryLimitError, warn_inaccurate
-from dkrr.fitting.context import open_context, progress_of
+from dkrr.fitting.context import Context, open_context, progress_of
 from dkrr.fitting.data import TrainingData, shared_fields, sizes_out_of_range
 from dkrr.fitting.fourier_ridge import refused_alpha
 from dkrr.fitting.grids import box_of
@@ -41,13 +42,14 @@ from dkrr.planning import Plan
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Because, Problem
 from dkrr.planning.reasons import Reason
-from dkrr.planning.resources import Resources
 from dkrr.text import format_bytes, plural
 
 Array = NDArray[np.float64]
 
-HELD_MATRICES = 4
-"""D × D matrices besides those of a fit: the sums of earlier rows and of the new ones, and copies while they merge."""
+HELD_MATRICES = 3
+"""D × D matrices besides those of a fit: sums of earlier rows, of the new ones and of all."""
+SUMMED = "normal matrix"
+"""Stage that passes over the rows of a call."""
 GROWS = Because(
     form=Reason("grows", "primal, since sums of features are kept for further rows, and not the rows"),
     solver=Reason("grows", "sums in the calling process, and a factor of them"),
@@ -71,20 +73,25 @@ class GrownSums:
     feature_map: FeatureMap
     centring: Centring | None
     fit_intercept: bool
-    d: int
-    """Columns of X."""
     referred: ReferredSums
     n: int
     """Rows so far."""
     n_positive: int
     """Rows of positive weight so far."""
-    n_new: int
-    """Rows of the last call."""
 
     @property
     def grid(self) -> FourierGrid | None:
         """Grid of the features, if they have one."""
         return self.feature_map if isinstance(self.feature_map, FourierGrid) else None
+
+    def including(self, new: "GrownSums") -> "GrownSums":
+        """Sums of these rows and of others, whose features are the same."""
+        if self.fit_intercept:
+            referred = self.referred.merged(new.referred)
+        else:  # both are about 0
+            new.referred.sums.include(self.referred.sums)
+            referred = new.referred
+        return replace(self, referred=referred, n=self.n + new.n, n_positive=self.n_positive + new.n_positive)
 
     def problem_of(self, problem: Problem) -> Problem:
         """Problem of the rows so far and those of another problem."""
@@ -98,6 +105,67 @@ class GrownSums:
             n_positive_weights=self.n_positive + more,
             total_weight=self.referred.sums.total + weight,
         )
+
+
+@dataclass(frozen=True)
+class Call:
+    """Rows of one call, ready to be summed."""
+
+    data: TrainingData
+    plan: Plan
+    drawn: Kernel
+    """Kernel with what was drawn from the first rows."""
+    progress: Progress
+
+    @classmethod
+    def of(cls, known: GrownSums | None, request: FitRequest, show: bool | None) -> Self:
+        """Plan a call; see `grown`."""
+        outputs = request.outputs
+        assert isinstance(outputs, Targets)
+        if sizes_out_of_range(outputs.values) is not None:
+            raise InputError("y has values beyond 1e±150, whose squares are not summed; expected y in other units")
+        request, plan = _planned(known, request)
+        progress = progress_of(show, plan.seconds)
+        if known is None and is_drawn(plan.problem.kernel):
+            drawn = with_sampled_maps(plan.problem.kernel, request.rows, progress)
+            request, plan = _planned(None, request.with_settings(kernel=drawn))
+        data = TrainingData.of(outputs, shared_fields(request, plan.problem))
+        if known is not None:
+            data = replace(data, kernel=known.kernel, feature_map=known.feature_map, centring=known.centring)
+        elif data.fit_intercept:
+            data = centre_linear_parts(data)
+        if isinstance(data.feature_map, FourierGrid):
+            _refuse_outside(data, data.feature_map)
+        if lost := refused_alpha(plan, data):
+            raise InputError(f"{lost} on a Fourier grid; expected a larger alpha")
+        return cls(data, plan, request.settings.kernel, progress)
+
+    def added(self, known: GrownSums | None, asked: Kernel, context: Context) -> GrownSums:
+        """Sums of earlier rows, which stay as they are, and of these."""
+        data = self.data
+        with context.progress.stage(SUMMED, float(data.n)):
+            referred = _sums_of(data, context.threads, context.progress)
+        n_positive = data.n if data.weights is None else int(np.count_nonzero(data.weights))
+        assert data.feature_map is not None
+        new = GrownSums(
+            asked,
+            self.drawn,
+            data.kernel,
+            data.feature_map,
+            data.centring,
+            data.fit_intercept,
+            referred,
+            data.n,
+            n_positive,
+        )
+        return new if known is None else known.including(new)
+
+
+def sums_of(request: FitRequest, asked: Kernel, show: bool | None) -> GrownSums:
+    """Sums of the rows of an earlier fit; parameters and errors are those of `grown`."""
+    call = Call.of(None, request, show)
+    with open_context(call.plan, None, call.progress) as context:
+        return call.added(None, asked, context)
 
 
 def grown(known: GrownSums | None, request: FitRequest, asked: Kernel, show: bool | None) -> tuple[GrownSums, Fit]:
@@ -128,52 +196,15 @@ def grown(known: GrownSums | None, request: FitRequest, asked: Kernel, show: boo
     ConvergenceWarning
         If the result is less accurate than requested.
     """
-    begun = time.perf_counter()
-    request, plan = _planned(known, request)
-    progress = progress_of(show, plan.seconds)
-    if known is None and is_drawn(plan.problem.kernel):
-        drawn = with_sampled_maps(plan.problem.kernel, request.rows, progress)
-        request, plan = _planned(None, request.with_settings(kernel=drawn))
-    outputs = request.outputs
-    assert isinstance(outputs, Targets)
-    if sizes_out_of_range(outputs.values) is not None:
-        raise InputError("y has values beyond 1e±150, whose squares are not summed; expected y in other units")
-    data = TrainingData.of(outputs, shared_fields(request, plan.problem))
-    if known is not None:
-        data = replace(data, kernel=known.kernel, feature_map=known.feature_map, centring=known.centring)
-    elif data.fit_intercept:
-        data = centre_linear_parts(data)
-    if isinstance(data.feature_map, FourierGrid):
-        _refuse_outside(data, data.feature_map)
-    if lost := refused_alpha(plan, data):
-        raise InputError(f"{lost} on a Fourier grid; expected a larger alpha")
-    with open_context(plan, None, progress) as context:
-        with context.progress.stage("normal matrix", float(data.n)):
-            new = _sums_of(data, context.threads, context.progress)
-        if known is not None and data.fit_intercept:
-            new = known.referred.merged(new)
-        elif known is not None:  # all sums are about 0
-            new.sums.include(known.referred.sums)
-        n_positive = data.n if data.weights is None else int(np.count_nonzero(data.weights))
-        assert data.feature_map is not None
-        found = GrownSums(
-            asked=asked if known is None else known.asked,
-            drawn=request.settings.kernel,
-            kernel=data.kernel,
-            feature_map=data.feature_map,
-            centring=data.centring,
-            fit_intercept=data.fit_intercept,
-            d=data.rows.shape[1],
-            referred=new,
-            n=data.n + (0 if known is None else known.n),
-            n_positive=n_positive + (0 if known is None else known.n_positive),
-            n_new=data.n,
-        )
-        solution = _solution(found, data)
-    model = fitted_model(data, plan, solution, None, context, begun)
+    begun, call = time.perf_counter(), Call.of(known, request, show)
+    with open_context(call.plan, None, call.progress) as context:
+        found = call.added(known, asked, context)
+        with context.progress.measured("factorisation"):
+            solution = _solution(found, call.data)
+    model = fitted_model(call.data, call.plan, solution, None, context, begun)
     if not model.result.status.is_good:
-        warn_inaccurate(shortfall(model.result, plan), stacklevel=3)
-    return found, Fit(plan, (model,))
+        warn_inaccurate(shortfall(model.result, call.plan), stacklevel=3)
+    return found, Fit(call.plan, (model,))
 
 
 def _planned(known: GrownSums | None, request: FitRequest) -> tuple[FitRequest, Plan]:
@@ -205,20 +236,32 @@ def _planned(known: GrownSums | None, request: FitRequest) -> tuple[FitRequest, 
                 f"kernel is {request.settings.kernel!r}, and partial_fit takes the primal form, which it has not: "
                 f"{error}; expected one that has: {FEATURES_REMEDY}"
             ) from error
-    _refuse_large(plan, resources)
-    return request, plan
+    return request, _with_sums(plan, request.rows.shape[0] / plan.problem.n)
 
 
-def _refuse_large(plan: Plan, resources: Resources) -> None:
-    """Refuse sums that do not fit in the memory of this process."""
-    side, limit = plan.problem.dimension or 0, resources.local_limit_bytes
-    needed = plan.peak_bytes + HELD_MATRICES * 8 * side**2
+def _with_sums(plan: Plan, part: float) -> Plan:
+    """Plan with the memory of the sums that are kept and merged, and the time of this part of the rows.
+
+    Raises
+    ------
+    MemoryLimitError
+        If they do not fit in this process.
+    """
+    side, limit = plan.problem.dimension or 0, plan.resources.local_limit_bytes
+    more = HELD_MATRICES * 8 * side**2
+    needed = plan.peak_bytes + more
     if plan.execution != "memory" or needed > limit:
         raise MemoryLimitError(
-            f"sums of {side:,} features take {format_bytes(max(needed, HELD_MATRICES * 8 * side**2))} in this "
-            f"process, and {format_bytes(limit)} are allowed; expected fewer features, a larger memory_limit, or all "
-            f"rows in one call of fit, which has other ways. Nothing was computed"
+            f"sums of {side:,} features take up to {format_bytes(needed)} in this process, and {format_bytes(limit)} "
+            f"are allowed; expected fewer features, a larger memory_limit, or all rows in one call of fit, which has "
+            f"other ways. Nothing was computed"
         )
+    stages = tuple(
+        replace(one, peak_bytes=one.peak_bytes + more, seconds=one.seconds * (part if one.name == SUMMED else 1.0))
+        for one in plan.chosen.stages
+        if one.name in (SUMMED, "factorisation")
+    )
+    return replace(plan, chosen=replace(plan.chosen, stages=stages))
 
 
 def _refuse_outside(data: TrainingData, phi: FourierGrid) -> None:
@@ -248,7 +291,8 @@ def _sums_of(data: TrainingData, n_threads: int, progress: Progress) -> Referred
         if features is not None:
             rows = replace(rows, features=features, advance=not_shown)
             (sums,) = rows.sums([None])
-    return ReferredSums(sums, rows.features.reference, rows.means)
+    found = ReferredSums(sums, rows.features.reference, rows.means)
+    return found.about_means() if data.fit_intercept else found  # else all sums are about 0
 
 
 def _solution(grown: GrownSums, data: TrainingData) -> Solution:
@@ -281,7 +325,7 @@ def _solution(grown: GrownSums, data: TrainingData) -> Solution:
     for alpha, one in probes:
         conditions.append(one.condition(matrix @ one.vector + alpha * one.vector))
     residuals = relative_by_columns(column_norms(left), column_norms(system.moments))
-    messages = [f"sums of {plural(grown.n, 'row')}, {grown.n_new:,} of them in this call"]
+    messages = [f"sums of {plural(grown.n, 'row')}, {data.n:,} of them in this call"]
     if is_drawn(grown.asked):
         messages.append("the features are those drawn in the first call: a fit of all rows would draw others")
     if (bounds > INACCURATE_ABOVE).any():

@@ -402,10 +402,9 @@ class DenseSums:
         With W shift shiftᵀ − shift sᵀ − s shiftᵀ for s = Σ w φ. Where shift is their mean that is −W shift shiftᵀ;
         where s is 0, sums about the mean, it is +W shift shiftᵀ, in which nothing cancels.
         """
-        both, s = np.append(target_shift, 0.0), self.moments[:, -1].copy()
-        mixed = np.outer(shift, s - 0.5 * self.total * shift)
-        gram = self.gram - mixed
-        gram -= mixed.T
+        both, s, gram = np.append(target_shift, 0.0), self.moments[:, -1].copy(), self.gram.copy()
+        half = s - 0.5 * self.total * shift
+        blas.gemm(gram, np.column_stack([-shift, -half]), np.stack([half, shift]), beta=1.0)
         totals = self.totals - self.total * both
         moments = self.moments - np.outer(s, both) - np.outer(shift, totals)
         squares = self.squares - target_shift * (self.totals[:-1] + totals[:-1])
@@ -548,8 +547,8 @@ def sums_of_others(parts: Sequence[AnySums], rest: AnySums) -> Iterator[AnySums]
 class ReferredSums:
     """Sums with the references that they are about, which can be merged with those of other rows about others.
 
-    Both are brought about their means first, and then about the common mean. The second step only adds, as
-    W d dᵀ, so that nothing cancels, however far apart the rows are and however many sums are merged.
+    Sums about their means are brought about the common mean: that only adds, as W d dᵀ, so that nothing cancels,
+    however far apart the rows are and however many sums are merged.
     """
 
     sums: Any
@@ -569,11 +568,10 @@ class ReferredSums:
         return ReferredSums(self.sums.about(*shifts), reference, target_reference)
 
     def merged(self, other: "ReferredSums") -> "ReferredSums":
-        """Sums of the rows of both, about their common means."""
-        first, second = self.about_means(), other.about_means()
-        share = second.sums.total / (first.sums.total + second.sums.total)
-        reference = first.reference + share * (second.reference - first.reference)
-        targets = first.target_reference + share * (second.target_reference - first.target_reference)
-        found = first.about(reference, targets)
-        found.sums.include(second.about(reference, targets).sums)
+        """Sums of the rows of both, about their common means; both are about their means."""
+        share = other.sums.total / (self.sums.total + other.sums.total)
+        reference = self.reference + share * (other.reference - self.reference)
+        targets = self.target_reference + share * (other.target_reference - self.target_reference)
+        found = self.about(reference, targets)
+        found.sums.include(other.about(reference, targets).sums)
         return found

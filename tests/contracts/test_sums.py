@@ -148,7 +148,7 @@ def test_sums_about_other_references_are_those_about_them(case):
 def test_merged_sums_are_about_the_means_of_all_rows(case):
     first, second, zeros = slice(0, 20), slice(20, N), np.zeros(case.features.dimension)
     start = case.features.reference
-    parts = [ReferredSums(case.sums(rows), start, np.zeros(T)) for rows in (first, second)]
+    parts = [ReferredSums(case.sums(rows), start, np.zeros(T)).about_means() for rows in (first, second)]
     found = parts[0].merged(parts[1])
     whole = ReferredSums(case.sums(), start, np.zeros(T)).about_means()
     assert_allclose(found.reference, whole.reference, atol=1e-11)
