@@ -4,7 +4,7 @@ With B = (A + λI)⁻¹ of centred features and W the sum of the weights, the va
 
     k(x, x) − φᵀφ + λ (φ − φ̄)ᵀB(φ − φ̄) + λ/W,
 
-the last term with a free constant. The quadratic form is a sum of waves whose coefficients are sums along the
+the last term with an intercept. The quadratic form is a sum of waves whose coefficients are sums along the
 diagonals of B. Outside of the box of the rows φ is that of a wider grid, without the terms of k that are 0 there.
 """
 

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FourierLikelihoodPass(LikelihoodPass):
-    """Settings of all passes of one fit on a grid; the curvature is gathered from its generators."""
+    """Settings of all passes of one fit on a grid; the curvature is gathered from sums over the rows."""
 
     threads: int = 1
     """Of the calling process, which gathers."""
@@ -73,13 +73,13 @@ class FourierLikelihoodPass(LikelihoodPass):
         return packed[: like.n_systems].copy(), gradient, curvature
 
     def _bordered(self, sums: Complex) -> Array:
-        """Lower triangle of ΦᵀWΦ from its generator, with a last row for a constant."""
-        generator = FourierNormalMatrix(self.grid, sums, is_centred=False, threads=self.threads)
-        matrix = generator.matrix()
+        """Lower triangle of ΦᵀWΦ from sums over the rows, with a last row for a constant."""
+        normal = FourierNormalMatrix(self.grid, sums, is_centred=False, threads=self.threads)
+        matrix = normal.matrix()
         if not self.fit_intercept:
             return matrix
-        whole = np.zeros((generator.n + 1, generator.n + 1))
-        whole[:-1, :-1], whole[-1, :-1], whole[-1, -1] = matrix, generator.totals, generator.total
+        whole = np.zeros((normal.n + 1, normal.n + 1))
+        whole[:-1, :-1], whole[-1, :-1], whole[-1, -1] = matrix, normal.totals, normal.total
         return whole
 
 
