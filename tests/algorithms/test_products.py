@@ -19,7 +19,7 @@ from dkrr.linalg import products, sources
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, ResidentRows, TiledOperator, TileGroup, tile_work
-from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, FormedTiles
+from dkrr.linalg.sources import FormedTiles, GramColumns, GramTiles, MatrixColumns, MatrixTiles
 from dkrr.planning.problem import Problem
 from dkrr.store import TileGrid
 from tests import systems

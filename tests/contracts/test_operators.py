@@ -20,7 +20,7 @@ from dkrr.linalg.likelihood import Bernoulli, Softmax
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import CurvatureProduct, Design, LikelihoodPass, Segment
 from dkrr.linalg.products import LastProduct, TiledOperator, TrainingSetOperator, TrainingSets
-from dkrr.linalg.sources import GramTiles, MatrixTiles, FormedTiles
+from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles
 from dkrr.store import TileGrid
 from tests import systems
 from tests.oracles import naive_gram, naive_normal
