@@ -14,9 +14,10 @@ from dkrr.cluster import Meter, Progress, RunRecord, SerialExecutor, resident
 from dkrr.data import MemoryRows
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.cholesky import TiledSystem, cholesky_tasks, n_update_parts
+from dkrr.linalg.column_sources import MatrixColumns
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.products import Operator
-from dkrr.linalg.sources import MatrixColumns, MatrixTiles
+from dkrr.linalg.sources import MatrixTiles
 from dkrr.store import ChunkedArray, TileGrid
 from dkrr.store.paths import local_path
 from tests.stores import flip, tiled

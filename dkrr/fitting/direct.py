@@ -22,9 +22,10 @@ from dkrr.linalg.cholesky import (
     n_update_parts,
     tile_steps,
 )
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix, factor_in_memory, memory_system
 from dkrr.linalg.products import Precision
-from dkrr.linalg.residual import Check, SolvedProbe, TiledSolution, check_tiled, checked, scaling_of, with_probe
+from dkrr.linalg.residual import Check, TiledSolution, check_tiled, checked
 from dkrr.linalg.sources import TileSource
 from dkrr.linalg.substitution import LocalFactor, SharedFactor, Substitution, both_sweeps, substituted, sums_grid
 from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid

@@ -21,12 +21,13 @@ from dkrr.fitting.gram import (
 )
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
 from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.linalg.condition import worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Identity, LazyPreconditioner, LowRank, Preconditioner
 from dkrr.linalg.products import LastProduct, column_norms, column_sizes
 from dkrr.linalg.refinement import Refinement
-from dkrr.linalg.residual import Check, energies, freed, take_constants, worst
+from dkrr.linalg.residual import Check, energies, freed, take_constants
 from dkrr.linalg.result import Status, direct_status, is_doubtful
 from dkrr.linalg.triangle import TriangleRows
 from dkrr.planning import Plan

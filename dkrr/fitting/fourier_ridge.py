@@ -25,6 +25,8 @@ from dkrr.fitting.normal_rows import RIDGE, NormalRows
 from dkrr.fitting.results import Kept, Left, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
+from dkrr.linalg.column_sources import GramColumns
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe, worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fourier_normal import (
     FourierNormalColumns,
@@ -39,8 +41,7 @@ from dkrr.linalg.fourier_normal import (
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import LowRank
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe, worst
-from dkrr.linalg.sources import GramColumns, Vectors
+from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
 from dkrr.planning.strategy import FourierSolve
 from dkrr.planning.transforms import GOAL

@@ -20,25 +20,19 @@ from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
 from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.sampled import with_stored_arrays
-from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
-from dkrr.linalg.pivoted_cholesky import PivotedCholesky
-from dkrr.linalg.products import Operator, Precision, ResidentRows, TiledOperator, column_norms
-from dkrr.linalg.solver_settings import RPCholesky
-from dkrr.linalg.sources import (
+from dkrr.linalg.column_sources import ColumnSource, GramColumns, MatrixColumns
+from dkrr.linalg.float32_tiles import (
     MAX_ROUNDING_RATIO,
-    ColumnSource,
-    GramColumns,
-    GramTiles,
-    MatrixColumns,
-    MatrixTiles,
     RoundedTiles,
-    TileSource,
     least_relative_shift,
-    refuse_asymmetry,
     rounding_ratio,
     rounding_scale,
-    symmetry_tasks,
 )
+from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
+from dkrr.linalg.pivoted_cholesky import PivotedCholesky
+from dkrr.linalg.products import Operator, Precision, TiledOperator, column_norms
+from dkrr.linalg.solver_settings import RPCholesky
+from dkrr.linalg.sources import GramTiles, MatrixTiles, ResidentRows, TileSource, refuse_asymmetry, symmetry_tasks
 from dkrr.linalg.substitution import LocalFactor, ScaledFactor, SharedFactor
 from dkrr.planning.strategy import Direct, Float32Factor, Iterative, Tiling
 from dkrr.store import TileGrid

@@ -39,8 +39,7 @@ from dkrr.linalg.iteration_state import State
 from dkrr.linalg.preconditioners import Fixed, Identity, LowRank
 from dkrr.linalg.products import Operator, column_sizes
 from dkrr.linalg.quadrature import LanczosTrace
-from dkrr.linalg.refinement import in_terms_of_alpha
-from dkrr.linalg.result import Status
+from dkrr.linalg.result import Status, in_terms_of_alpha
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, BoundedSolution, ResidualBounds, VarianceBounds, variance_bounds
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem

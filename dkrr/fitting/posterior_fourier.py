@@ -35,7 +35,7 @@ from dkrr.fitting.results import Kept
 from dkrr.kernels.fourier_grid import FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex
 from dkrr.linalg.fourier_normal import GridSums, inverse_of, length_modes, lengths, totals_of
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import FactorSize

@@ -18,11 +18,12 @@ from dkrr.fitting.dual_ridge import Group, RidgeSystem
 from dkrr.fitting.iteration import iteration_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
 from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.linalg.condition import SolvedProbe, scaling_of, worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.residual import CONSTANTS_ABOVE, SolvedProbe, relative_by_columns, scaling_of, worst
+from dkrr.linalg.residual import CONSTANTS_ABOVE, relative_by_columns
 from dkrr.linalg.result import (
     DUAL_SYSTEM,
     INACCURATE_ABOVE,

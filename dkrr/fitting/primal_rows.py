@@ -17,7 +17,7 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.fitting.data import TrainingData
 from dkrr.linalg.passes import Design, strip_rows
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 
 Array = NDArray[np.float64]
 

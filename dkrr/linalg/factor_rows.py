@@ -10,8 +10,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr import blas
 from dkrr.cluster import Meter, resident
+from dkrr.linalg.column_sources import ColumnSource
 from dkrr.linalg.products import Precision
-from dkrr.linalg.sources import ColumnSource
 from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]

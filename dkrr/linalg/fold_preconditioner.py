@@ -33,7 +33,8 @@ from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import LOW_PRECISION_RATIO, ROUNDING, Preconditioner, mean_left, small_cholesky
-from dkrr.linalg.products import Precision, TrainingSets, column_sizes
+from dkrr.linalg.products import Precision, column_sizes
+from dkrr.linalg.training_sets import TrainingSets
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]

@@ -11,7 +11,8 @@ from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones, Grid
 from dkrr.kernels.nonuniform import Complex, Transform
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, finite_blocks, totals_of
-from dkrr.linalg.passes import LikelihoodPass, Segment
+from dkrr.linalg.likelihood_passes import LikelihoodPass
+from dkrr.linalg.passes import Segment
 
 Array = NDArray[np.float64]
 

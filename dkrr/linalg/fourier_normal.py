@@ -26,9 +26,9 @@ from dkrr.errors import NotPositiveDefiniteError
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.fourier_grid import FourierGrid, Grid, flat_offsets
 from dkrr.kernels.nonuniform import Complex, Transform
+from dkrr.linalg.column_sources import ColumnSource
 from dkrr.linalg.passes import RowWriter, Segment
 from dkrr.linalg.products import Operator, Precision
-from dkrr.linalg.sources import ColumnSource
 from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]

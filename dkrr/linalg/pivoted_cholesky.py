@@ -35,6 +35,7 @@ from dkrr.cluster import Executor, RunRecord, SerialExecutor, Task
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows
 from dkrr.kernels import Kernel
+from dkrr.linalg.column_sources import ColumnSource, DividedColumns, GramColumns
 from dkrr.linalg.factor_rows import (
     GRAM_COLUMNS,
     GRAM_ROWS,
@@ -53,7 +54,7 @@ from dkrr.linalg.factor_rows import (
     write_columns,
 )
 from dkrr.linalg.products import Precision, column_sizes
-from dkrr.linalg.sources import ColumnSource, DividedColumns, GramColumns, clear_upper, gram_block_bytes
+from dkrr.linalg.sources import clear_upper, gram_block_bytes
 from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]

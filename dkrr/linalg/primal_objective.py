@@ -9,8 +9,9 @@ from dkrr.cluster import Executor, Progress, RunRecord, SerialExecutor, Task
 from dkrr.errors import NotFiniteError, NotPositiveDefiniteError
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.in_memory_cholesky import factor_in_memory, memory_system
+from dkrr.linalg.likelihood_passes import CurvatureProduct, LikelihoodPass, likelihood_pass
 from dkrr.linalg.newton import Mask, Objective, Point
-from dkrr.linalg.passes import CurvatureProduct, LikelihoodPass, Segment, likelihood_pass
+from dkrr.linalg.passes import Segment
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import SummedTiles

@@ -1,32 +1,18 @@
-"""Where the tiles and columns of a symmetric matrix come from: computed from rows of data, or read; in float32 too.
-
-A matrix A is rounded as P A P with powers of two P that bring its diagonal near 1. That changes no digit, and no scale
-of the rows or of their weights leaves the range of float32, since |a_ij| ≤ √(a_ii a_jj).
-
-Rounding the entries and factoring in float32 change P A P by about √n units of rounding. Against its smallest
-eigenvalue that is the `rounding_ratio`: far below 1 the factor is an excellent preconditioner, near 1 the factorisation
-breaks down. It is known before the work, except for what the kernel matrix itself adds to the smallest eigenvalue.
-
-References
-----------
-N. J. Higham, S. Pranesh, "Exploiting lower precision arithmetic in solving symmetric positive definite linear systems
-and least squares problems", SIAM J. Sci. Comput. 43 (2021).
-"""
+"""Where the tiles of a symmetric matrix come from: computed from rows of data, or read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, inf, log, sqrt
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import DTypeLike, NDArray
 
-from dkrr.cluster import Meter, Task
-from dkrr.data import Rows
+from dkrr.cluster import Meter, Task, resident
+from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
@@ -347,135 +333,6 @@ def store_tiles(meter: Meter, source: TileSource, matrix: TiledMatrix, i: int, j
         meter.bytes_written += matrix.write_tile(i, j, tile)
 
 
-Array = NDArray[np.float64]
-
-
-class ColumnSource(ABC):
-    """Gives the diagonal and any columns of a symmetric matrix; travels to workers."""
-
-    @property
-    @abstractmethod
-    def n(self) -> int:
-        """Rows (and columns) of the matrix."""
-
-    @abstractmethod
-    def diagonal(self, rows: slice) -> Array:
-        """Part of the diagonal, of shape (len(rows),)."""
-
-    @abstractmethod
-    def take(self, index: NDArray[np.intp]) -> Any:
-        """Handle of some columns (rows of X, or their numbers), passed to `block` and `among` and sent to workers."""
-
-    @abstractmethod
-    def block(self, rows: slice, taken: Any) -> Array:
-        """Rows of taken columns, of shape (len(rows), number of columns)."""
-
-    @abstractmethod
-    def among(self, left: Any, right: Any) -> Array:
-        """Entries where taken rows and taken columns meet."""
-
-
-@dataclass(frozen=True)
-class GramColumns(ColumnSource):
-    """Columns of a Gram matrix Kᵢⱼ = k(xᵢ, xⱼ), computed from the rows."""
-
-    kernel: Kernel
-    rows: Rows
-
-    @property
-    def n(self) -> int:
-        return self.rows.shape[0]
-
-    def diagonal(self, rows: slice) -> Array:
-        out = np.empty(rows.stop - rows.start)
-        for where, block in self._blocks(rows):
-            with located(where, where):
-                out[where.start - rows.start : where.stop - rows.start] = self.kernel.diagonal(block)
-        return out
-
-    def _blocks(self, rows: slice) -> Iterator[tuple[slice, Block]]:
-        for part in self.rows.parts(rows):
-            yield from self.rows.blocks(part.start, part.stop, KERNEL_BLOCK)
-
-    def take(self, index: NDArray[np.intp]) -> Block:
-        """Rows of X."""
-        return self.rows.take(index)
-
-    def block(self, rows: slice, taken: Block) -> Array:
-        out = np.empty((rows.stop - rows.start, taken.shape[0]))
-        for where, block in self._blocks(rows):
-            call_in_blocks(self.kernel, block, taken, out[where.start - rows.start : where.stop - rows.start])
-        return out
-
-    def among(self, left: Block, right: Block) -> Array:
-        out = np.empty((left.shape[0], right.shape[0]))
-        call_in_blocks(self.kernel, left, right, out)
-        return out
-
-
-@dataclass(frozen=True)
-class MatrixColumns(ColumnSource):
-    """Columns of a symmetric matrix given whole as rows; being symmetric, its rows are its columns."""
-
-    rows: Rows
-
-    @property
-    def n(self) -> int:
-        return self.rows.shape[0]
-
-    def diagonal(self, rows: slice) -> Array:
-        return np.array([_row(self.rows, i, slice(i, i + 1))[0] for i in range(rows.start, rows.stop)])
-
-    def take(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Their numbers."""
-        return index
-
-    def block(self, rows: slice, taken: NDArray[np.intp]) -> Array:
-        return np.ascontiguousarray(np.array([_row(self.rows, int(i), rows) for i in taken]).T)
-
-    def among(self, left: NDArray[np.intp], right: NDArray[np.intp]) -> Array:
-        entries = [_row(self.rows, int(i), slice(0, self.n))[right] for i in left]
-        return np.asarray(entries, np.float64).reshape(len(left), len(right))
-
-
-@dataclass(frozen=True)
-class DividedColumns(ColumnSource):
-    """Columns of A / c, c a power of two: no digit of them is another."""
-
-    columns: ColumnSource
-    """Columns of A."""
-    unit: float
-    """c."""
-
-    @property
-    def n(self) -> int:
-        return self.columns.n
-
-    def diagonal(self, rows: slice) -> Array:
-        return self._divided(self.columns.diagonal(rows))
-
-    def take(self, index: NDArray[np.intp]) -> Any:
-        """Handle of these columns of A."""
-        return self.columns.take(index)
-
-    def block(self, rows: slice, taken: Any) -> Array:
-        return self._divided(self.columns.block(rows, taken))
-
-    def among(self, left: Any, right: Any) -> Array:
-        return self._divided(self.columns.among(left, right))
-
-    def _divided(self, entries: Array) -> Array:
-        if self.unit == 1.0:
-            return entries
-        entries *= 1.0 / self.unit
-        return entries
-
-
-def _row(rows: Rows, i: int, columns: slice) -> Array:
-    row: Array = np.asarray(dense(rows.read(i, i + 1, columns)), np.float64)[0]
-    return row
-
-
 @dataclass(frozen=True)
 class BlockSymmetry:
     """A block beside its mirror image."""
@@ -521,71 +378,37 @@ def refuse_asymmetry(blocks: list[BlockSymmetry]) -> None:
         )
 
 
-FLOAT32_ROUNDING = 2.0**-24
-FLOAT64_ROUNDING = 2.0**-53
-MAX_ROUNDING_RATIO = 1e-2
-"""Largest rounding ratio with which a factor in float32 is tried. Measured with RBF and Matérn kernels of 2 and 16
-columns, 3,000 and 8,000 rows: up to 13 iterations at 5e-3, 14 to 25 at 3e-2, and a breakdown from 5e-2 on."""
-ITERATIONS_RATIO = 20.0
-"""Reduction of the residual by an iteration, divided by the rounding ratio (fits the same measurements)."""
-
-
-def rounding_ratio(n: int, relative_shift: float) -> float:
-    """Rounding of an n × n matrix with a unit diagonal in float32, divided by its smallest eigenvalue at least.
+class ResidentRows(Rows):
+    """Rows that every process reads once and then keeps in memory.
 
     Parameters
     ----------
-    n : int
-    relative_shift : float
-        Smallest diagonal shift, divided by the diagonal entry with which it is added; 0 gives infinity.
+    rows : Rows
+        Shared rows.
+    run : str
+        Name under which they are kept.
     """
-    return FLOAT32_ROUNDING * sqrt(n) / relative_shift if relative_shift > 0 else inf
 
+    is_shared = True
+    is_in_memory = True
 
-def least_relative_shift(diagonal: Array, shift: Array) -> float:
-    """Smallest s_i / (a_ii + s_i), for `rounding_ratio`.
+    def __init__(self, rows: Rows, run: str) -> None:
+        self.rows, self._run = rows, run
+        self.is_sparse = rows.is_sparse
 
-    Parameters
-    ----------
-    diagonal, shift : ndarray of shape (n,)
-        Diagonal of A, and s.
-    """
-    total = diagonal + shift
-    return float((shift / np.where(total > 0, total, 1.0)).min()) if np.isfinite(total).all() else 0.0
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.shape
 
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
 
-def refining_iterations(ratio: float, tol: float) -> int:
-    """Iterations that a factor in float32 leaves to do, expected for a rounding ratio."""
-    return ceil(log(tol) / log(min(ITERATIONS_RATIO * max(ratio, FLOAT32_ROUNDING), 0.5)))
+    def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
+        return self._kept().read(start, stop, columns)
 
+    def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
+        return self._kept().parts(rows, max_entries)
 
-def rounding_scale(diagonal: Array) -> Array | None:
-    """P, of shape (n, 1): powers of two that bring the diagonal of P A P to between 1/2 and 2; None if all are 1.
-
-    Parameters
-    ----------
-    diagonal : ndarray of shape (n,)
-        Positive and finite.
-    """
-    half = np.frexp(diagonal)[1] // 2
-    return np.ldexp(1.0, -half)[:, None] if half.any() else None
-
-
-@dataclass(frozen=True)
-class RoundedTiles(TileSource):
-    """Tiles of P A P in float32, computed in float64 and then rounded."""
-
-    source: TileSource
-    """A."""
-    scale: Vectors
-    """P, of shape (n, 1)."""
-
-    def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        for r, c, piece in self.pieces(meter, rows, columns, out.dtype):
-            out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = piece
-
-    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
-        for r, c, piece in self.source.pieces(meter, rows, columns, np.float64):
-            scaled = piece * read_range(self.scale, r)
-            scaled *= read_range(self.scale, c).T
-            yield r, c, scaled.astype(dtype, copy=False)
+    def _kept(self) -> MemoryRows:
+        return resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))

@@ -10,6 +10,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
+from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.in_memory_cholesky import (
     ONE_TILE,
     copy_work,
@@ -24,7 +25,6 @@ from dkrr.linalg.newton import LEAST_SHIFT, SECONDS_PER_STEP, SECONDS_PER_STEP_I
 from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.linalg.sources import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.substitution import apply_bytes
 from dkrr.planning.problem import Problem, Spectrum
 from dkrr.planning.resources import (

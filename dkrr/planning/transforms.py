@@ -15,8 +15,7 @@ from dkrr.cost import Work
 from dkrr.kernels.fourier_grid import BLOCK_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
 from dkrr.linalg.in_memory_cholesky import factor_work, solving_work
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning.dual import step_seconds
 from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import Problem

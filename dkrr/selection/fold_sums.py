@@ -40,8 +40,7 @@ from dkrr.fitting.primal_rows import (
 from dkrr.fitting.results import scale_of
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.linalg.normal import parts_for_folds
-from dkrr.linalg.refinement import in_terms_of_alpha
-from dkrr.linalg.result import INACCURATE_ABOVE
+from dkrr.linalg.result import INACCURATE_ABOVE, in_terms_of_alpha
 from dkrr.selection.folds import Folds
 from dkrr.selection.scores import Report, ScoreSheet
 

@@ -18,7 +18,7 @@ from dkrr.fitting.fourier_rows import FOLD_ROUNDING, MAX_ERROR, ROW_ROUNDING, Gr
 from dkrr.fitting.posterior_fourier import errors_without
 from dkrr.fitting.primal_rows import MIN_ONE_MINUS_LEVERAGE, rows_in_block, sums_of_others
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, GridSums, inverse_of, length_modes, lengths, totals_of
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning.transforms import FACTORED_SIDE
 from dkrr.selection.fold_sums import in_segments
 from dkrr.selection.folds import Folds

@@ -25,7 +25,7 @@ from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import Optimising
 from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_gradient

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.fitting.data import TrainingData, sizes_out_of_range
-from dkrr.linalg.products import TrainingSets, column_norms, column_sizes, root_mean_squares
+from dkrr.linalg.products import column_norms, column_sizes, root_mean_squares
 from dkrr.linalg.result import INACCURATE_ABOVE, SolveResult, Status
+from dkrr.linalg.training_sets import TrainingSets
 from dkrr.selection.folds import Folds
 from dkrr.text import first_names
 

@@ -31,7 +31,7 @@ from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.columns import learns
 from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.held_out import HeldOutErrors
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources

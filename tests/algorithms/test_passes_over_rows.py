@@ -14,6 +14,7 @@ from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.kernels.maps import IdentityMap, PolynomialMap
 from dkrr.linalg import passes
 from dkrr.linalg.likelihood import Bernoulli, Softmax
+from dkrr.linalg.likelihood_passes import LikelihoodPass, likelihood_pass
 from dkrr.linalg.normal import (
     feature_sums,
     normal_moments,
@@ -25,7 +26,7 @@ from dkrr.linalg.normal import (
     weighted_squares,
     weighted_sums,
 )
-from dkrr.linalg.passes import Design, LikelihoodPass, Segment, likelihood_pass
+from dkrr.linalg.passes import Design, Segment
 from dkrr.linalg.sources import SummedTiles
 from dkrr.store import TileGrid
 from tests import systems

@@ -13,12 +13,12 @@ from dkrr.cluster import resident
 from dkrr.data import MemoryRows
 from dkrr.kernels import RBF, Linear
 from dkrr.linalg import factor_rows, pivoted_cholesky
+from dkrr.linalg.column_sources import GramColumns
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.fold_preconditioner import FoldLowRank, shared
 from dkrr.linalg.pivoted_cholesky import MIN_BLOCK, LostRowsError, choose_pivots, expected_iterations, next_eigenvalue
 from dkrr.linalg.preconditioners import GROWTH, LOW_PRECISION_RATIO, MAX_GROWTHS, LowRank, mean_left
-from dkrr.linalg.products import TrainingSetOperator, TrainingSets
-from dkrr.linalg.sources import GramColumns
+from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from tests import systems
 from tests.oracles import assert_close, naive_partial_cholesky
 from tests.systems import MatrixOperator, partial_factor, positive_definite, random, rows_of

@@ -16,10 +16,11 @@ from dkrr.errors import StoreError
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg import products, sources
+from dkrr.linalg.column_sources import GramColumns, MatrixColumns
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
-from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, ResidentRows, TiledOperator, TileGroup, tile_work
-from dkrr.linalg.sources import GramColumns, GramTiles, MatrixColumns, MatrixTiles, SummedTiles
+from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, TiledOperator, TileGroup, tile_work
+from dkrr.linalg.sources import GramTiles, MatrixTiles, ResidentRows, SummedTiles
 from dkrr.planning.problem import Problem
 from dkrr.store import TileGrid
 from tests import systems

@@ -12,7 +12,7 @@ from dkrr.linalg.curvature import Constrained, Curvature, ScaledFactors, factor_
 from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.likelihood import Bernoulli, Classwise, Softmax
 from dkrr.linalg.preconditioners import Diagonal, Fixed, Identity, LazyPreconditioner, LowRank
-from dkrr.linalg.products import TrainingSets
+from dkrr.linalg.training_sets import TrainingSets
 from tests import systems
 from tests.systems import partial_factor, positive_definite, random, rows_of
 
