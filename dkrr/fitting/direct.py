@@ -19,7 +19,7 @@ from dkrr.linalg.cholesky import (
     TiledSystem,
     check_diagonal,
     cholesky_tasks,
-    n_update_parts,
+    n_updates,
     tile_steps,
 )
 from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe
@@ -250,7 +250,7 @@ class TiledSystems(DirectSystems):
 
     def _n_sums(self) -> int:
         """Partial sums of a factorisation."""
-        return n_update_parts(self.grid.n_tiles - 1, self.columns_per_task) - 1
+        return n_updates(self.grid.n_tiles - 1, self.columns_per_task) - 1
 
     def solve(self, group: str, shift: Array, right_sides: Array, settle: Settle | None = None) -> SystemSolution:
         factor = self.factor(group, shift, "float64", "")

@@ -138,7 +138,7 @@ class CGSolver(NormalSolver):
                 slots=generator.threads,
                 capacity=rank_limit,
             )
-            self._partial.grow(rank_limit, lambda f: float(f.left.sum()) <= TRACE_LEFT * least_alpha)
+            self._partial.grow(rank_limit, lambda f: float(f.residual_diagonal.sum()) <= TRACE_LEFT * least_alpha)
 
     def close(self) -> None:
         """Give up the factor."""
@@ -331,7 +331,7 @@ class FourierRidge:
         weights = np.ones(len(some)) if data.weights is None else data.weights[some]
         some, weights = some[weights > 0], weights[weights > 0, None]
         columns = GramColumns(self._phi.base.resolved(data.rows.shape[1]), data.rows)
-        taken, values = columns.take(some), np.zeros((len(some), len(data.alphas)))
+        taken, values = columns.select_columns(some), np.zeros((len(some), len(data.alphas)))
         for start in range(0, data.n, EXACT_BLOCK):
             here = slice(start, min(start + EXACT_BLOCK, data.n))
             values += columns.block(here, taken).T @ dual_coef[here]

@@ -102,7 +102,7 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (k, t)
         """
-        taken, total = self._columns.take(index), np.zeros((len(index), coef.shape[1]))
+        taken, total = self._columns.select_columns(index), np.zeros((len(index), coef.shape[1]))
         height = max(1, PRODUCT_ENTRIES // max(len(index), 1))
         for start in range(0, self.n, height):
             rows = slice(start, min(start + height, self.n))
@@ -123,7 +123,7 @@ class GramMatrix(ABC):
         -------
         ndarray of shape (n, t)
         """
-        taken, out = self._columns.take(index), np.empty((self.n, coef.shape[1]))
+        taken, out = self._columns.select_columns(index), np.empty((self.n, coef.shape[1]))
         threads = self._context.threads
         height = max(1, PRODUCT_ENTRIES // (threads * max(len(index), 1)))
 

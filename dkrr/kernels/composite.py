@@ -28,7 +28,7 @@ from dkrr.kernels.columns import Compound
 
 @dataclass(frozen=True)
 class _Pair(Compound):
-    """Two kernels and the ufunc that combines their values."""
+    """Kernel of two kernels and the ufunc that combines their values."""
 
     _part_names: ClassVar[tuple[str, ...]] = ("left", "right")
     _strip_buffers: ClassVar[int] = 1
@@ -280,8 +280,8 @@ def _inverse_roots(diagonal: npt.NDArray[np.float64], kernel: Kernel) -> npt.NDA
 
 MIN_WEIGHT = 1e-3
 """Drawn weights below this are 0: a term with one would cost as much as the others and change next to nothing."""
-MAX_CANDIDATES = 10**6
-"""No search has more sums."""
+MAX_WEIGHTED_SUMS = 10**6
+"""Largest number of sums that a search may have."""
 MAX_DRAWS = 100
 """Draws for each candidate, of which those that repeat another one are dropped."""
 
@@ -347,7 +347,7 @@ def weighted_sums(
         "n_candidates",
         n_kernels + 1,
         "equal weights and every kernel alone are candidates",
-        MAX_CANDIDATES,
+        MAX_WEIGHTED_SUMS,
     )
     rng = np.random.default_rng(whole(random_state, "random_state", 0))
     given = np.atleast_1d(numbers(concentration, "concentration", "a number above 0, or several"))

@@ -38,7 +38,7 @@ REFINE_DISTANCE = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
 # Beyond this |s|(‖x‖² + ‖z‖²) the augmented product may overflow: nothing of it is used.
 MAX_SIZE = {np.dtype(np.float64): 1e300, np.dtype(np.float32): 1e30}
 # Within 2^±200 an s changes no distance that counts where ‖x‖² leaves the range of float64; beyond, rows take it up.
-MAX_EXPONENT = 200
+MAX_SCALE_EXPONENT = 200
 # Squares of Matérn's lengths, and their inverses, are in the range of float64.
 MIN_LENGTH = 1e-150
 # Gathering pairs of rows costs about as much as this many entries of cdist each.
@@ -81,7 +81,7 @@ class RBF(WithLengths):
     _row_copies: ClassVar[int] = 2
     # Only where entries are recomputed: a mask, index pairs and differences.
     _strip_buffers: ClassVar[int] = 8
-    _piece_buffers: ClassVar[int | None] = 0
+    _large_strip_buffers: ClassVar[int | None] = 0
     _kept_copies: ClassVar[int] = 1
     _of_columns: ClassVar[str] = "gamma"
     _translations: ClassVar[Mapping[str, str]] = {"length_scale": "gamma = 1 / (2 * length_scale**2)"}
@@ -170,7 +170,7 @@ class Matern(WithLengths):
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 8
-    _piece_buffers: ClassVar[int | None] = 1
+    _large_strip_buffers: ClassVar[int | None] = 1
     _kept_copies: ClassVar[int] = 1
     _of_columns: ClassVar[str] = "length_scale"
 
@@ -257,7 +257,7 @@ def moderate_lengths(length_scale: object) -> Scales:
 
 
 class DistanceColumns:
-    """What follows from the rows of Y alone in s ‖x − z‖² (see `ScaledSquaredDistances`)."""
+    """Arrays of the rows of Y alone in s ‖x − z‖² (see `ScaledSquaredDistances`)."""
 
     def __init__(self, Y: Block, scale: float, dtype: np.dtype[Any]) -> None:
         self.Y, self.scale, self.dtype = Y, scale, dtype
@@ -311,8 +311,8 @@ class ScaledSquaredDistances:
     def fill(self, rows: slice, columns: slice, out: FloatArray) -> float:
         """Write s ‖x − z‖², up to the sign of rounding near zero, and return `largest` of the strip.
 
-        Entries are products, wrong by up to `error` times their size. ∞ means that rows are so long that products might
-        overflow, and that all entries are from differences.
+        Entries are products, wrong by up to `error` times their size. ∞ means that products might overflow,
+        and that all entries are from differences.
         """
         largest = self.largest(rows, columns)
         if not largest <= self.max_size:
@@ -412,11 +412,11 @@ def squares_of(squares: ScaledSquaredDistances, near: float, offset: float = 0.0
 def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block, float]:
     """Rows times 2ᵏ and s 4⁻ᵏ, with k = 0 unless s is beyond 2^±200; no digit changes."""
     exponent = frexp(scale)[1]
-    if abs(exponent) <= MAX_EXPONENT:
+    if abs(exponent) <= MAX_SCALE_EXPONENT:
         return X, Y, scale
     # Rows that are not small need no larger numbers, and might overflow.
     largest = max(float(abs(rows).max()) if min(rows.shape) else 0.0 for rows in (X, Y))
-    half = min(exponent // 2, MAX_EXPONENT - frexp(largest)[1])
+    half = min(exponent // 2, MAX_SCALE_EXPONENT - frexp(largest)[1])
     if exponent > 0 and half <= 0:
         return X, Y, scale
     left = times_powers_of_two(X, half)
@@ -424,7 +424,7 @@ def _with_moderate_scale(X: Block, Y: Block, scale: float) -> tuple[Block, Block
 
 
 def _strips(rows: slice, out: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
-    """Cut a piece into strips, so that what is done to single entries takes little memory."""
+    """Cut a large strip into smaller ones, so that what is done to single entries takes little memory."""
     height = max(1, STRIP_ENTRIES // max(out.shape[1], 1))
     for top in range(0, len(out), height):
         strip = out[top : top + height]

@@ -65,7 +65,7 @@ class RationalQuadratic(WithLengths):
     _takes_csr: ClassVar[bool] = True
     _row_copies: ClassVar[int] = 2
     _strip_buffers: ClassVar[int] = 8
-    _piece_buffers: ClassVar[int | None] = 0
+    _large_strip_buffers: ClassVar[int | None] = 0
     _kept_copies: ClassVar[int] = 1
     _of_columns: ClassVar[str] = "length_scale"
 

@@ -29,7 +29,7 @@ class ColumnSource(ABC):
         """Part of the diagonal, of shape (len(rows),)."""
 
     @abstractmethod
-    def take(self, index: NDArray[np.intp]) -> Any:
+    def select_columns(self, index: NDArray[np.intp]) -> Any:
         """Handle of some columns (rows of X, or their numbers), passed to `block` and `among` and sent to workers."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class GramColumns(ColumnSource):
         for part in self.rows.parts(rows):
             yield from self.rows.blocks(part.start, part.stop, KERNEL_BLOCK)
 
-    def take(self, index: NDArray[np.intp]) -> Block:
+    def select_columns(self, index: NDArray[np.intp]) -> Block:
         """Rows of X."""
         return self.rows.take(index)
 
@@ -92,7 +92,7 @@ class MatrixColumns(ColumnSource):
     def diagonal(self, rows: slice) -> Array:
         return np.array([_row(self.rows, i, slice(i, i + 1))[0] for i in range(rows.start, rows.stop)])
 
-    def take(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
+    def select_columns(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
         """Their numbers."""
         return index
 
@@ -120,9 +120,9 @@ class DividedColumns(ColumnSource):
     def diagonal(self, rows: slice) -> Array:
         return self._divided(self.columns.diagonal(rows))
 
-    def take(self, index: NDArray[np.intp]) -> Any:
+    def select_columns(self, index: NDArray[np.intp]) -> Any:
         """Handle of these columns of A."""
-        return self.columns.take(index)
+        return self.columns.select_columns(index)
 
     def block(self, rows: slice, taken: Any) -> Array:
         return self._divided(self.columns.block(rows, taken))

@@ -103,9 +103,9 @@ class Moments(NamedTuple):
         return cls(float(probe @ product), float(column_norms(v[:, None])[0]))
 
     @classmethod
-    def total(cls, parts: "Sequence[Moments]") -> "Moments":
-        """Moments over all rows, from those of their parts."""
-        return cls(sum(p.dot for p in parts), float(column_norms(np.array([[p.norm] for p in parts]))[0]))
+    def total(cls, blocks: "Sequence[Moments]") -> "Moments":
+        """Moments over all rows, from those of their blocks."""
+        return cls(sum(p.dot for p in blocks), float(column_norms(np.array([[p.norm] for p in blocks]))[0]))
 
 
 def condition_number(product: Moments, solved: Moments) -> float:
@@ -135,7 +135,7 @@ def worst(conditions: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class SolvedProbe:
-    """What the solution for a probe says of the condition number, once its matrix multiplies D⁻¹z."""
+    """Solution for a probe, which gives the condition number once its matrix has multiplied D⁻¹z."""
 
     vector: Array
     """D⁻¹z, of shape (n,)."""
@@ -146,7 +146,7 @@ class SolvedProbe:
 
     @classmethod
     def of_solution(cls, right_side: Array, x: Array, scaling: Array | None) -> "SolvedProbe":
-        """From D z and (A + diag(s))⁻¹ D z, both of shape (n,)."""
+        """Make a probe of D z and (A + diag(s))⁻¹ D z, both of shape (n,)."""
         with np.errstate(over="ignore", invalid="ignore"):
             moments = Moments.of_solved(right_side, x, scaling)
         return cls(multiplied_probe(right_side, scaling), scaling, moments)

@@ -32,7 +32,7 @@ from dkrr.linalg.products import Operator, Precision
 Array = NDArray[np.float64]
 Columns = NDArray[np.intp]
 Solve = Callable[[Array], Array]
-"""From right-hand sides (n, k) to solutions (n, k)."""
+"""Function of right-hand sides (n, k) that returns solutions (n, k)."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class NewtonPreconditioners(ABC):
 
 
 class NoPreconditioners(NewtonPreconditioners):
-    """None at all."""
+    """Newton steps without a preconditioner."""
 
     def for_systems(self, curvature: Curvature, shift: float, models: Columns) -> Preconditioner:  # noqa: ARG002
         return Identity()
@@ -218,7 +218,7 @@ class ByCompleteFactors(NewtonPreconditioners):
 
 @dataclass(frozen=True)
 class Penalty:
-    """What holds the functions: 2λ, and the rows' lengths in the kernel's space."""
+    """Penalty of the functions: 2λ, and the norms of the rows in the kernel's space."""
 
     shift: float
     """2λ."""
@@ -266,12 +266,12 @@ def decrement_bounds(
     parts = np.sqrt(likelihood.per_system((q**2).sum(axis=0))) + reach * likelihood.per_system(np.abs(rest).sum(axis=0))
     if penalty.fit_intercept:
         moved = reach + _flatness(root)
-        whole = whole + moved * _lengths(likelihood, sums)
-        parts = parts + moved * _lengths(likelihood, rest.sum(axis=0) - penalty.shift * coef_sums)
+        whole = whole + moved * _system_norms(likelihood, sums)
+        parts = parts + moved * _system_norms(likelihood, rest.sum(axis=0) - penalty.shift * coef_sums)
     return np.asarray(np.minimum(whole, parts) ** 2)
 
 
-def _lengths(likelihood: Likelihood, of_columns: Array) -> Array:
+def _system_norms(likelihood: Likelihood, of_columns: Array) -> Array:
     return np.asarray(np.sqrt(likelihood.per_system(of_columns**2)))
 
 

@@ -287,20 +287,20 @@ class DualObjective(Objective):
         rest[np.abs(rest) <= NEGLIGIBLE * np.abs(r).max(axis=0)] = 0.0
         return q, rest
 
-    def along(self, lengths: Array) -> Array:
+    def along(self, step_lengths: Array) -> Array:
         """See base class; no product with K."""
-        return self._values(*self._reached(lengths))
+        return self._values(*self._reached(step_lengths))
 
-    def _reached(self, lengths: Array) -> tuple[Array, Array, Array]:
+    def _reached(self, step_lengths: Array) -> tuple[Array, Array, Array]:
         """Coefficients, intercept and scores after a step of these lengths."""
-        t = np.broadcast_to(lengths, self._intercept.shape)
+        t = np.broadcast_to(step_lengths, self._intercept.shape)
         return (
             self._coef + t * self._direction,
             self._intercept + t * self._intercept_change,
             self._scores + t * self._change,
         )
 
-    def step(self, lengths: Array) -> None:
-        self._move(*self._reached(lengths))
+    def step(self, step_lengths: Array) -> None:
+        self._move(*self._reached(step_lengths))
         self._is_true = False
         self._measure(self._columns)

@@ -16,9 +16,9 @@ from dkrr.store import ChunkedArray
 
 Array = NDArray[np.float64]
 
-STRIP_ENTRIES = 2**19
+FACTOR_STRIP_ENTRIES = 2**19
 """Entries of F that are in float64 at once when it is stored in float32."""
-LOW_STRIP_ENTRIES = 2**21
+FLOAT32_STRIP_ENTRIES = 2**21
 """Entries of F whose products in float32 are summed in float32, before they are added in float64."""
 GRAM_ROWS, GRAM_COLUMNS = 2048, 512
 """Rows of F whose products with each other are summed in float32, and columns of such a sum."""
@@ -76,14 +76,14 @@ class RowsState:
 
     def stored_strips(self) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Rows of F a strip at a time, as they are stored."""
-        height = max(64, LOW_STRIP_ENTRIES // max(self.rank, 1))
+        height = max(64, FLOAT32_STRIP_ENTRIES // max(self.rank, 1))
         for start in range(0, len(self.array), height):
             rows = slice(start, min(start + height, len(self.array)))
             yield rows, self.array[rows, : self.rank]
 
     def strips(self) -> Iterator[tuple[slice, Array]]:
         """Rows of F a strip at a time, in float64."""
-        height = max(64, STRIP_ENTRIES // max(self.rank, 1))
+        height = max(64, FACTOR_STRIP_ENTRIES // max(self.rank, 1))
         # One buffer for all: on a Dask worker, memory that is released returns to the system, and costs as much as the
         # product to get again.
         wide = np.empty((0 if self.array.dtype == np.float64 else min(height, len(self.array)), self.rank))
@@ -98,7 +98,7 @@ class RowsState:
 
 @dataclass(frozen=True)
 class NewColumns:
-    """What a worker needs to add columns to its rows."""
+    """Columns that a worker adds to its rows: the new pivots, and F among them."""
 
     rank: int
     """Columns before."""
@@ -106,8 +106,8 @@ class NewColumns:
     """The new pivots, as the source of columns takes them."""
     above: Array
     """F at the new pivots, of shape (new, rank)."""
-    corner: Array
-    """Cholesky factor L of what is left of A among them, of shape (new, new)."""
+    pivot_factor: Array
+    """Cholesky factor L of A − F Fᵀ among them, of shape (new, new)."""
     precision: Precision = "float64"
     """Precision of the product of F with `above`; float32 needs an F that is stored so."""
 
@@ -117,7 +117,7 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
     state = rows.new_state() if new.rank == 0 else rows.state()
     if state.rank < new.rank:
         raise LostRowsError(rows.number)
-    k = len(new.corner)
+    k = len(new.pivot_factor)
     squares = np.empty(rows.stop - rows.start)
     state.rank = new.rank
     low = new.above.astype(np.float32) if new.precision == "float32" else None
@@ -132,7 +132,7 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
             elif new.rank:
                 blas.gemm(block, strip, new.above, transpose_b=True, alpha=-1.0, beta=1.0)
         with meter.time("trsm"):
-            blas.solve_lower_right(new.corner, block)
+            blas.solve_lower_right(new.pivot_factor, block)
         state.array[where, new.rank : new.rank + k] = block
         np.einsum("ij,ij->i", block, block, out=squares[where])
     state.rank = new.rank + k
@@ -203,7 +203,7 @@ def rebuild_rows(meter: Meter, rows: FactorRows, pivots: tuple[Any, Array]) -> N
     if state.rank == len(lower):
         return
     state.rank = len(lower)
-    height = max(64, STRIP_ENTRIES // len(lower))
+    height = max(64, FACTOR_STRIP_ENTRIES // len(lower))
     for start in range(rows.start, rows.stop, height):
         stop = min(start + height, rows.stop)
         with meter.time("gram"):

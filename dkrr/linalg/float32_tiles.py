@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cluster import Meter
-from dkrr.linalg.sources import Piece, TileSource, Vectors, read_range
+from dkrr.linalg.sources import Strip, TileSource, Vectors, read_range
 
 Array = NDArray[np.float64]
 
@@ -87,11 +87,11 @@ class RoundedTiles(TileSource):
     """P, of shape (n, 1)."""
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        for r, c, piece in self.pieces(meter, rows, columns, out.dtype):
-            out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = piece
+        for r, c, strip in self.strips(meter, rows, columns, out.dtype):
+            out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = strip
 
-    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
-        for r, c, piece in self.source.pieces(meter, rows, columns, np.float64):
-            scaled = piece * read_range(self.scale, r)
+    def strips(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Strip]:
+        for r, c, strip in self.source.strips(meter, rows, columns, np.float64):
+            scaled = strip * read_range(self.scale, r)
             scaled *= read_range(self.scale, c).T
             yield r, c, scaled.astype(dtype, copy=False)

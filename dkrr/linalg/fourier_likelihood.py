@@ -22,7 +22,7 @@ class FourierLikelihoodPass(LikelihoodPass):
     """Settings of all passes of one fit on a grid; the curvature is gathered from its generators."""
 
     threads: int = 1
-    """Of the calling process, which gathers."""
+    """Threads of the calling process, which gathers."""
 
     @property
     def grid(self) -> Grid:

@@ -373,7 +373,7 @@ class FourierNormalColumns(ColumnSource):
     def diagonal(self, rows: slice) -> Array:
         return self.generator.diagonal()[rows]
 
-    def take(self, index: Numbers) -> Numbers:
+    def select_columns(self, index: Numbers) -> Numbers:
         """The numbers."""
         return index
 

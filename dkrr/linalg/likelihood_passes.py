@@ -20,7 +20,7 @@ from dkrr.linalg.products import Operator, Precision
 Array = NDArray[np.float64]
 
 
-Curvature = Literal["matrix", "diagonal"]
+HessianForm = Literal["matrix", "diagonal"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LikelihoodPass:
     n_features: int
     """Columns of X."""
     fit_intercept: bool
-    curvature: Curvature
+    curvature: HessianForm
 
     @property
     def design(self) -> Design:

@@ -133,11 +133,11 @@ class Objective(ABC):
         """
 
     @abstractmethod
-    def along(self, lengths: Array) -> Array:
-        """Objective after a step of these lengths."""
+    def along(self, step_lengths: Array) -> Array:
+        """Objective after a step of these lengths along the direction."""
 
     @abstractmethod
-    def step(self, lengths: Array) -> None:
+    def step(self, step_lengths: Array) -> None:
         """Take the step, and compute values and gradients there."""
 
 
@@ -145,7 +145,7 @@ MAX_FORCING = 0.1
 """Relative residual of a Newton system far from the solution."""
 ARMIJO_FRACTION = 1e-4
 """Fraction of the decrease that the slope promises which a step must bring (Armijo)."""
-ROUNDING = 1e-14
+MIN_RELATIVE_DECREASE = 1e-14
 """Relative differences of the objective below this mean nothing."""
 MAX_HALVINGS = 40
 MAX_USELESS = 3
@@ -154,7 +154,7 @@ MIN_FORCING = 1e-13
 PROBABILITY_POWER = 0.5
 """Probabilities are asked for within tol to this power, where the objective is asked for within tol."""
 MIN_FORCING_FACTOR = 1e-8
-"""Least factor by which Newton systems are solved better than usual, where steps did not help."""
+"""Smallest factor of the residual of Newton systems, lowered where steps did not help."""
 
 STEPS_FROM_NEAR = 5
 """Steps for each further λ of a path, which begins at the solution before."""
@@ -164,7 +164,7 @@ CURVATURE_SHIFT = {False: 40, True: 8}
 """Multiple of λ with which a regression takes as many iterations. With the largest curvature that a row can have, a
 quarter, it is 8, and for a softmax that is about right; the models of single classes are sure of most rows (measured on
 digits, 5 classes of 20 informative columns and 16 normal ones, λ of 1 to 0.001)."""
-LEAST_SHIFT = 8.0
+MIN_SHIFT_RATIO = 8.0
 """Smallest diagonal shift of a system over λ, with the largest curvature that a row of weight 1 can have."""
 COUPLED_ITERATIONS = 8
 """More iterations of a softmax, whose preconditioner takes the classes one by one (measured with 10: 4 to 9)."""
@@ -175,7 +175,7 @@ PASSES_PER_STEP = 4
 SECONDS_PER_STEP = 4e-3
 """Time of every step, however small: calls, and a line search."""
 SECONDS_PER_STEP_IN_MEMORY = 1e-3
-"""The same without tasks (measured: 0.5 to 4 ms)."""
+"""Time of every step without tasks (measured: 0.5 to 4 ms)."""
 
 
 @dataclass
@@ -204,7 +204,7 @@ class NewtonState:
 
 @dataclass(frozen=True)
 class NewtonOutcome:
-    """How a run ended."""
+    """Outcome of a run: status, gradient, decrement, and the state it ended in."""
 
     status: Status
     gradient: float
@@ -227,7 +227,7 @@ class NewtonOutcome:
 
 @dataclass
 class Newton:
-    """One minimisation.
+    """Minimisation of an objective by Newton's method.
 
     Parameters
     ----------
@@ -281,18 +281,18 @@ class Newton:
                     raise
                 state.useless = MAX_USELESS  # The point is as good as rounding lets it be, but how good is not known.
                 continue
-            lengths = self._line_search(is_open & (slopes < 0), slopes)
-            o.step(lengths)
+            step_lengths = self._line_search(is_open & (slopes < 0), slopes)
+            o.step(step_lengths)
             if state.recompute:
                 o.verify(self.tol)
             o.check_finite()
             self._squares[is_open] = np.inf
             now = self._relative()
-            state.expected = _expected(state.expected, is_open, slopes, lengths, left, now)
+            state.expected = _expected(state.expected, is_open, slopes, step_lengths, left, now)
             if not (now < 0.5 * left)[is_open].any():
                 # Steps that are short may be so for want of a better direction.
                 state.sharper = max(0.1 * state.sharper, MIN_FORCING_FACTOR)
-            fell = (o.values < least[0] - ROUNDING * np.abs(before)) | (now < 0.9 * least[1])
+            fell = (o.values < least[0] - MIN_RELATIVE_DECREASE * np.abs(before)) | (now < 0.9 * least[1])
             if state.recompute:
                 # Rounding lets both rise and fall.
                 state.least = [np.fmin(part, new).tolist() for part, new in zip(least, (o.values, now), strict=True)]
@@ -305,7 +305,7 @@ class Newton:
                     seconds=seconds,
                     objective=o.unit * float(o.values.sum()),
                     gradient=float(now.max()),
-                    length=float(lengths[is_open].min()),
+                    length=float(step_lengths[is_open].min()),
                     n_open=int(is_open.sum()),
                     inner_iterations=o.inner_iterations - inner,
                     decrement=float(_parts(-slopes, before)[is_open].max()),
@@ -351,14 +351,14 @@ class Newton:
         return np.divide(o.gradients, o.references, out=np.zeros_like(o.gradients), where=o.references != 0)
 
     def _line_search(self, moves: Mask, slopes: Array) -> Array:
-        before, lengths = self.objective.values, np.where(moves, 1.0, 0.0)
+        before, step_lengths = self.objective.values, np.where(moves, 1.0, 0.0)
         for _ in range(MAX_HALVINGS):
-            allowed = before + ARMIJO_FRACTION * lengths * slopes + ROUNDING * np.abs(before)
-            good = ~moves | (self.objective.along(lengths) <= allowed)
+            allowed = before + ARMIJO_FRACTION * step_lengths * slopes + MIN_RELATIVE_DECREASE * np.abs(before)
+            good = ~moves | (self.objective.along(step_lengths) <= allowed)
             if good.all():
-                return lengths
-            lengths = np.where(good, lengths, lengths / 2)
-        return np.where(good, lengths, 0.0)
+                return step_lengths
+            step_lengths = np.where(good, step_lengths, step_lengths / 2)
+        return np.where(good, step_lengths, 0.0)
 
     def _ended(self, status: Status, state: NewtonState) -> NewtonOutcome:
         parts, changes = self._left_over()
@@ -386,7 +386,7 @@ def _parts(squares: Array, values: Array) -> Array:
 
 
 def _expected(
-    before: list[float] | None, is_open: Mask, slopes: Array, lengths: Array, left: Array, now: Array
+    before: list[float] | None, is_open: Mask, slopes: Array, step_lengths: Array, left: Array, now: Array
 ) -> list[float]:
     """Estimates of the next decrements.
 
@@ -395,7 +395,7 @@ def _expected(
     """
     known = np.full(len(slopes), np.inf) if before is None else np.array(before)
     shares = np.divide(now, left, out=np.ones_like(now), where=left > 0)
-    found = np.where(lengths == 1.0, np.maximum(-slopes, 0.0) * np.minimum(shares, 1.0), np.inf)
+    found = np.where(step_lengths == 1.0, np.maximum(-slopes, 0.0) * np.minimum(shares, 1.0), np.inf)
     return [float(e) for e in np.where(is_open, found, known)]
 
 
@@ -416,7 +416,7 @@ def steps_left(gradient: float, tol: float) -> int:
 
 @dataclass(frozen=True)
 class NewtonWork:
-    """What a typical fit takes, for all values of λ."""
+    """Steps and iterations of a typical fit, for all values of λ."""
 
     steps: int
     shift: float

@@ -18,16 +18,16 @@ from dkrr.store import ChunkedArray
 
 Matrix = NDArray[np.float64]
 
-STRIP_BYTES = 2 * 2**20
+FEATURE_STRIP_BYTES = 2 * 2**20
 """Size of a strip of Φ: read, expanded and multiplied, it should stay in the second-level cache (measured: rows of 100
 columns in strips of 2 MiB are read and multiplied twice as fast as in blocks of 64 MiB)."""
-STRIP_ROWS = 512
+MIN_STRIP_ROWS = 512
 """Minimum rows of a strip, since each strip passes once over the matrix that it is added to."""
 
 
 def strip_rows(width: int) -> int:
     """Rows of a strip with a given number of columns."""
-    return max(STRIP_ROWS, STRIP_BYTES // (8 * max(width, 1)))
+    return max(MIN_STRIP_ROWS, FEATURE_STRIP_BYTES // (8 * max(width, 1)))
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,17 @@ class Segment:
     def _count(self, meter: Meter, x: Block) -> None:
         meter.bytes_read += 0 if self.rows.is_in_memory else n_bytes(x)
 
-    def weight_rows(self) -> "Window | None":
+    def weight_rows(self) -> "SegmentVectors | None":
         """Weights, by slices of rows."""
-        return None if self.weights is None else Window(self.weights, self)
+        return None if self.weights is None else SegmentVectors(self.weights, self)
 
-    def target_rows(self) -> "Window":
+    def target_rows(self) -> "SegmentVectors":
         """Targets less their means, by slices of rows."""
-        return Window(self.targets, self, self.means)
+        return SegmentVectors(self.targets, self, self.means)
 
 
 @dataclass
-class Window:
+class SegmentVectors:
     """Rows of targets or weights for one strip or block after another, each valid until the next one is read.
 
     Stored ones are read a block of the segment at once.

@@ -251,13 +251,13 @@ class PrimalObjective(Objective):
         if is_softmax and self.passes.fit_intercept:
             self._direction[-1] -= self._direction[-1].mean()  # equal intercepts change nothing
 
-    def along(self, lengths: Array) -> Array:
+    def along(self, step_lengths: Array) -> Array:
         """See base class; a pass, whose gradient and curvature are kept."""
-        trial = self._coef + np.broadcast_to(lengths, (self._coef.shape[1],)) * self._direction
+        trial = self._coef + np.broadcast_to(step_lengths, (self._coef.shape[1],)) * self._direction
         self._trial = (trial, self._evaluate(trial))
         return self._trial[1][0]
 
-    def step(self, lengths: Array) -> None:
-        wanted = self._coef + np.broadcast_to(lengths, (self._coef.shape[1],)) * self._direction
+    def step(self, step_lengths: Array) -> None:
+        wanted = self._coef + np.broadcast_to(step_lengths, (self._coef.shape[1],)) * self._direction
         trial, found = self._trial
         self._take(wanted, found if np.array_equal(trial, wanted) else self._evaluate(wanted))

@@ -1,9 +1,9 @@
 """Products of a symmetric matrix with a block of vectors: what conjugate gradient needs of a matrix.
 
 Where the matrix is in tiles, a product is one pass over its lower triangle, cut into groups, a few to a worker. One
-task multiplies one group by all vectors and uses every off-diagonal piece twice, for y_I += A_IJ p_J and
+task multiplies one group by all vectors and uses every off-diagonal strip twice, for y_I += A_IJ p_J and
 y_J += A_IJᵀ p_I, so that half the entries are formed or read. Tiles that fit are kept in the memory of the worker that
-first formed them; the others are formed (or read) at every pass, and their pieces never leave the cache.
+first formed them; the others are formed (or read) at every pass, and their strips never leave the cache.
 """
 
 import math
@@ -20,7 +20,7 @@ from dkrr.cluster import Executor, Meter, RunRecord, Task, resident
 from dkrr.cost import Work
 from dkrr.kernels import Kernel
 from dkrr.kernels.blocks import mirror_lower
-from dkrr.linalg.sources import Piece, TileSource
+from dkrr.linalg.sources import Strip, TileSource
 from dkrr.store import TileGrid
 
 Vectors = NDArray[np.float64]
@@ -295,35 +295,35 @@ def multiply_group(meter: Meter, group: TileGroup, precision: Precision, vectors
     # Float32 has a small range: what overflows there is found in the sums, and computed again in float64.
     ignored: Any = {"over": "ignore", "invalid": "ignore"} if precision == "float32" else {}
     with meter.time("multiply"), np.errstate(**ignored):
-        for rows, columns, piece in _pieces(meter, group, precision):
-            _add_product(total, piece, rows, vectors[columns], transpose=False)
+        for rows, columns, strip in _strips(meter, group, precision):
+            _add_product(total, strip, rows, vectors[columns], transpose=False)
             if rows != columns:
-                _add_product(total, piece, columns, vectors[rows], transpose=True)
+                _add_product(total, strip, columns, vectors[rows], transpose=True)
     return total
 
 
-def _add_product(total: Vectors, piece: NDArray[Any], rows: slice, vectors: NDArray[Any], *, transpose: bool) -> None:
-    if piece.dtype == np.float64:
-        blas.gemm(total[rows], piece, vectors, transpose_a=transpose, beta=1.0)
+def _add_product(total: Vectors, strip: NDArray[Any], rows: slice, vectors: NDArray[Any], *, transpose: bool) -> None:
+    if strip.dtype == np.float64:
+        blas.gemm(total[rows], strip, vectors, transpose_a=transpose, beta=1.0)
         return
-    part = np.empty((rows.stop - rows.start, vectors.shape[1]), piece.dtype)
-    blas.gemm(part, piece, vectors, transpose_a=transpose)
+    part = np.empty((rows.stop - rows.start, vectors.shape[1]), strip.dtype)
+    blas.gemm(part, strip, vectors, transpose_a=transpose)
     total[rows] += part
 
 
-def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Piece]:
+def _strips(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Strip]:
     keeps = group.keeps == precision and resident.has_room(group.run, "group", group.number, group.groups_per_process)
     for i, j in group.tiles:
         rows, columns = group.grid.rows(i), group.grid.rows(j)
         if not keeps:
-            yield from group.source.pieces(meter, rows, columns, precision)
+            yield from group.source.strips(meter, rows, columns, precision)
             continue
 
         def form(rows: slice = rows, columns: slice = columns) -> NDArray[Any]:
             tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), precision)
-            for r, c, piece in group.source.pieces(meter, rows, columns, precision):
+            for r, c, strip in group.source.strips(meter, rows, columns, precision):
                 tile[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start] = (
-                    piece
+                    strip
                 )
             if rows == columns:
                 mirror_lower(tile)
@@ -332,7 +332,7 @@ def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Pi
         yield from kept_strips(resident.kept(group.run, (group.number, i, j), form), rows, columns)
 
 
-def kept_strips(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]:
+def kept_strips(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Strip]:
     """Yield a tile that is in memory in strips whose second product finds them in the last-level cache.
 
     A tile on the diagonal is one strip: being symmetric, it is used once.
@@ -363,7 +363,7 @@ def narrow_product_slowdown(m: int) -> float:
 
 
 def calls_work(n: int, tile: int, kept: float = 0.0) -> Work:
-    """Work of one product besides its entries, with tiles of so many rows, a fraction of them kept."""
+    """Work of one product besides its entries, with tiles of `tile` rows, a fraction `kept` of them in memory."""
     n_tiles = -(-n // tile)
     return Work(element_seconds=SECONDS_PER_TILE * (1.0 - kept) * n_tiles * (n_tiles + 1) / 2)
 

@@ -29,12 +29,12 @@ from dkrr.linalg.products import Operator, column_norms, column_sizes
 
 Array = NDArray[np.float64]
 
-MAX_REFINEMENTS = 40
+MAX_REFINEMENT_ITERATIONS = 40
 """Iterations after which a factorisation in float64 is expected to be sooner done."""
 ROUNDING_FACTOR = 40.0
 """Residual that counts as the level of rounding in float64, divided by √n units of rounding and by ‖diag(A)‖ ‖x‖ / ‖b‖.
 Products leave up to 34 such units where all entries are alike, and fewer where they are small."""
-RECURRENCE_FRACTION = 0.03
+REFINEMENT_TOL_FRACTION = 0.03
 """Fraction of that at which the recurrence of an iteration ends: the true residual is then what rounding leaves."""
 
 
@@ -104,8 +104,8 @@ class Refinement:
             right_sides=right_sides,
             preconditioner=preconditioner,
             tol=rounding_level(n, float((diagonal + shift).max()), start.x, b),
-            recurrence_fraction=RECURRENCE_FRACTION,
-            max_iter=MAX_REFINEMENTS,
+            recurrence_fraction=REFINEMENT_TOL_FRACTION,
+            max_iter=MAX_REFINEMENT_ITERATIONS,
             progress=progress,
             estimates_condition=False,
         )

@@ -23,15 +23,15 @@ from dkrr.store import TileGrid
 Array = NDArray[np.float64]
 
 
-CONSTANTS_ABOVE = 1e-10
-"""Relative residual above which what it has of the constant is taken from it."""
-STRIP_ENTRIES = 2**16
+MIN_INTERCEPT_RESIDUAL = 1e-10
+"""Relative residual above which its component along the intercept's column is subtracted."""
+CHECK_STRIP_ENTRIES = 2**16
 """Entries of vectors that a check copies at once."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one product A X says of a solution of (A + diag(s)) X = B."""
+    """Residual, energies and condition number of a solution of (A + diag(s)) X = B, from one product A X."""
 
     residual: float
     """Largest ‖B − (A + diag(s)) X‖ / ‖B‖ of a column."""
@@ -40,13 +40,14 @@ class Check:
     condition: float
     """Estimate of κ₂ of A + diag(s) with its diagonal scaled to ones; see dkrr.linalg.condition."""
     constants: Array | float = 0.0
-    """What is to be added to the free constants, of shape (t,): the residual is that after it; see `take_constants`."""
+    """Correction to add to the intercepts, of shape (t,), with which the residual is computed; see
+    `subtract_intercept_residual`."""
 
 
-def freed(vectors: Array, constants: Array | None) -> Array:
+def without_intercept(vectors: Array, constants: Array | None) -> Array:
     """Replace [U, v, P] by [U − v b, P], as a view of the same memory.
 
-    Solutions and right-hand sides of a fit with free constants are combined alike, and what is then checked are the
+    Solutions and right-hand sides of a fit with an intercept are combined alike, and what is then checked are the
     coefficients themselves: where u and v b cancel, their own residuals say nothing of the difference.
 
     Parameters
@@ -54,7 +55,7 @@ def freed(vectors: Array, constants: Array | None) -> Array:
     vectors : ndarray of shape (n, t + 1 + p)
         Overwritten.
     constants : ndarray of shape (k, t), optional
-        Parts of b, the free constants, each of which is subtracted separately; None: nothing is done.
+        Terms of b, the intercepts, each of which is subtracted separately; None: nothing is done.
 
     Returns
     -------
@@ -70,10 +71,10 @@ def freed(vectors: Array, constants: Array | None) -> Array:
     return vectors[:, :-1]
 
 
-def take_constants(residuals: Array, constant: Array) -> tuple[Array, float]:
-    """Subtract from residuals the multiples of the constant's column that they contain.
+def subtract_intercept_residual(residuals: Array, constant: Array) -> tuple[Array, float]:
+    """Subtract from residuals the multiples of the intercept's column that they contain.
 
-    The free constant of a solution is the quotient of two sums, right to their rounding, which a large weight
+    The intercept of a solution is the quotient of two sums, right to their rounding, which a large weight
     multiplies in the residual: there Σwr/Σw is left of it, and belongs to it.
 
     Parameters
@@ -87,17 +88,17 @@ def take_constants(residuals: Array, constant: Array) -> tuple[Array, float]:
     -------
     constants : ndarray of shape (t,)
         cᵀr / cᵀc.
-    length : float
+    intercept_norm : float
         ‖c‖.
     """
-    length = float(column_norms(constant[:, None])[0])
-    if not length > 0:  # no row has a weight
-        return np.zeros(residuals.shape[1]), length
-    unit = constant / length
+    intercept_norm = float(column_norms(constant[:, None])[0])
+    if not intercept_norm > 0:  # no row has a weight
+        return np.zeros(residuals.shape[1]), intercept_norm
+    unit = constant / intercept_norm
     parts = unit @ residuals
     for rows in _strips(residuals):
         residuals[rows] -= unit[rows, None] * parts
-    return parts / length, length
+    return parts / intercept_norm, intercept_norm
 
 
 def energies(x: Array, product: Array) -> Array:
@@ -110,7 +111,7 @@ def energies(x: Array, product: Array) -> Array:
 def _strips(vectors: Array) -> Iterator[slice]:
     """Ranges of rows whose temporary arrays stay in cache."""
     n, m = vectors.shape
-    height = max(1, STRIP_ENTRIES // max(m, 1))
+    height = max(1, CHECK_STRIP_ENTRIES // max(m, 1))
     return (slice(start, min(start + height, n)) for start in range(0, n, height))
 
 
@@ -135,21 +136,21 @@ def checked(
     multiply : callable
         Gives A V.
     constants : ndarray of shape (k, t), optional
-        See `freed`.
+        See `without_intercept`.
     probe : SolvedProbe
         The last columns of both.
     """
     # What overflows becomes a residual or a condition number that is not finite.
     with np.errstate(over="ignore", invalid="ignore"):
         x[:, -1] = probe.vector
-        x = np.ascontiguousarray(freed(x, constants))
-        part = _part(right_sides, shift, x, multiply(x), constants, probe.scaling)
+        x = np.ascontiguousarray(without_intercept(x, constants))
+        part = _contribution(right_sides, shift, x, multiply(x), constants, probe.scaling)
         residual, more = _joined([part])
         return Check(residual, part.squares, condition_number(part.multiplied, probe.moments), more)
 
 
-class _Part(NamedTuple):
-    """What the rows of one tile row, or all rows, contribute to a check."""
+class _Contribution(NamedTuple):
+    """Contribution of one tile row, or of all rows, to a check."""
 
     norms: tuple[Array, Array]
     """Norms of the residuals and of the right-hand sides, of shape (m,) each."""
@@ -157,44 +158,44 @@ class _Part(NamedTuple):
     multiplied: Moments
     """Moments of the probe and its product."""
     constants: Array
-    """Constants that have been taken from the residuals, of shape (m,)."""
-    length: float
-    """Norm of the constant's column."""
+    """Intercepts that have been subtracted from the residuals, of shape (m,)."""
+    intercept_norm: float
+    """Norm of the intercept's column."""
 
 
-def _joined(parts: Sequence[_Part]) -> tuple[float, Array]:
-    """Largest relative residual over all rows, and the constants that have been taken from it, of shape (m,).
+def _joined(parts: Sequence[_Contribution]) -> tuple[float, Array]:
+    """Largest relative residual over all rows, and the intercepts that have been subtracted from it, of shape (m,).
 
     They are taken only where they matter: the product that they follow from is added in an order that depends on the
-    number of workers, and the free constant of a run does not.
+    number of workers, and the intercept of a run does not.
     """
-    lengths, constants = np.array([[p.length] for p in parts]), np.array([p.constants for p in parts])
-    whole = relative([(np.hypot(p.norms[0], p.length * p.constants), p.norms[1]) for p in parts])
-    if whole <= CONSTANTS_ABOVE:
+    intercept_norms, constants = np.array([[p.intercept_norm] for p in parts]), np.array([p.constants for p in parts])
+    whole = relative([(np.hypot(p.norms[0], p.intercept_norm * p.constants), p.norms[1]) for p in parts])
+    if whole <= MIN_INTERCEPT_RESIDUAL:
         return whole, np.zeros(constants.shape[1])
-    shares = lengths / np.maximum(column_norms(lengths), np.finfo(float).tiny)
+    shares = intercept_norms / np.maximum(column_norms(intercept_norms), np.finfo(float).tiny)
     common = np.einsum("pm,pm->m", np.broadcast_to(shares**2, constants.shape), constants)
-    others = (lengths * (constants - common), np.zeros_like(constants))
+    others = (intercept_norms * (constants - common), np.zeros_like(constants))
     norms = [p.norms for p in parts] + [(r, s) for r, s in zip(*others, strict=True)]
     return relative(norms), common
 
 
-def _part(
+def _contribution(
     right_sides: Array, shift: Array, vectors: Array, product: Array, constants: Array | None, scaling: Array | None
-) -> _Part:
+) -> _Contribution:
     """Check X, from `vectors` = [X, D⁻¹z] and `product` = A [X, D⁻¹z]; that and `right_sides` are overwritten."""
     t = vectors.shape[1] - 1
     sizes = column_norms(right_sides[:, :t])
     constant = None if constants is None else right_sides[:, t].copy()
-    b = freed(right_sides, constants)[:, :t]
+    b = without_intercept(right_sides, constants)[:, :t]
     squares = energies(vectors[:, :t], product[:, :t])
     for rows in _strips(vectors):
         product[rows] += shift[rows] * vectors[rows]
     multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], scaling)
     r = product[:, :t]
     np.subtract(b, r, out=r)
-    more, length = (np.zeros(t), 0.0) if constant is None else take_constants(r, constant)
-    return _Part((column_norms(r), sizes), squares, multiplied, more, length)
+    more, intercept_norm = (np.zeros(t), 0.0) if constant is None else subtract_intercept_residual(r, constant)
+    return _Contribution((column_norms(r), sizes), squares, multiplied, more, intercept_norm)
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ def check_tiled(
     ----------
     solved : TiledSolution
     constants : ndarray of shape (k, t), optional
-        See `freed`.
+        See `without_intercept`.
     executor : Executor
     progress : Progress
     slots : int
@@ -263,7 +264,7 @@ def uses_symmetry(grid: TileGrid, m: int) -> bool:
 
 
 def residual_tasks(solved: TiledSolution, constants: Array | None = None) -> list[Task]:
-    """Tasks whose values are what a check takes from one tile row."""
+    """Tasks whose values are the contributions of the tile rows to a check."""
     grid = solved.grid
     return [
         Task(
@@ -276,15 +277,17 @@ def residual_tasks(solved: TiledSolution, constants: Array | None = None) -> lis
     ]
 
 
-def residual_rows(meter: Meter, solved: TiledSolution, constants: Array | None, i: int) -> tuple[_Part, Moments]:
-    """Task: what tile row i contributes to a check, and the moments of the probe z and A⁻¹ z."""
+def residual_rows(
+    meter: Meter, solved: TiledSolution, constants: Array | None, i: int
+) -> tuple[_Contribution, Moments]:
+    """Task: contribution of tile row i to a check, and the moments of the probe z and A⁻¹ z."""
     grid, right_sides, solution, scaling = solved.grid, solved.right_sides, solved.solution, solved.scaling
     rows = grid.rows(i)
     product = np.zeros((grid.height(i), solution.shape[1] - (constants is not None)))
     for j in range(grid.n_tiles):
         x = read_range(solution, grid.rows(j))
         x[:, -1] = multiplied_probe(read_range(right_sides, grid.rows(j))[:, -1], _range(scaling, grid.rows(j)))
-        x = np.ascontiguousarray(freed(x, constants))
+        x = np.ascontiguousarray(without_intercept(x, constants))
         # A source gives tiles on or below the diagonal; the one above is its transpose.
         low, high = max(i, j), min(i, j)
         tile = np.empty((grid.height(low), grid.height(high)))
@@ -299,7 +302,7 @@ def residual_rows(meter: Meter, solved: TiledSolution, constants: Array | None, 
         of_solved = Moments.of_solved(b[:, -1], here[:, -1], scale)
         here[:, -1] = multiplied_probe(b[:, -1], scale)
         shift = read_range(solved.shift, rows)
-        return _part(b, shift, freed(here, constants), product, constants, scale), of_solved
+        return _contribution(b, shift, without_intercept(here, constants), product, constants, scale), of_solved
 
 
 def _range(vector: Vectors | None, rows: slice) -> Array | None:
@@ -314,7 +317,7 @@ def relative(norms: list[tuple[Array, Array]]) -> float:
     Parameters
     ----------
     norms : list of (ndarray of shape (m,), ndarray of shape (m,))
-        Norms of both by columns, over parts of the rows.
+        Norms of both by columns, over blocks of rows.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if len(norms) == 1:

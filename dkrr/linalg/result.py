@@ -1,4 +1,4 @@
-"""How a solve ended."""
+"""Outcomes of a solve: status, residuals, stages; and errors in the terms of the user's problem."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Residuals:
-    """One line of a convergence history.
+    """Entry of a convergence history.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Residuals:
 
 @dataclass(frozen=True)
 class NewtonStep:
-    """One line of the history of Newton's method.
+    """Entry of the history of Newton's method.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ system is close to singular."""
 
 
 DUAL_SYSTEM, NORMAL_EQUATIONS, GRADIENT = "dual system", "normal equations", "gradient of the objective"
-"""What a residual may be of."""
+"""Systems whose residual a result may state."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,7 +155,7 @@ class SolveResult(Explained):
         Largest true relative residual over the targets, computed from the matrix itself; `residual_of` says of what.
 
         "dual system": ‖√W (y − b − (K + λW⁻¹) α)‖ / ‖√W y‖ for the dual coefficients that are reported, y less its mean
-        with a free constant b; on a Fourier grid with what its error and rounding may add; by conjugate gradient in
+        with an intercept b; on a Fourier grid with what its error and rounding may add; by conjugate gradient in
         primal form without the weights too, over the rows that have one, if that is larger. "normal equations", of a
         factor in primal form: ‖ΦᵀWy − (ΦᵀWΦ + λI) w‖ / ‖ΦᵀWy‖ (where a target has no part in any feature, of the
         largest such norm for its length) or, if it is above 1e-6, a bound of what this residual changes in predictions

@@ -32,8 +32,8 @@ MAX_CORRECTIONS = 24
 """Corrections one by one after which the rows that are left are bracketed."""
 COMPACT_BELOW = 0.6
 """Fraction of the rows at which those that are not done are put together."""
-MAX_EXCESS, MIN_PART = 4, 1 / 64
-"""Ranks from the one that is wanted at which bracketing ends, and least part of a bracket that a step takes off."""
+MAX_EXCESS, MIN_BRACKET_FRACTION = 4, 1 / 64
+"""Ranks from the wanted one at which bracketing ends, and smallest fraction of a bracket that a step takes off."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ShiftedLists:
         return found
 
     def _near(self, shifts: Array, rank: int) -> Numbers:
-        """How many of the smallest to take from each list, about, of shape (k, m)."""
+        """Estimate how many of the smallest values each list has below the rank, of shape (k, m)."""
         middle = self._merged[rank]
         low, high = shifts.min(axis=0), shifts.max(axis=0)
         reach = max(float((high - low).max()), float(np.spacing(middle)))
@@ -125,7 +125,7 @@ class ShiftedLists:
         return counts.astype(np.intp)
 
     def _bracketed(self, shifts: Array, rank: int) -> Numbers:
-        """The same for any shifts: between two values whose ranks are near to each other, or that are neighbours.
+        """Numbers of values for any shifts: between two values whose ranks are near each other, or that are neighbours.
 
         The next value is where the rank would be if it grew evenly between the two, and every third time the middle, so
         that the number of steps is bounded. Rows whose rank is a few away from that of one of the values are done.
@@ -138,7 +138,7 @@ class ShiftedLists:
         while len(where):
             n_below, n_above = below.sum(axis=0), above.sum(axis=0)
             part = (wanted - n_below) / np.maximum(n_above - n_below, 1) if n_steps % 3 < 2 else 0.5
-            value = low + np.clip(part, MIN_PART, 1 - MIN_PART) * (high - low)
+            value = low + np.clip(part, MIN_BRACKET_FRACTION, 1 - MIN_BRACKET_FRACTION) * (high - low)
             is_near = np.minimum(wanted - n_below, n_above - wanted) <= MAX_EXCESS
             is_done = is_near | ~((low < value) & (value < high))
             # Sums between two neighbours are equal: any of them are taken.

@@ -16,14 +16,14 @@ from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
-from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, SYMMETRY_TOLERANCE, mirror_lower
+from dkrr.kernels.blocks import LARGE_STRIP_COLUMNS, LARGE_STRIP_ROWS, SYMMETRY_TOLERANCE, mirror_lower
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
 
 KERNEL_BLOCK = 1024
 """Rows and columns of the blocks in which a kernel is called: bounds the kernel's own temporaries."""
 
 
-Piece = tuple[slice, slice, NDArray[Any]]
+Strip = tuple[slice, slice, NDArray[Any]]
 Vectors = ChunkedArray | NDArray[np.float64]
 """Tall vectors, kept in chunks of rows in a store, or in memory."""
 
@@ -45,8 +45,8 @@ class TileSource(ABC):
             Ranges within the matrix, of a tile on or below the diagonal.
         """
 
-    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
-        """Yield a tile in pieces for work that uses each at once; on the diagonal only what is on or below it.
+    def strips(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Strip]:
+        """Yield a tile in strips for work that uses each at once; on the diagonal only what is on or below it.
 
         Parameters
         ----------
@@ -59,8 +59,8 @@ class TileSource(ABC):
         Yields
         ------
         rows, columns : slice
-            Ranges within the matrix. Where they are equal, the piece is on the diagonal, whole and symmetric.
-        piece : ndarray of shape (len(rows), len(columns))
+            Ranges within the matrix. Where they are equal, the strip is on the diagonal, whole and symmetric.
+        strip : ndarray of shape (len(rows), len(columns))
             Overwritten by the next one.
         """
         tile = np.empty((rows.stop - rows.start, columns.stop - columns.start), dtype)
@@ -72,13 +72,13 @@ class TileSource(ABC):
 
 def mirror_squares(tile: NDArray[Any]) -> None:
     """Make the squares symmetric that `cut_tile` cuts from the diagonal of a tile, from their lower triangles."""
-    for top in range(0, tile.shape[0], PIECE_ROWS):
-        square = slice(top, min(top + PIECE_ROWS, tile.shape[0]))
+    for top in range(0, tile.shape[0], LARGE_STRIP_ROWS):
+        square = slice(top, min(top + LARGE_STRIP_ROWS, tile.shape[0]))
         mirror_lower(tile[square, square])
 
 
-def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]:
-    """Yield a tile that is in memory in pieces; of one on the diagonal what is right of its squares is not read.
+def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Strip]:
+    """Yield a tile that is in memory in strips; of one on the diagonal what is right of its squares is not read.
 
     Parameters
     ----------
@@ -87,12 +87,12 @@ def cut_tile(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]
     rows, columns : slice
         Ranges within the matrix.
     """
-    for top in range(0, rows.stop - rows.start, PIECE_ROWS):
-        bottom = min(top + PIECE_ROWS, rows.stop - rows.start)
+    for top in range(0, rows.stop - rows.start, LARGE_STRIP_ROWS):
+        bottom = min(top + LARGE_STRIP_ROWS, rows.stop - rows.start)
         where = slice(rows.start + top, rows.start + bottom)
         end = top if rows == columns else columns.stop - columns.start
-        for left in range(0, end, PIECE_COLUMNS):
-            right = min(left + PIECE_COLUMNS, end)
+        for left in range(0, end, LARGE_STRIP_COLUMNS):
+            right = min(left + LARGE_STRIP_COLUMNS, end)
             yield where, slice(columns.start + left, columns.start + right), tile[top:bottom, left:right]
         if rows == columns:
             yield where, where, tile[top:bottom, top:bottom]
@@ -116,17 +116,17 @@ class GramTiles(TileSource):
         with meter.time("gram"):
             scale_block(out, self.scale, rows, columns)
 
-    def pieces(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Piece]:
-        """See base class. The tile is never formed: its pieces stay in cache."""
+    def strips(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Strip]:
+        """See base class. The tile is never formed: its strips stay in cache."""
         for r, c, left, right in self.parts(meter, rows, columns):
-            pieces = self.kernel.pieces(left, None if right is left else right, dtype=dtype)
+            strips = self.kernel.pieces(left, None if right is left else right, dtype=dtype)
             del left, right  # the kernel releases them before the next ones are read
-            for where, across, piece in _located(r, c, pieces):
-                scale_block(piece, self.scale, where, across)
+            for where, across, strip in _located(r, c, strips):
+                scale_block(strip, self.scale, where, across)
                 if self.scale is not None and where == across:
-                    mirror_lower(piece)  # (kᵢⱼ cᵢ) cⱼ and (kⱼᵢ cⱼ) cᵢ are rounded differently
-                yield where, across, piece
-            del pieces
+                    mirror_lower(strip)  # (kᵢⱼ cᵢ) cⱼ and (kⱼᵢ cⱼ) cᵢ are rounded differently
+                yield where, across, strip
+            del strips
 
     def parts(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
         """Parts of a tile with their rows, on or below the diagonal; on it both blocks are the same."""
@@ -152,11 +152,11 @@ class GramTiles(TileSource):
         return block
 
 
-def _located(rows: slice, columns: slice, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Pieces of a block with their places in the matrix."""
+def _located(rows: slice, columns: slice, strips: Iterator[Strip]) -> Iterator[Strip]:
+    """Strips of a block with their places in the matrix."""
     with located(rows, columns):
-        for r, c, piece in pieces:
-            yield shifted(r, rows.start), shifted(c, columns.start), piece
+        for r, c, strip in strips:
+            yield shifted(r, rows.start), shifted(c, columns.start), strip
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.planning import Plan
 from dkrr.planning.strategy import Iterative
 from dkrr.selection.folds import Folds
-from dkrr.selection.scores import freed_predictions
+from dkrr.selection.scores import predictions_with_intercept
 from dkrr.selection.sweep import LEAST_TOL, MAX_TIGHTENINGS, SLACK, target_batches
 
 Array = NDArray[np.float64]
@@ -212,7 +212,7 @@ class HeldOutError:
         products = solution.products()[self._folds.test[fold], where]
         if not self._data.fit_intercept:
             return products
-        return freed_predictions(products, self._scales[:, fold] @ solution.x[:, where])
+        return predictions_with_intercept(products, self._scales[:, fold] @ solution.x[:, where])
 
     def _wanted(self, errors: Array, targets: slice) -> float:
         """Residual that the errors of a fold ask for (see `sweep`)."""

@@ -335,7 +335,7 @@ class FoldSystems:
         """Predictions from K C β of held-out rows, (k, width), and cᵀβ, (width,): shape (k, t')."""
         if not self.frees_constant:
             return products + self._means
-        return freed_predictions(products, sums) + self._means
+        return predictions_with_intercept(products, sums) + self._means
 
     def shares_of_constants(self, sums: Array, fold: int) -> Array:
         """Ratio ‖b r₁‖ / ‖y‖ for each target, of shape (t',): how much rounding the intercept contributes.
@@ -368,7 +368,7 @@ def _spread(roots: Array) -> float:
     return max(1.0, float(np.sqrt(np.mean(roots**2)) / np.median(roots))) if roots.size else 1.0
 
 
-def freed_predictions(products: Array, sums: Array) -> Array:
+def predictions_with_intercept(products: Array, sums: Array) -> Array:
     """Predictions of rows with a free constant, from their K C β, (k, t + 1), and cᵀβ, (t + 1,): the last is of c."""
     u, v, constants = products[:, :-1], products[:, -1:], _constants(sums)
     with np.errstate(invalid="ignore"):  # what is not finite has no score

@@ -176,7 +176,7 @@ def _predictions(
     factor = matrix.systems.factored(group, data.dual_shift(alpha), f"λ = {alpha:g}")
     with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
         left_out = HeldOutErrors(factor, right_sides, constant, executor, context.progress)
-        residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.unfreed)
+        residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.solution_without_intercept)
         if not residual <= MAX_RESIDUAL:
             return [], residual
         everywhere = np.arange(data.n)
