@@ -218,14 +218,14 @@ class Normalized(Compound):
         return None if self.base.row_degree is None else 0
 
     def _dense_workspace_bytes(self, n_rows: int, n_columns: int, n_features: int) -> int:
-        lengths = 4 * 8 * (n_rows + n_columns)
-        return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + lengths
+        scale_bytes = 4 * 8 * (n_rows + n_columns)
+        return super()._dense_workspace_bytes(n_rows, n_columns, n_features) + scale_bytes
 
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
-        # Lengths first: what they need in memory is free again when the part's filler is made.
-        rows, lengths = self.prepared(X, dtype)
-        others, theirs = (rows, lengths) if Y is X else self.prepared(Y, dtype)
-        left, right = lengths.astype(dtype, copy=False), theirs.astype(dtype, copy=False)
+        # Scales first: what they need in memory is free again when the part's filler is made.
+        rows, scales = self.prepared(X, dtype)
+        others, theirs = (rows, scales) if Y is X else self.prepared(Y, dtype)
+        left, right = scales.astype(dtype, copy=False), theirs.astype(dtype, copy=False)
         base = self.base.filler(rows, others, dtype)
 
         def fill(rows: slice, columns: slice, out: FloatArray) -> None:
@@ -360,7 +360,7 @@ def weighted_sums(
             return [_sum_of(kernels, w) for w in weights.values()]
         drawn = rng.dirichlet(np.full(n_kernels, each[k % len(each)]))
         drawn[drawn < MIN_WEIGHT] = 0.0
-        total = drawn.sum()  # 0 where so many are so small, NaN where the parameter is too small for float64
+        total = drawn.sum()  # 0 where most of them underflow, NaN where the parameter is too small for float64
         if total > 0:
             weights.setdefault(tuple(drawn / total), drawn / total)
     raise InputError(

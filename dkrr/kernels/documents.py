@@ -114,7 +114,7 @@ class BagOfWords(Kernel):
     idf : sequence of float, optional
         Factors of the counts of each column for "tfidf". None: `fitted` learns them.
     normalized : bool, default=True
-        Divide by the lengths of both rows of weights, so that long documents count no more than short ones.
+        Divide by the norms of both rows of weights, so that long documents count no more than short ones.
     lowercase : bool, default=True
         Whether to treat capital and small letters alike.
 
@@ -222,7 +222,7 @@ class BagOfWords(Kernel):
     def encode(self, X: Any) -> Any:
         """Weights of documents, CSR of shape (n_documents, n_terms); rows of numbers are returned unchanged.
 
-        They are not divided by the lengths of rows: the kernel does that.
+        They are not divided by the norms of rows: the kernel does that.
         """
         documents = as_documents(X)
         if documents is None:

@@ -196,19 +196,21 @@ class Matern(WithLengths):
         if self.nu == 0.5:
             return super().length_slopes(n_features)
         nu, factor = self.nu - 1.0, {1.5: 3.0, 2.5: 5.0 / 3.0}[self.nu]
-        lengths = np.asarray(self.length_scale) * sqrt(nu / self.nu)
-        return Matern(nu=nu, length_scale=lengths.tolist()), factor / self.lengths(n_features) ** 2
+        length_scales = np.asarray(self.length_scale) * sqrt(nu / self.nu)
+        return Matern(nu=nu, length_scale=length_scales.tolist()), factor / self.lengths(n_features) ** 2
 
     def _block_writer(self, X: Block, Y: Block, dtype: np.dtype[Any]) -> Fill:
         return self._block_writers(Y, dtype)(X)
 
     def _block_writers(self, Y: Block, dtype: np.dtype[Any]) -> Fillers:
-        lengths = self.length_scale
-        right = times_ratios(Y, lengths, -1.0)
-        columns = DistanceColumns(right, 2 * self.nu / reference(lengths, -1.0) ** 2, dtype)
+        length_scales = self.length_scale
+        right = times_ratios(Y, length_scales, -1.0)
+        columns = DistanceColumns(right, 2 * self.nu / reference(length_scales, -1.0) ** 2, dtype)
 
         def filler(X: Block) -> Fill:
-            return self._filler_of(ScaledSquaredDistances(right if X is Y else times_ratios(X, lengths, -1.0), columns))
+            return self._filler_of(
+                ScaledSquaredDistances(right if X is Y else times_ratios(X, length_scales, -1.0), columns)
+            )
 
         return filler
 
@@ -245,10 +247,10 @@ class Matern(WithLengths):
 
 
 def moderate_lengths(length_scale: object) -> Scales:
-    """Checked lengths whose squares float64 represents."""
+    """Checked length scales whose squares float64 represents."""
     checked = scales_of(length_scale, "length_scale")
-    lengths = np.atleast_1d(checked)
-    if not MIN_LENGTH <= lengths.min() <= lengths.max() <= 1 / MIN_LENGTH:
+    length_scales = np.atleast_1d(checked)
+    if not MIN_LENGTH <= length_scales.min() <= length_scales.max() <= 1 / MIN_LENGTH:
         raise InputError(
             f"length_scale is {shown(checked)}; expected numbers from {MIN_LENGTH:g} to {1 / MIN_LENGTH:g}, whose "
             f"squares float64 represents"

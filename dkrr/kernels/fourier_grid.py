@@ -650,7 +650,7 @@ def _matern_series(phi: FourierGrid, columns: tuple[int, ...], lengths: list[flo
     while (alias := float(values(np.maximum(np.abs(others) * (extents + gap) - extents, 0.0)).sum())) > share:
         gap *= 1.02
     periods = extents + gap
-    beyond = 2 * nu * (1.0 / betaincinv(nu, d / 2, share) - 1.0)  # ρ² of which so much weight lies beyond
+    beyond = 2 * nu * (1.0 / betaincinv(nu, d / 2, share) - 1.0)  # ρ² beyond which this share of the weight lies
     most = np.ceil(sqrt(beyond) * periods / (2 * pi)).astype(int)
     _refuse_many(phi, columns, most.tolist())
     periods, most = factor * periods, factor * most

@@ -1,4 +1,4 @@
-"""Where the diagonal and columns of a symmetric matrix come from: computed from rows of data, or read."""
+"""Sources of the diagonal and of columns of a symmetric matrix: computed from rows of data, or read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 
 class ColumnSource(ABC):
-    """Gives the diagonal and any columns of a symmetric matrix; travels to workers."""
+    """Source of the diagonal and of any columns of a symmetric matrix; travels to workers."""
 
     @property
     @abstractmethod
@@ -26,7 +26,7 @@ class ColumnSource(ABC):
 
     @abstractmethod
     def diagonal(self, rows: slice) -> Array:
-        """Part of the diagonal, of shape (len(rows),)."""
+        """Diagonal entries of some rows, of shape (len(rows),)."""
 
     @abstractmethod
     def select_columns(self, index: NDArray[np.intp]) -> Any:
@@ -60,11 +60,11 @@ class GramColumns(ColumnSource):
         return out
 
     def _blocks(self, rows: slice) -> Iterator[tuple[slice, Block]]:
-        for part in self.rows.parts(rows):
-            yield from self.rows.blocks(part.start, part.stop, KERNEL_BLOCK)
+        for cut in self.rows.parts(rows):
+            yield from self.rows.blocks(cut.start, cut.stop, KERNEL_BLOCK)
 
     def select_columns(self, index: NDArray[np.intp]) -> Block:
-        """Rows of X."""
+        """Rows of X with these numbers."""
         return self.rows.take(index)
 
     def block(self, rows: slice, taken: Block) -> Array:
@@ -93,7 +93,7 @@ class MatrixColumns(ColumnSource):
         return np.array([_row(self.rows, i, slice(i, i + 1))[0] for i in range(rows.start, rows.stop)])
 
     def select_columns(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Their numbers."""
+        """Numbers of the columns."""
         return index
 
     def block(self, rows: slice, taken: NDArray[np.intp]) -> Array:

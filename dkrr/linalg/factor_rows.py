@@ -126,9 +126,9 @@ def extend_rows(meter: Meter, rows: FactorRows, new: NewColumns) -> Array:
             block = rows.columns.block(rows.numbers(where), new.taken)
         with meter.time("gemm"):
             if new.rank and low is not None:
-                part = np.empty(block.shape, np.float32)
-                blas.gemm(part, strip, low, transpose_b=True)
-                block -= part
+                product = np.empty(block.shape, np.float32)
+                blas.gemm(product, strip, low, transpose_b=True)
+                block -= product
             elif new.rank:
                 blas.gemm(block, strip, new.above, transpose_b=True, alpha=-1.0, beta=1.0)
         with meter.time("trsm"):
@@ -164,10 +164,10 @@ def _add_low_gram(total: Array, factor: NDArray[Any], weights: Array) -> None:
         strip = factor[rows[0] : rows[-1] + 1] if lies_together else factor[rows]
         for left in range(0, len(total), GRAM_COLUMNS):
             columns = slice(left, min(left + GRAM_COLUMNS, len(total)))
-            part = np.empty((len(total) - left, columns.stop - left), factor.dtype)
+            product = np.empty((len(total) - left, columns.stop - left), factor.dtype)
             right = np.multiply(strip[:, columns], weights[rows, None], dtype=factor.dtype)
-            blas.gemm(part, strip[:, left:], right, transpose_a=True)
-            total[left:, columns] += part
+            blas.gemm(product, strip[:, left:], right, transpose_a=True)
+            total[left:, columns] += product
 
 
 def project_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array:
@@ -176,10 +176,10 @@ def project_rows(meter: Meter, rows: FactorRows, vectors: NDArray[Any]) -> Array
     total = np.zeros((state.rank, vectors.shape[1]))
     with meter.time("project"):
         if vectors.dtype != np.float64:
-            part = np.empty(total.shape, vectors.dtype)
+            product = np.empty(total.shape, vectors.dtype)
             for where, strip in state.stored_strips():
-                blas.gemm(part, strip, vectors[rows.numbers(where)], transpose_a=True)
-                total += part
+                blas.gemm(product, strip, vectors[rows.numbers(where)], transpose_a=True)
+                total += product
             return total
         for where, strip in state.strips():
             blas.gemm(total, strip, vectors[rows.numbers(where)], transpose_a=True, beta=1.0)
@@ -229,12 +229,12 @@ class KeptColumns:
 
     first: int
     stop: int
-    parts: tuple[tuple[int, ChunkedArray], ...]
-    """First row of a part of the rows, and its array."""
+    segments: tuple[tuple[int, ChunkedArray], ...]
+    """First row of every segment, and its array."""
 
 
 def write_columns(meter: Meter, rows: FactorRows, new: tuple[int, Sequence[ChunkedArray]]) -> None:
-    """Task: write the columns from a number on to the array of these rows, one of those of all parts of the rows."""
+    """Task: write the columns from a number on to the array of these rows, one array for every segment."""
     first, arrays = new
     state, array = rows.state(), arrays[rows.number]
     height = array.chunks[0]
@@ -248,7 +248,7 @@ def read_columns(meter: Meter, rows: FactorRows, kept: Sequence[KeptColumns]) ->
     """Task: read columns that an earlier run wrote, whose rows may have been cut otherwise."""
     state = rows.new_state()
     for one in kept:
-        for first_row, array in one.parts:
+        for first_row, array in one.segments:
             begin, end = max(first_row, rows.start), min(first_row + array.shape[0], rows.stop)
             height = array.chunks[0]
             # A chunk at a time: these rows as a whole are in memory once.

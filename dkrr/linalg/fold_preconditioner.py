@@ -91,8 +91,8 @@ class CapacitanceInverse:
 
     def astype(self, dtype: Any) -> "CapacitanceInverse":
         """Copy in another precision."""
-        parts = (self.lower, self.basis, self.removed)
-        return CapacitanceInverse(*(None if part is None else part.astype(dtype, copy=False) for part in parts))  # type: ignore[arg-type]
+        arrays = (self.lower, self.basis, self.removed)
+        return CapacitanceInverse(*(None if array is None else array.astype(dtype, copy=False) for array in arrays))  # type: ignore[arg-type]
 
     def apply(self, vectors: Array) -> Array:
         """P V of vectors of shape (r, k) with r ≥ p; rows from p on are zero."""
@@ -100,8 +100,8 @@ class CapacitanceInverse:
         if not len(self.lower):
             return found
         sizes = column_sizes(vectors)  # float32 has a small range
-        part = np.ascontiguousarray((vectors[:rank] / sizes).astype(self.lower.dtype))
-        inner = part if self.basis is None else _product(self.basis, part, transpose=True)
+        scaled = np.ascontiguousarray((vectors[:rank] / sizes).astype(self.lower.dtype))
+        inner = scaled if self.basis is None else _product(self.basis, scaled, transpose=True)
         removed = None if self.removed is None else _product(self.removed, inner, transpose=True)
         blas.solve_lower(self.lower, inner)
         blas.solve_lower(self.lower, inner, transpose=True)

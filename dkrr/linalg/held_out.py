@@ -318,7 +318,7 @@ class IdentityColumns:
     """Columns of the identity, as right-hand sides that are read a tile row at a time."""
 
     columns: Numbers
-    """Their numbers."""
+    """Numbers of the columns, ascending where they are solved for."""
     grid: TileGrid
 
     @property
@@ -382,12 +382,12 @@ class StoredInverse:
         """Rows of X, of shape (height, columns), a tile row at a time from the first that is not zero, or from 0."""
         grid = self.sweeps[0].factor.grid
         for q in range(0 if is_whole else self.sweeps[0].cuts[0], grid.n_tiles):
-            rows, parts = grid.rows(q), list[Array]()
+            rows, strips = grid.rows(q), list[Array]()
             for one in self.sweeps:
                 width = one.right_sides.shape[1]
                 is_zero = q < one.cuts[0]
-                parts.append(np.zeros((grid.height(q), width)) if is_zero else read_range(one.solution, rows))
-            yield rows, parts[0] if len(parts) == 1 else np.hstack(parts)
+                strips.append(np.zeros((grid.height(q), width)) if is_zero else read_range(one.solution, rows))
+            yield rows, strips[0] if len(strips) == 1 else np.hstack(strips)
 
     def times(self, vectors: Array) -> Array:
         """X V of shape (n, m), for rows of V in the order in which the columns were asked for."""

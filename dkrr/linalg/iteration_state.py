@@ -85,7 +85,7 @@ class Cycle:
     """State within a cycle, for the k right-hand sides that are not done."""
 
     columns: NDArray[np.intp]
-    """Their numbers."""
+    """Numbers of these right-hand sides, (k,)."""
     goal: Array
     """Norms at which they are done, (k,)."""
     correction: Array

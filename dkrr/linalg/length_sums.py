@@ -27,7 +27,7 @@ class LengthTiles(GramTiles):
     """Tiles of H, with the rows that they are computed from."""
 
     centre: Array | None = None
-    """Subtracted from rows, so that squares keep their digits; of shape (d,). None: zeros."""
+    """Row that is subtracted from all rows, so that squares keep their digits; of shape (d,). None: zeros."""
 
     def sums(self, meter: Meter, rows: slice, columns: slice, left: Array, right: Array) -> Array:
         """Sums over a tile on or below the diagonal and its mirror image, of shape (d,).
@@ -39,7 +39,7 @@ class LengthTiles(GramTiles):
         """
         total = np.zeros(self.rows.shape[1])
         room = np.empty(LARGE_STRIP_ENTRIES)
-        for r, c, X, Z in self.parts(meter, rows, columns):
+        for r, c, X, Z in self.blocks(meter, rows, columns):
             for within, across, strip in self.kernel.pieces(X, None if Z is X else Z):
                 here, there = shifted(within, r.start), shifted(across, c.start)
                 s = room[: strip.size].reshape(strip.shape)

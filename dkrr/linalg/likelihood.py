@@ -55,11 +55,11 @@ class HessianRoot(ABC):
 
     @abstractmethod
     def invert(self, r: Array, keep: NDArray[np.bool_]) -> Array:
-        """Some q with C q ≈ r that uses only the entries of r that are kept; of shape (n, m)."""
+        """Solution q of C q ≈ r that uses only the entries of r that are kept; of shape (n, m)."""
 
     @abstractmethod
     def project(self, x: Array) -> Array:
-        """Part of x that C does not map to 0 for every scale; of shape (n, m)."""
+        """Projection of x onto what C does not map to 0 for every scale; of shape (n, m)."""
 
     @abstractmethod
     def diagonal(self) -> Array:
@@ -339,7 +339,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def log_probabilities(self, scores: Array) -> Array:
-        """Their logarithms, finite also where a probability is too small for float64."""
+        """Logarithms of the probabilities, finite also where a probability is too small for float64."""
 
     def per_system(self, of_columns: Array) -> Array:
         """Sums over the columns of every system: from shape (m,) to (n_systems,)."""

@@ -105,7 +105,7 @@ class SegmentVectors:
     vectors: Matrix | ChunkedArray
     segment: Segment
     means: Matrix | None = None
-    """Subtracted from each row, of shape (t,)."""
+    """Means that are subtracted from each row, of shape (t,)."""
     _start: int = 0
     _held: Matrix = field(default_factory=lambda: np.empty((0, 0)))
     _centred: Matrix = field(default_factory=lambda: np.empty((0, 0)))
@@ -152,7 +152,7 @@ class Design:
         return self.feature_map.dimension(n_features) + self.has_constant
 
     def features(self, x: Block, columns: slice = ALL, root: Matrix | None = None) -> Matrix:
-        """Some columns of Φ, times the roots of the weights; to be read only. All of them with the constant."""
+        """Columns of Φ, times the roots of the weights; to be read only. All of them with the constant."""
         is_plain = isinstance(x, np.ndarray) and x.dtype == np.float64 and x.flags.c_contiguous
         if self.centre is None and root is None and not self.has_constant and is_plain and self.feature_map.is_identity:
             rows: Matrix = x[:, columns]  # themselves

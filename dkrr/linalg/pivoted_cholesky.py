@@ -78,10 +78,10 @@ FACTOR_BYTES = np.dtype(FACTOR_DTYPE).itemsize
 
 @dataclass(frozen=True)
 class FactorState:
-    """All of a partial factor but its rows: with them it grows as it would have."""
+    """State of a partial factor but its rows: with them it grows as it would have."""
 
     index: NDArray[np.intp]
-    """Pivots."""
+    """Numbers of the pivots, in the order in which they were chosen."""
     pivot_factor: Array
     """Rows of F at the pivots, of shape (rank, rank)."""
     residual_diagonal: Array
@@ -159,7 +159,7 @@ class PivotedCholesky:
 
     @property
     def rank(self) -> int:
-        """Columns of F."""
+        """Number of columns of F."""
         return len(self.index)
 
     @property

@@ -182,10 +182,10 @@ class FactoredPosterior:
 
 
 def _brought_forward(z: Array, columns: NDArray[np.intp]) -> Array:
-    """Some columns as the first ones of the same array, which needs no memory for a copy."""
+    """Move some columns to the front of the same array, which needs no memory for a copy."""
     for start in range(0, len(z), ROWS_MOVED):
-        fraction = z[start : start + ROWS_MOVED]
-        fraction[:, : len(columns)] = fraction[:, columns]
+        strip = z[start : start + ROWS_MOVED]
+        strip[:, : len(columns)] = strip[:, columns]
     return z[:, : len(columns)]
 
 

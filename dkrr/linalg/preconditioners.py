@@ -373,10 +373,10 @@ class LowRank(Preconditioner):
         inner = self.factor.project(right if c is None else c * right, self.precision)
         for k in np.unique(numbers):
             here = np.flatnonzero(numbers == k)
-            part = np.ascontiguousarray(inner[:, here])
-            blas.solve_lower(self._groups[k].capacitance_factor, part)
-            blas.solve_lower(self._groups[k].capacitance_factor, part, transpose=True)
-            inner[:, here] = part
+            group_inner = np.ascontiguousarray(inner[:, here])
+            blas.solve_lower(self._groups[k].capacitance_factor, group_inner)
+            blas.solve_lower(self._groups[k].capacitance_factor, group_inner, transpose=True)
+            inner[:, here] = group_inner
         outer = self.factor.expand(inner, self.precision)
         if c is not None:
             outer *= c

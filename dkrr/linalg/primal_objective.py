@@ -110,13 +110,13 @@ class PrimalObjective(Objective):
         self._check_finite(found)
         curvature = self._diagonal(found)
         # The constant apart, since features may be of any size.
-        parts = [slice(None)] if not self.passes.fit_intercept else [slice(0, p - 1), slice(p - 1, p)]
+        ranges = [slice(None)] if not self.passes.fit_intercept else [slice(0, p - 1), slice(p - 1, p)]
         is_zero = np.ones(like.n_systems, np.bool_)
-        for part in parts:
+        for which in ranges:
             # At zero Σ v φ² is some multiple of the curvature's trace, and Σ v of the objective.
-            squares = like.per_system(curvature[part].sum(axis=0))
+            squares = like.per_system(curvature[which].sum(axis=0))
             rounding = 100 * float(np.finfo(float).eps) * np.sqrt(squares) * np.sqrt(values)
-            is_zero &= self._together(column_norms(gradient[part])) <= rounding
+            is_zero &= self._together(column_norms(gradient[which])) <= rounding
         return np.where(is_zero, 0.0, self._norms(gradient, values))
 
     def _norms(self, gradient: Array, values: Array) -> Array:

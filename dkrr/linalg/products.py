@@ -306,9 +306,9 @@ def _add_product(total: Vectors, strip: NDArray[Any], rows: slice, vectors: NDAr
     if strip.dtype == np.float64:
         blas.gemm(total[rows], strip, vectors, transpose_a=transpose, beta=1.0)
         return
-    part = np.empty((rows.stop - rows.start, vectors.shape[1]), strip.dtype)
-    blas.gemm(part, strip, vectors, transpose_a=transpose)
-    total[rows] += part
+    product = np.empty((rows.stop - rows.start, vectors.shape[1]), strip.dtype)
+    blas.gemm(product, strip, vectors, transpose_a=transpose)
+    total[rows] += product
 
 
 def _strips(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Strip]:

@@ -65,8 +65,8 @@ def without_intercept(vectors: Array, constants: Array | None) -> Array:
         return vectors
     t = constants.shape[1]
     for rows in _strips(vectors):
-        for part in constants:
-            vectors[rows, :t] -= vectors[rows, t : t + 1] * part
+        for term in constants:
+            vectors[rows, :t] -= vectors[rows, t : t + 1] * term
         vectors[rows, t:-1] = vectors[rows, t + 1 :]
     return vectors[:, :-1]
 
@@ -95,10 +95,10 @@ def subtract_intercept_residual(residuals: Array, constant: Array) -> tuple[Arra
     if not intercept_norm > 0:  # no row has a weight
         return np.zeros(residuals.shape[1]), intercept_norm
     unit = constant / intercept_norm
-    parts = unit @ residuals
+    components = unit @ residuals
     for rows in _strips(residuals):
-        residuals[rows] -= unit[rows, None] * parts
-    return parts / intercept_norm, intercept_norm
+        residuals[rows] -= unit[rows, None] * components
+    return components / intercept_norm, intercept_norm
 
 
 def energies(x: Array, product: Array) -> Array:
@@ -144,9 +144,11 @@ def checked(
     with np.errstate(over="ignore", invalid="ignore"):
         x[:, -1] = probe.vector
         x = np.ascontiguousarray(without_intercept(x, constants))
-        part = _contribution(right_sides, shift, x, multiply(x), constants, probe.scaling)
-        residual, more = _joined([part])
-        return Check(residual, part.squares, condition_number(part.multiplied, probe.moments), more)
+        contribution = _contribution(right_sides, shift, x, multiply(x), constants, probe.scaling)
+        residual, correction = _joined([contribution])
+        return Check(
+            residual, contribution.squares, condition_number(contribution.multiplied, probe.moments), correction
+        )
 
 
 class _Contribution(NamedTuple):
@@ -163,20 +165,23 @@ class _Contribution(NamedTuple):
     """Norm of the intercept's column."""
 
 
-def _joined(parts: Sequence[_Contribution]) -> tuple[float, Array]:
+def _joined(contributions: Sequence[_Contribution]) -> tuple[float, Array]:
     """Largest relative residual over all rows, and the intercepts that have been subtracted from it, of shape (m,).
 
     They are taken only where they matter: the product that they follow from is added in an order that depends on the
     number of workers, and the intercept of a run does not.
     """
-    intercept_norms, constants = np.array([[p.intercept_norm] for p in parts]), np.array([p.constants for p in parts])
-    whole = relative([(np.hypot(p.norms[0], p.intercept_norm * p.constants), p.norms[1]) for p in parts])
+    intercept_norms, constants = (
+        np.array([[c.intercept_norm] for c in contributions]),
+        np.array([c.constants for c in contributions]),
+    )
+    whole = relative([(np.hypot(c.norms[0], c.intercept_norm * c.constants), c.norms[1]) for c in contributions])
     if whole <= MIN_INTERCEPT_RESIDUAL:
         return whole, np.zeros(constants.shape[1])
     shares = intercept_norms / np.maximum(column_norms(intercept_norms), np.finfo(float).tiny)
     common = np.einsum("pm,pm->m", np.broadcast_to(shares**2, constants.shape), constants)
     others = (intercept_norms * (constants - common), np.zeros_like(constants))
-    norms = [p.norms for p in parts] + [(r, s) for r, s in zip(*others, strict=True)]
+    norms = [c.norms for c in contributions] + [(r, s) for r, s in zip(*others, strict=True)]
     return relative(norms), common
 
 
@@ -194,8 +199,8 @@ def _contribution(
     multiplied = Moments.of_multiplied(vectors[:, -1], product[:, -1], scaling)
     r = product[:, :t]
     np.subtract(b, r, out=r)
-    more, intercept_norm = (np.zeros(t), 0.0) if constant is None else subtract_intercept_residual(r, constant)
-    return _Contribution((column_norms(r), sizes), squares, multiplied, more, intercept_norm)
+    correction, intercept_norm = (np.zeros(t), 0.0) if constant is None else subtract_intercept_residual(r, constant)
+    return _Contribution((column_norms(r), sizes), squares, multiplied, correction, intercept_norm)
 
 
 @dataclass(frozen=True)
@@ -242,15 +247,15 @@ def check_tiled(
             tasks = residual_tasks(solved, constants)
             record = executor.run(tasks, progress)
             values = record.values()
-            parts = [values[task.key] for task in tasks]
+            contributions = [values[task.key] for task in tasks]
             with np.errstate(over="ignore", invalid="ignore"):
-                squares = np.sum([p.squares for p, _ in parts], axis=0)
-                residual, more = _joined([p for p, _ in parts])
+                squares = np.sum([p.squares for p, _ in contributions], axis=0)
+                residual, correction = _joined([p for p, _ in contributions])
             multiplied, of_solved = (
-                Moments.total([p.multiplied for p, _ in parts]),
-                Moments.total([s for _, s in parts]),
+                Moments.total([p.multiplied for p, _ in contributions]),
+                Moments.total([s for _, s in contributions]),
             )
-            return Check(residual, squares, condition_number(multiplied, of_solved), more), record
+            return Check(residual, squares, condition_number(multiplied, of_solved), correction), record
         operator, everything = TiledOperator(solved.source, grid, executor, "residual", slots), slice(0, grid.n)
         b, shift, x = (read_range(v, everything) for v in (solved.right_sides, solved.shift, solved.solution))
         probe = SolvedProbe.of_solution(b[:, -1], x[:, -1], _range(solved.scaling, everything))

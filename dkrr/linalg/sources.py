@@ -1,4 +1,4 @@
-"""Where the tiles of a symmetric matrix come from: computed from rows of data, or read."""
+"""Sources of the tiles of a symmetric matrix: computed from rows of data, or read."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ Vectors = ChunkedArray | NDArray[np.float64]
 
 
 class TileSource(ABC):
-    """Gives any tile on or below the diagonal of a symmetric matrix; travels to workers by name."""
+    """Source of any tile on or below the diagonal of a symmetric matrix; travels to workers by name."""
 
     @abstractmethod
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
@@ -108,17 +108,17 @@ class GramTiles(TileSource):
     """c (n, 1), the square roots of the sample weights; None means ones."""
 
     def fill(self, meter: Meter, out: NDArray[Any], rows: slice, columns: slice) -> None:
-        for r, c, left, right in self.parts(meter, rows, columns):
-            part = out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
+        for r, c, left, right in self.blocks(meter, rows, columns):
+            block = out[r.start - rows.start : r.stop - rows.start, c.start - columns.start : c.stop - columns.start]
             with meter.time("gram"):
-                fill_gram(self.kernel, left, right, part, lower=left is right, origin=(r.start, c.start))
+                fill_gram(self.kernel, left, right, block, lower=left is right, origin=(r.start, c.start))
             del left, right  # before the next ones are read
         with meter.time("gram"):
             scale_block(out, self.scale, rows, columns)
 
     def strips(self, meter: Meter, rows: slice, columns: slice, dtype: DTypeLike) -> Iterator[Strip]:
         """See base class. The tile is never formed: its strips stay in cache."""
-        for r, c, left, right in self.parts(meter, rows, columns):
+        for r, c, left, right in self.blocks(meter, rows, columns):
             strips = self.kernel.pieces(left, None if right is left else right, dtype=dtype)
             del left, right  # the kernel releases them before the next ones are read
             for where, across, strip in _located(r, c, strips):
@@ -128,15 +128,15 @@ class GramTiles(TileSource):
                 yield where, across, strip
             del strips
 
-    def parts(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
-        """Parts of a tile with their rows, on or below the diagonal; on it both blocks are the same."""
-        left_parts = self.rows.parts(rows)
-        right_parts = left_parts if rows == columns else self.rows.parts(columns)
+    def blocks(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
+        """Blocks of rows of a tile with their ranges, on or below the diagonal; on it both blocks are the same."""
+        left_ranges = self.rows.parts(rows)
+        right_ranges = left_ranges if rows == columns else self.rows.parts(columns)
         held, left, right = None, None, None  # released before the next block is read
-        for k, c in enumerate(right_parts):
+        for k, c in enumerate(right_ranges):
             right = None
             right = self._read(meter, c)
-            for r in left_parts[k:] if right_parts is left_parts else left_parts:
+            for r in left_ranges[k:] if right_ranges is left_ranges else left_ranges:
                 if r is c:
                     left = right
                 elif r is not held:

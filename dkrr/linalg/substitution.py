@@ -48,8 +48,8 @@ Panels = Sequence[tuple[int, int]]
 NEAR_TILES = 2
 """Tile rows whose solution the sums of a resumable substitution do not wait for."""
 MIN_TILES_PER_SUM, MAX_SUMS = 4, 12
-"""Least number of tile rows that one of its sums covers, and most sums of a tile row: on many workers the sums of all
-rows go on while the chain of tile rows is solved, and few of them have few tasks."""
+"""Smallest number of tile rows that one of its sums covers, and most sums of a tile row: on many workers the sums of
+all rows continue while the chain of tile rows is solved, and few of them have few tasks."""
 WIDENED_ENTRIES = 2**17
 """Entries of a panel that are converted at a time, 1 MiB. Measured: a quarter takes 1.1 times as long, since calls
 cost, and four times as many take several times as long, since the buffer leaves the cache and is mapped again."""
@@ -224,7 +224,7 @@ def sum_blocks(meter: Meter, job: Substitution, q: int, k: int) -> None:
 
 
 def solve_block(meter: Meter, job: Substitution, q: int) -> None:
-    """Task: X_q."""
+    """Task: solve for X_q."""
     x, wanted = job.read(job.right_sides, q), list[tuple[int, int]]()
     if job.sums is not None:
         for k in range(len(job.summed_blocks(q))):

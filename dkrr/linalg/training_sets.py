@@ -77,7 +77,7 @@ class TrainingSetOperator(Operator):
         """K C x of all columns in float64, of shape (n, m); only columns that differ from the last are multiplied."""
         changed = np.flatnonzero((self._vectors != x).any(axis=0))
         if len(changed):
-            part = np.ascontiguousarray(x[:, changed])
-            self._products[:, changed] = self.operator.multiply(part * self.sets.scale(changed))
-            self._vectors[:, changed] = part
+            changed_x = np.ascontiguousarray(x[:, changed])
+            self._products[:, changed] = self.operator.multiply(changed_x * self.sets.scale(changed))
+            self._vectors[:, changed] = changed_x
         return self._products

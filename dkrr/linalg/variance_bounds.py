@@ -85,7 +85,7 @@ class BoundedSolution:
 
 
 class ResidualBounds:
-    """Bounds from residuals of systems with A.
+    """Bounds of quadratic forms with A⁻¹ from residuals of systems with A.
 
     Parameters
     ----------
