@@ -38,7 +38,7 @@ from dkrr.checks import parse_bytes
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.linalg import TASK_MODULES
-from dkrr.linalg.passes import STRIP_BYTES, STRIP_ROWS
+from dkrr.linalg.passes import FEATURE_STRIP_BYTES, MIN_STRIP_ROWS
 from dkrr.text import format_bytes, format_seconds
 
 Floats = NDArray[np.float64]
@@ -174,7 +174,7 @@ def _read_file(path: Path) -> None:
 
 def syrk_rate(width: int, seconds: float) -> float:
     """Rate of AᵀA on one BLAS thread, in panels as dkrr cuts them; 10⁹ flop/s, width² for each row."""
-    rows = max(STRIP_ROWS, STRIP_BYTES // (8 * width))
+    rows = max(MIN_STRIP_ROWS, FEATURE_STRIP_BYTES // (8 * width))
     a, c = np.random.default_rng(0).standard_normal((rows, width)), np.zeros((width, width))
     with blas.one_thread():
         blas.syrk(c, a, transpose=True, beta=1.0)

@@ -139,12 +139,12 @@ def step_bytes(step: TileStep, grid: TileGrid) -> tuple[float, float]:
     on_diagonal = step.i == step.j
     tile = 8.0 * grid.tile * grid.height(step.j)
     read = 8.0 * grid.tile**2 * len(step.columns) * (1 if on_diagonal else 2)
-    return read + tile * ((step.part > 0) + (step.is_last and not on_diagonal)), tile
+    return read + tile * ((step.update > 0) + (step.is_last and not on_diagonal)), tile
 
 
 def formed_entries(step: TileStep, grid: TileGrid) -> float:
     """Entries of the matrix that a task forms: the first of a tile forms it, on the diagonal half of it."""
-    if step.part:
+    if step.update:
         return 0.0
     return (0.5 if step.i == step.j else 1.0) * grid.height(step.i) * grid.height(step.j)
 

@@ -55,9 +55,8 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.base import SEPARATOR, Parameters
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.names import SEARCHED, warn_of_unused
-from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import SolveResult
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.rounding import exact_values

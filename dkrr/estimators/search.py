@@ -15,7 +15,7 @@ from sklearn.model_selection import KFold, LeaveOneOut, StratifiedKFold, check_c
 
 from dkrr.checks import checked_train_sizes, shown, whole
 from dkrr.errors import InputError, InputTypeError
-from dkrr.kernels.names import DEFAULTS, SEARCHED, candidate_grid, candidate_settings, taken_by
+from dkrr.kernels.names import SEARCHED, SETTING_DEFAULTS, candidate_grid, candidate_settings, taken_by
 from dkrr.linalg.products import root_mean_squares
 from dkrr.selection import Folds, LearningCurve, Score, gain_of, named, negative_squared_error, times_square
 from dkrr.text import plural
@@ -254,7 +254,7 @@ def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: st
         What gives a score to candidates without one.
     """
     numbers = np.atleast_1d(best)
-    for name in ("alpha", *DEFAULTS):
+    for name in ("alpha", *SETTING_DEFAULTS):
         found = dict[tuple[str, str], int]()  # what is said before the number of targets, and after it: of how many
         for k in np.unique(numbers).tolist():
             own = scores[:, numbers == k]

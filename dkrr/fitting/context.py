@@ -43,8 +43,8 @@ from dkrr.fitting.storage import (
     TemporaryFolder,
 )
 from dkrr.linalg import TASK_MODULES
-from dkrr.linalg.products import ResidentRows
 from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.sources import ResidentRows
 from dkrr.planning import Plan
 from dkrr.planning.resources import Rates
 from dkrr.planning.strategy import FourierSolve

@@ -23,12 +23,13 @@ from dkrr.fitting.normal_rows import RIDGE, NormalRows
 from dkrr.fitting.results import Kept, Left, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
+from dkrr.linalg.column_sources import GramColumns
+from dkrr.linalg.condition import SolvedProbe, scaling_of, with_probe, worst
 from dkrr.linalg.fourier_normal import FourierNormalMatrix, even_modes, totals_of, update_dual_coefficients
 from dkrr.linalg.fourier_solvers import CGSolver, CholeskySolver, NormalSolver
 from dkrr.linalg.fourier_sums import FourierSums, sums_of_segment
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.residual import SolvedProbe, scaling_of, with_probe, worst
-from dkrr.linalg.sources import GramColumns, Vectors
+from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
 from dkrr.planning.strategy import FourierSolve
 from dkrr.planning.transforms import GOAL
@@ -227,7 +228,7 @@ class FourierRidge:
         weights = np.ones(len(some)) if data.weights is None else data.weights[some]
         some, weights = some[weights > 0], weights[weights > 0, None]
         columns = GramColumns(self._phi.base.resolved(data.rows.shape[1]), data.rows)
-        taken, values = columns.take(some), np.zeros((len(some), len(data.alphas)))
+        taken, values = columns.select_columns(some), np.zeros((len(some), len(data.alphas)))
         for start in range(0, data.n, EXACT_BLOCK):
             here = slice(start, min(start + EXACT_BLOCK, data.n))
             values += columns.block(here, taken).T @ dual_coef[here]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
-from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
+from dkrr.kernels.fourier_grid import SERIES_ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
 from dkrr.planning import Plan
 from dkrr.planning.detection import usable_threads
@@ -230,7 +230,7 @@ def _primal_by(grid: Reason, p: Problem, against: str = "") -> Reason:
 
 def error_for(p: Problem) -> float:
     """Error of a grid that hardly counts in the residual of the dual system."""
-    return min(ROUNDING, max(MIN_GRID_ERROR, 0.1 * GOAL * min(p.alphas) / p.n))
+    return min(SERIES_ROUNDING, max(MIN_GRID_ERROR, 0.1 * GOAL * min(p.alphas) / p.n))
 
 
 def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -> Plan:

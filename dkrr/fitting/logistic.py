@@ -28,6 +28,7 @@ from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPrec
 from dkrr.linalg.dual_objective import DualObjective
 from dkrr.linalg.fourier_likelihood import FourierLikelihoodPass, near_pass
 from dkrr.linalg.likelihood import WeightedLikelihood
+from dkrr.linalg.likelihood_passes import LikelihoodPass
 from dkrr.linalg.newton import (
     CURVATURE_SHIFT,
     INNER_TOL,
@@ -38,7 +39,7 @@ from dkrr.linalg.newton import (
     Objective,
     Point,
 )
-from dkrr.linalg.passes import LikelihoodPass, Segment
+from dkrr.linalg.passes import Segment
 from dkrr.linalg.primal_objective import PrimalObjective
 from dkrr.linalg.products import Operator
 from dkrr.linalg.result import GRADIENT, Residuals, SolveResult, Status

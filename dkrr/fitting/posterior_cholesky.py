@@ -32,7 +32,8 @@ from dkrr.linalg.cholesky import Matrix
 from dkrr.linalg.held_out import HeldOutErrors, columns_at_once
 from dkrr.linalg.in_memory_cholesky import memory_grid
 from dkrr.linalg.posterior import FactoredPosterior
-from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
+from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan

@@ -39,7 +39,7 @@ from dkrr.linalg.fourier_sums import (
     leverage_modes,
     leverages_of,
 )
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.linalg.sums import NormalSolution
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
 from dkrr.planning.detection import usable_threads

@@ -24,7 +24,8 @@ from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import Kept
 from dkrr.fitting.sampled import centre_linear_parts
-from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
+from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.sums import NormalSolution, sums_of_others
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning.predictions import FactorSize

@@ -18,11 +18,12 @@ from dkrr.fitting.dual_ridge import Group, RidgeSystem
 from dkrr.fitting.iteration import iteration_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
 from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.linalg.condition import SolvedProbe, scaling_of, worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
 from dkrr.linalg.preconditioners import Diagonal, Identity, Preconditioner
 from dkrr.linalg.products import column_norms
-from dkrr.linalg.residual import CONSTANTS_ABOVE, SolvedProbe, relative_by_columns, scaling_of, worst
+from dkrr.linalg.residual import MIN_INTERCEPT_RESIDUAL, relative_by_columns
 from dkrr.linalg.result import (
     DUAL_SYSTEM,
     INACCURATE_ABOVE,
@@ -113,7 +114,7 @@ class PrimalRidge:
             constants = totals / rows.total_weight
             with np.errstate(over="ignore", invalid="ignore"):
                 sizes = np.sqrt(np.einsum("ij,ij,i->j", kept, kept, data.weights**2))  # without a copy
-                matters = np.abs(constants) * np.linalg.norm(data.weights) > CONSTANTS_ABOVE * sizes
+                matters = np.abs(constants) * np.linalg.norm(data.weights) > MIN_INTERCEPT_RESIDUAL * sizes
             constants = np.where(matters, constants, 0.0)
         intercept = self._means if centre is None else self._means - centre @ coef
         return Solution(

@@ -29,9 +29,8 @@ from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
-from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import Status
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.problem import NOTHING_SET, Because, Form, Layout, Problem
 from dkrr.store import RunStore, TileGrid

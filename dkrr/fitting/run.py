@@ -31,11 +31,10 @@ from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.fourier_grid import FourierGrid
 from dkrr.kernels.kernel_features import is_drawn
+from dkrr.linalg.condition import worst
 from dkrr.linalg.iteration_state import CGOutcome
-from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
-from dkrr.linalg.residual import worst
-from dkrr.linalg.result import SolveResult
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.result import SolveResult, in_terms_of_alpha
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning import Plan
 from dkrr.planning.problem import Because, Form, Loss
 from dkrr.planning.reasons import Reason

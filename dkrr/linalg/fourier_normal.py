@@ -21,9 +21,9 @@ from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite, dense
 from dkrr.kernels.fourier_grid import FourierGrid, Grid, flat_offsets
 from dkrr.kernels.nonuniform import Complex, Transform
+from dkrr.linalg.column_sources import ColumnSource
 from dkrr.linalg.passes import RowWriter, Segment
 from dkrr.linalg.products import Operator, Precision
-from dkrr.linalg.sources import ColumnSource
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
@@ -281,7 +281,7 @@ class FourierNormalColumns(ColumnSource):
     def diagonal(self, rows: slice) -> Array:
         return self.whole.diagonal()[rows]
 
-    def take(self, index: Numbers) -> Numbers:
+    def select_columns(self, index: Numbers) -> Numbers:
         """The numbers."""
         return index
 

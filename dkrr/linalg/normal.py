@@ -20,7 +20,7 @@ from dkrr.cluster import Executor, Meter, RunRecord, Task
 from dkrr.cost import Work
 from dkrr.kernels.blocks import mirror_lower
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.linalg.passes import Design, RowWriter, Segment, Window
+from dkrr.linalg.passes import Design, RowWriter, Segment, SegmentVectors
 from dkrr.linalg.products import Operator, Precision, narrow_product_slowdown
 from dkrr.linalg.sources import read_range
 from dkrr.store import ChunkedArray, MemoryMatrix, TiledMatrix, TileGrid
@@ -364,7 +364,7 @@ def training_errors(
     """
     total: Array | float = 0.0
     out, multiply, weights = RowWriter(errors, segment, meter), design.times(coef), segment.weight_rows()
-    before = segment.target_rows() if known is None else Window(known, segment)
+    before = segment.target_rows() if known is None else SegmentVectors(known, segment)
     for where, x in segment.blocks(meter):
         with meter.time("multiply"):
             u = np.array(before[where])
@@ -387,7 +387,7 @@ def squared_values(meter: Meter, design: Design, segment: Segment, vectors: Arra
     return total
 
 
-def _weighted(values: Array, weights: Window | None, where: slice) -> Array:
+def _weighted(values: Array, weights: SegmentVectors | None, where: slice) -> Array:
     return values if weights is None else values * weights[where]
 
 

@@ -10,6 +10,7 @@ from dkrr.blas import BYTES_PER_THREAD
 from dkrr.cost import Work
 from dkrr.linalg.cholesky import cholesky_task_bytes
 from dkrr.linalg.dual_objective import VECTORS_HELD
+from dkrr.linalg.float32_tiles import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.in_memory_cholesky import (
     ONE_TILE,
     copy_work,
@@ -20,11 +21,10 @@ from dkrr.linalg.in_memory_cholesky import (
     solving_work,
 )
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
-from dkrr.linalg.newton import LEAST_SHIFT, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
+from dkrr.linalg.newton import MIN_SHIFT_RATIO, SECONDS_PER_STEP, SECONDS_PER_STEP_IN_MEMORY
 from dkrr.linalg.products import calls_work
 from dkrr.linalg.residual import uses_symmetry
 from dkrr.linalg.solver_settings import ConjugateGradient
-from dkrr.linalg.sources import MAX_ROUNDING_RATIO, refining_iterations, rounding_ratio
 from dkrr.linalg.substitution import apply_bytes
 from dkrr.planning.problem import Problem, Spectrum
 from dkrr.planning.resources import (
@@ -64,7 +64,7 @@ VECTORS = {8: 7, 4: 12}
 
 def ratio_of(p: Problem) -> float:
     """Rounding ratio of K + λI (or of the systems of Newton's method), by λ and an estimate of the spectrum."""
-    shift = min(p.alphas) * (1.0 if p.loss == "squared" else LEAST_SHIFT)
+    shift = min(p.alphas) * (1.0 if p.loss == "squared" else MIN_SHIFT_RATIO)
     if not p.kernel.has_unit_diagonal:
         return TYPICAL_RATIO if shift > 0 else 1.0
     if p.spectrum != Spectrum():

@@ -17,7 +17,7 @@ from dkrr.linalg.conjugate_gradient import (
     ROUND_TRIPS_PER_ITERATION,
     cycles_in_low_precision,
 )
-from dkrr.linalg.fold_preconditioner import middles_work
+from dkrr.linalg.fold_preconditioner import capacitance_work
 from dkrr.linalg.pivoted_cholesky import (
     FACTOR_BYTES,
     SPREAD,
@@ -253,7 +253,7 @@ class IterativeDual:
     def _middles(self, rank: int) -> Work:
         """Small matrices of the training sets of folds."""
         n_folds = self.problem.n_folds
-        return middles_work(self.problem.n, rank, n_folds) if n_folds > 1 else Work()
+        return capacitance_work(self.problem.n, rank, n_folds) if n_folds > 1 else Work()
 
     def _trip_seconds(self, products: TileProducts) -> float:
         """Time in which vectors and sums of one iteration travel between the workers."""

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Literal
 
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.dual import factored_dual
 from dkrr.planning.dual_cg import multiplied_dual
 from dkrr.planning.primal import curvature_in_memory, factored_primal, streamed_primal

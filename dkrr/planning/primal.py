@@ -13,8 +13,7 @@ from dkrr.linalg.in_memory_cholesky import copy_work, factor_work, memory_bytes,
 from dkrr.linalg.likelihood import SECONDS_PER_SCORE
 from dkrr.linalg.normal import TARGET_COPIES, normal_work, parts_for_folds, row_block, stream_work
 from dkrr.linalg.primal_objective import MAX_MATRIX_SIDE
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning.dual import step_seconds
 from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import TYPICAL_CONDITION, Loss, Problem

@@ -12,8 +12,7 @@ from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.dual_objective import VECTORS_HELD
 from dkrr.linalg.newton import INNER_TOL, NewtonWork
 from dkrr.linalg.products import Precision
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.reasons import Reason
 
 Form = Literal["primal", "dual"]

@@ -14,8 +14,7 @@ from dkrr.linalg.held_out import columns_at_once, folds_flops
 from dkrr.linalg.length_sums import length_sums_bytes
 from dkrr.linalg.normal import parts_for_folds
 from dkrr.linalg.passes import strip_rows
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.drawing import drawing_reasons
 from dkrr.planning.dual_cg import dual_iterations
 from dkrr.planning.explain import NOT_ENOUGH_MEMORY, Reasoned, why_form

@@ -12,11 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dkrr.cost import Work
-from dkrr.kernels.fourier_grid import BLOCK_ROWS, FourierGrid, Grid
+from dkrr.kernels.fourier_grid import MAX_TRANSFORMED_ROWS, FourierGrid, Grid
 from dkrr.kernels.nonuniform import transform_bytes
 from dkrr.linalg.in_memory_cholesky import FACTORED_SIDE, factor_work, solving_work
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient
 from dkrr.planning.dual import step_seconds
 from dkrr.planning.dual_cg import iterations_expected
 from dkrr.planning.problem import Problem
@@ -160,10 +159,13 @@ def _in_places(
 def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: int, rank_limit: int) -> Strategy:
     p, place, t = site.problem, site.place, site.problem.n_targets
     passes, kept = passes_of(p), sums_bytes(p)
-    heights = [max(1, min(k, -(-p.n // (2 * place.slots)))) for k in (BLOCK_ROWS, BLOCK_ROWS // 8, BLOCK_ROWS // 64)]
-    n_segments = max(2 * place.slots, -(-p.n // (4 * BLOCK_ROWS)))
+    heights = [
+        max(1, min(k, -(-p.n // (2 * place.slots))))
+        for k in (MAX_TRANSFORMED_ROWS, MAX_TRANSFORMED_ROWS // 8, MAX_TRANSFORMED_ROWS // 64)
+    ]
+    n_segments = max(2 * place.slots, -(-p.n // (4 * MAX_TRANSFORMED_ROWS)))
     if not place.is_memory:  # a run that resumes on another machine finds the same blocks and segments
-        heights = [max(1, min(BLOCK_ROWS // 8, -(-p.n // STORED_PARTS)))]
+        heights = [max(1, min(MAX_TRANSFORMED_ROWS // 8, -(-p.n // STORED_PARTS)))]
         n_segments = p.layout.row_parts if p.layout else n_segments
     peak_of = partial(peak_of_passes, site, solving_bytes + n_segments * kept)  # added when all have come
     block = next((h for h in heights if peak_of(block=h) <= place.usable_bytes), heights[-1])
@@ -225,7 +227,7 @@ def transform_work(p: Problem, count: float) -> Work:
     return Work(element_seconds=count * TRANSFORM_SECONDS[len(_grid(p).columns)] * p.n)
 
 
-def peak_of_passes(site: CostModel, held: int, block: int = BLOCK_ROWS // 4) -> int:
+def peak_of_passes(site: CostModel, held: int, block: int = MAX_TRANSFORMED_ROWS // 4) -> int:
     """Memory of a process that transforms blocks of rows, and of the calling process.
 
     Parameters

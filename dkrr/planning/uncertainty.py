@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from dkrr.cost import Work
 from dkrr.errors import MemoryLimitError, PlanError
-from dkrr.linalg.refinement import Cholesky
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import Cholesky, ConjugateGradient, Float32Cholesky
 from dkrr.planning.explain import (
     DIRECT_IS_SOON_DONE,
     NOT_SURELY_FASTER,

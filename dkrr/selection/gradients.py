@@ -30,7 +30,8 @@ from dkrr.linalg.fold_preconditioner import FoldLowRank
 from dkrr.linalg.length_sums import LengthTiles, length_sums_tasks
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.preconditioners import Identity, Preconditioner
-from dkrr.linalg.products import TrainingSetOperator, TrainingSets, column_sizes, root_mean_squares
+from dkrr.linalg.products import column_sizes, root_mean_squares
+from dkrr.linalg.training_sets import TrainingSetOperator, TrainingSets
 from dkrr.planning import Plan
 from dkrr.planning.strategy import Iterative
 from dkrr.selection.fold_systems import predictions_with_intercept

@@ -26,7 +26,7 @@ from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning.resources import Resources
 from dkrr.planning.searches import Optimising
 from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_gradient

@@ -31,7 +31,7 @@ from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.columns import learns
 from dkrr.kernels.kernel_features import is_drawn
 from dkrr.linalg.held_out import HeldOutErrors
-from dkrr.linalg.refinement import in_terms_of_alpha
+from dkrr.linalg.result import in_terms_of_alpha
 from dkrr.planning.detection import detect
 from dkrr.planning.problem import Problem
 from dkrr.planning.resources import Resources
@@ -175,7 +175,7 @@ def _predictions(
     factor = matrix.systems.factored(group, data.dual_shift(alpha), f"λ = {alpha:g}")
     with ThreadExecutor(context.threads) as executor, context.progress.stage("held-out errors", 1.0):
         left_out = HeldOutErrors(factor, right_sides, constant, executor, context.progress)
-        residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.unfreed)
+        residual = matrix.residual(data.dual_shift(alpha), right_sides, left_out.solution_without_intercept)
         if not residual <= MAX_RESIDUAL:
             return [], residual
         everywhere = np.arange(data.n)

@@ -315,7 +315,7 @@ def test_a_breakdown_leads_to_float64_and_is_released_first(data, monkeypatch):
 
 @pytest.mark.parametrize("tile", [None, 700])
 def test_iterations_that_do_not_end_lead_to_float64(data, monkeypatch, tile):
-    monkeypatch.setattr(refining, "MAX_REFINEMENTS", 1)
+    monkeypatch.setattr(refining, "MAX_REFINEMENT_ITERATIONS", 1)
     found = KernelRidge(1e-2, **SETTINGS, tile=tile).fit(*data[:2]).solve_result_
     assert "did not reach the level of rounding" in found.messages[0]
     assert not any("factored in float32" in message for message in found.messages)

@@ -16,10 +16,11 @@ from dkrr.errors import StoreError
 from dkrr.kernels import RBF, Linear, Polynomial
 from dkrr.kernels.maps import IdentityMap
 from dkrr.linalg import products, sources
+from dkrr.linalg.column_sources import GramColumns, MatrixColumns
 from dkrr.linalg.normal import NormalOperator
 from dkrr.linalg.passes import Design, Segment
-from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, ResidentRows, TiledOperator, TileGroup, tile_work
-from dkrr.linalg.sources import FormedTiles, GramColumns, GramTiles, MatrixColumns, MatrixTiles
+from dkrr.linalg.products import GROUPS_PER_PLACE, LastProduct, TiledOperator, TileGroup, tile_work
+from dkrr.linalg.sources import FormedTiles, GramTiles, MatrixTiles, ResidentRows
 from dkrr.planning.problem import Problem
 from dkrr.store import TileGrid
 from tests import systems
@@ -102,13 +103,13 @@ def test_sums_of_products_in_float32_are_in_float64():
 @pytest.fixture
 def formed(monkeypatch):
     """Lower tiles that were formed: first row, first column, precision."""
-    tiles, pieces = [], MatrixTiles.pieces
+    tiles, pieces = [], MatrixTiles.strips
 
     def noted(self, meter, rows, columns, dtype):
         tiles.append((rows.start, columns.start, np.dtype(dtype).name))
         return pieces(self, meter, rows, columns, dtype)
 
-    monkeypatch.setattr(MatrixTiles, "pieces", noted)
+    monkeypatch.setattr(MatrixTiles, "strips", noted)
     return tiles
 
 
@@ -255,14 +256,14 @@ def test_tiles_whole_and_in_pieces_are_the_matrix(tmp_path_factory, kind, dtype,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "KERNEL_BLOCK", block)
         patch.setattr("dkrr.data.rows.PART_ENTRIES", part)
-        patch.setattr(sources, "PIECE_ROWS", piece[0])
-        patch.setattr(sources, "PIECE_COLUMNS", piece[1])
+        patch.setattr(sources, "LARGE_STRIP_ROWS", piece[0])
+        patch.setattr(sources, "LARGE_STRIP_COLUMNS", piece[1])
         for i, j in grid.lower():
             tile = np.full((grid.height(i), grid.height(j)), np.nan, dtype)
             source.fill(Meter(), tile, grid.rows(i), grid.rows(j))
             lower = np.tri(*tile.shape, dtype=bool) | (i != j)
             assert_allclose(tile[lower], expected[grid.rows(i), grid.rows(j)][lower], **WITHIN[dtype])
-        pieces = (p for i, j in grid.lower() for p in source.pieces(Meter(), grid.rows(i), grid.rows(j), dtype))
+        pieces = (p for i, j in grid.lower() for p in source.strips(Meter(), grid.rows(i), grid.rows(j), dtype))
         assert_allclose(assembled(pieces, grid.n), expected, **WITHIN[dtype])
 
 
@@ -276,11 +277,11 @@ def test_columns_are_those_of_the_matrix(tmp_path, kind):
     if kind == "float32 matrix":
         A = A.astype("float32").astype(float)
         source = MatrixColumns(MemoryRows(A.astype("float32")))
-    taken = source.take(index)
+    taken = source.select_columns(index)
     for found, expected in (
         (source.diagonal(slice(3, 9)), A.diagonal()[3:9]),
         *((source.block(rows, taken), A[rows][:, index]) for rows in (slice(0, n), slice(7, 8), slice(20, n))),
-        (source.among(taken, source.take(np.array(other))), A[np.ix_(index, other)]),
+        (source.among(taken, source.select_columns(np.array(other))), A[np.ix_(index, other)]),
         (source.block(slice(0, n), taken[[2, 0]]), A[:, [22, 5]]),  # by position, which is how pivots are accepted
     ):
         assert found.dtype == np.float64
@@ -326,7 +327,7 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path):
     tile, joined, taken = np.empty((300, 300)), np.zeros((300, 300)), X[[3, 250, 251]]
 
     def form_pieces():
-        for r, c, piece in source.pieces(Meter(), all_rows, all_rows, "f8"):
+        for r, c, piece in source.strips(Meter(), all_rows, all_rows, "f8"):
             joined[r, c] = piece
 
     assert systems.traced_peak(lambda: source.fill(Meter(), tile, all_rows, all_rows)) <= workspace

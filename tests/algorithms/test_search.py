@@ -48,7 +48,7 @@ def settings_of_fit(way, fit_intercept):
 @pytest.fixture
 def narrow(monkeypatch):
     """Strips and batches of few columns of the inverse of a factor."""
-    monkeypatch.setattr("dkrr.linalg.held_out.STRIP_COLUMNS", 7)
+    monkeypatch.setattr("dkrr.linalg.held_out.INVERSE_STRIP_COLUMNS", 7)
     monkeypatch.setattr("dkrr.linalg.held_out.BATCH_COLUMNS", 60)
 
 
