@@ -307,7 +307,7 @@ def _compare_fit(plan: Plan, result: SolveResult, measured: dict[str, Any], call
 def promises(c: Strategy) -> dict[str, float]:
     """Figures of a candidate."""
     figures = {name: getattr(c, name) for name in (*FIGURES, "disk_bytes", "limit_bytes")}
-    return figures | {name: getattr(c.how, name, 0) for name in ("iterations", "rank")}
+    return figures | {name: getattr(c.details, name, 0) for name in ("iterations", "rank")}
 
 
 def ratios(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float | None]:

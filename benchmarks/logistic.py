@@ -60,7 +60,7 @@ CURVATURE = 8.0
 RBF_SCALE = 0.3
 """γ × columns of the RBF models of flights, and their λ: the best of a coarse grid at 3,000 rows."""
 RBF_ALPHA = 0.3
-GOAL = 1.3
+MAX_STEP_RATIO = 1.3
 """A Newton step over a ridge regression, at most."""
 WIDTH = 170
 """Columns of the tables."""
@@ -537,7 +537,7 @@ def core(
                 ours["step_over_ridge"] = ours["mean_step_seconds"] / beside["seconds"]
                 ours["median_step_over_ridge"] = float(np.median(ours["step_seconds"])) / beside["seconds"]
                 ours["fit_over_ridges"] = ours["seconds"] / ours["newton_steps"] / beside["seconds"]
-                ours["remark"] = "" if ours["step_over_ridge"] <= GOAL else f"above {GOAL}"
+                ours["remark"] = "" if ours["step_over_ridge"] <= MAX_STEP_RATIO else f"above {MAX_STEP_RATIO}"
             if "peak_bytes" in ours:
                 ours["peak_over_projected"] = ours["peak_bytes"] / ours["projected_peak_bytes"]
             records.append(_say("core", ours, json_path))

@@ -97,7 +97,7 @@ def fits(case: Case, plan: Plan) -> list[Way]:
                 c for c in admissible(problem, plan.resources) if not any(is_same(kind(c), w.kind) for w in found)
             ]
             found += [replace(_way(asked, c), is_gamble=True) for c in best_of_kinds(gambles, plan.chosen)]
-    ranked = [(c, c.how.rank) for c in best if isinstance(c.how, Iterative) and c.how.rank][:1]
+    ranked = [(c, c.details.rank) for c in best if isinstance(c.details, Iterative) and c.details.rank][:1]
     for c, rank in [(one, rank) for one, found_rank in ranked for rank in (found_rank // 2, 2 * found_rank)]:
         asked = replace(case, solver="cg", rank=rank)
         problem = replace(plan.problem, solver=asked.solver_value())
@@ -108,7 +108,7 @@ def fits(case: Case, plan: Plan) -> list[Way]:
 
 
 def _way(case: Case, c: Strategy) -> Way:
-    label = c.summary() + (f", rank {case.rank or 'found'}" if isinstance(c.how, Iterative) else "")
+    label = c.summary() + (f", rank {case.rank or 'found'}" if isinstance(c.details, Iterative) else "")
     return Way(label, replace(case, force=kind(c)), kind(c), c.seconds)
 
 

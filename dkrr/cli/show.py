@@ -10,7 +10,7 @@ from dkrr.checks import is_object
 from dkrr.store.description import CLASSIFICATION
 from dkrr.text import format_bytes, format_seconds, one_line, plural
 
-MAX_BUSY_CORES = 0.2
+MAX_BUSY_CORES_FOR_PROFILE = 0.2
 """Cores kept busy by other processes, above which a profile is unreliable."""
 
 
@@ -100,7 +100,7 @@ def machine_text(description: dict[str, Any]) -> str:
             f"            in {format_seconds(measured['seconds'])} {how}; task, chain, round trip,",
             f"            cluster start, network, fresh{of_store} are defaults",
         ]
-        if (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES:
+        if (busy := measured["other_cores_busy"]) > MAX_BUSY_CORES_FOR_PROFILE:
             lines.append(f"            while other processes kept {busy:.1f} cores busy: measure again without them")
     else:
         lines += [

@@ -37,7 +37,7 @@ import psutil
 from dkrr.errors import InputError
 from dkrr.store.replacing import delete_unfinished
 
-ASK_SECONDS = 5.0
+RECOUNT_SECONDS = 5.0
 """Seconds between two counts of the processes that share the machine."""
 
 TASK = (
@@ -96,7 +96,7 @@ def _n_siblings() -> int:
     Pools of joblib and of multiprocessing start all of theirs before the first works.
     """
     # Every fit asks, and to go through the processes of a machine takes milliseconds.
-    return _count_siblings(os.getpid(), int(time.monotonic() / ASK_SECONDS))
+    return _count_siblings(os.getpid(), int(time.monotonic() / RECOUNT_SECONDS))
 
 
 @lru_cache(maxsize=1)

@@ -29,7 +29,7 @@ REFRESH_SECONDS = 0.5
 """Seconds between two updates of a display in a notebook."""
 MAX_BARS = 20
 """Bars of a display in a notebook; those of the last stages are kept."""
-WHOLE = 1000.0
+TOTAL_UNITS = 1000.0
 """Work of a whole, for its display."""
 ON_TIME = 0.75
 """Fraction of its expected time up to which a part of a whole is shown to be on time."""
@@ -143,7 +143,7 @@ class Share(Progress):
         self._whole.advance(flops * self._each)
 
 
-FORMAT = "dkrr %(asctime)s %(message)s"
+LOG_FORMAT = "dkrr %(asctime)s %(message)s"
 DATES = "%Y-%m-%d %H:%M:%S"
 
 package_logger = logging.getLogger("dkrr")
@@ -154,7 +154,7 @@ class LineFormatter(logging.Formatter):
     """One line with date and time; what is more than information says so."""
 
     def __init__(self) -> None:
-        super().__init__(FORMAT, DATES)
+        super().__init__(LOG_FORMAT, DATES)
 
     def format(self, record: logging.LogRecord) -> str:
         """Text of a record and its traceback, without control characters."""
@@ -364,7 +364,7 @@ class CombinedProgress(Progress):
     def __enter__(self) -> Self:
         for line in self._beginning.splitlines():
             self._display.note(line)
-        self._display.stage(self._name, WHOLE)
+        self._display.stage(self._name, TOTAL_UNITS)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *others: Any) -> None:
@@ -401,7 +401,7 @@ class CombinedProgress(Progress):
     def _reach(self, seconds: float) -> None:
         done = min(1.0, seconds / self._total)
         if done > self._done:
-            self._display.advance(WHOLE * (done - self._done))
+            self._display.advance(TOTAL_UNITS * (done - self._done))
             self._done = done
 
 

@@ -175,15 +175,15 @@ class Executor(Protocol):
         ...
 
 
-NOTHING: Any = object()
+NO_SHARED_ARGUMENT: Any = object()
 """No shared argument."""
 
 
-def execute(task: Task, shared: Any = NOTHING) -> TaskRecord:
+def execute(task: Task, shared: Any = NO_SHARED_ARGUMENT) -> TaskRecord:
     """Run one task in this process, on one BLAS thread unless the executor is alone in the process."""
     meter = Meter()
     started, clock = time.time(), time.perf_counter()
-    value = task.function(meter, *task.arguments, *(() if shared is NOTHING else (shared,)))
+    value = task.function(meter, *task.arguments, *(() if shared is NO_SHARED_ARGUMENT else (shared,)))
     return TaskRecord(
         key=task.key,
         value=value,
@@ -196,7 +196,7 @@ def execute(task: Task, shared: Any = NOTHING) -> TaskRecord:
     )
 
 
-def execute_on_worker(task: Task, shared: Any = NOTHING) -> TaskRecord:
+def execute_on_worker(task: Task, shared: Any = NO_SHARED_ARGUMENT) -> TaskRecord:
     """Run one task of a worker beside others: Dask has as many threads as cores, so BLAS must use one.
 
     The record also has the peak memory of the worker, which takes about 50 µs to read.

@@ -29,11 +29,11 @@ ALL = slice(None)
 WINDOW_ROWS = 256
 """Consecutive sparse rows whose average is taken: tiles are seldom lower, and a single dense row does not count."""
 
-PART_ENTRIES = 2**18
+SPARSE_STRIP_ENTRIES = 2**18
 """Most stored entries of sparse rows that are read at once for a tile of a Gram matrix: 3 MiB, which kernels copy a few
 times. With fewer, the rows of a tile would be read and transposed more often."""
 
-BLOCK_ENTRIES = 2**21
+SPARSE_BLOCK_ENTRIES = 2**21
 """Most stored entries of sparse rows that a pass reads at once, 24 MiB or 32: each block passes over the vectors that
 it is added to, which may be as wide as X, so smaller ones would take longer."""
 
@@ -137,12 +137,12 @@ class Rows(ABC):
     def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
         """Consecutive ranges that together are `rows`, each to be read on its own where memory counts.
 
-        Sparse rows are cut into at most so many stored entries (default: PART_ENTRIES), or one row; dense ones are
-        not cut.
+        Sparse rows are cut into ranges of at most `max_entries` stored entries (default: SPARSE_STRIP_ENTRIES), or of
+        one row; dense ones are not cut.
         """
         if not self.is_sparse:
             return [rows]
-        cuts = cuts_by_entries(self._pointers_of(rows), PART_ENTRIES if max_entries is None else max_entries)
+        cuts = cuts_by_entries(self._pointers_of(rows), SPARSE_STRIP_ENTRIES if max_entries is None else max_entries)
         return [slice(rows.start + a, rows.start + b) for a, b in pairwise(cuts)]
 
     def _pointers_of(self, rows: slice) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.checks import CLASSES, shown, whole
+from dkrr.checks import TEXT_TARGETS_ADVICE, shown, whole
 from dkrr.data.arrays import MemoryRows
 from dkrr.data.rows import ALL, Block, Rows, cut
 from dkrr.errors import InputError, InputTypeError, InputWarning
@@ -366,7 +366,7 @@ def not_numbers(
             f"numbers; expected numbers in all rows: correct it, or leave it empty if the number is missing"
         )
     if name == "y" and kind in ("text", "category"):
-        return f"y is the column {column!r} of {kind} ({dtype}); expected numbers: {CLASSES}"
+        return f"y is the column {column!r} of {kind} ({dtype}); expected numbers: {TEXT_TARGETS_ADVICE}"
     rest = ",".join(others) or "a,b"
     remedies = {
         "date": "give the days since another date instead",

@@ -41,9 +41,9 @@ from dkrr.rounding import check_exact
 from dkrr.sparse import check_structure
 from dkrr.text import first_names, format_bytes, plural
 
-BLOCK_BYTES = 16 * 2**20
+TRANSFORM_BLOCK_BYTES = 16 * 2**20
 """Rows that are transformed together, as float64."""
-MAX_BLOCK_ROWS = 16384
+MAX_TRANSFORM_ROWS = 16384
 HEAD_ROWS = 256
 """Rows of the first block, by which a ColumnTransformer of fitted parts learns which columns they make."""
 STANDARDIZE = "standardize"
@@ -95,12 +95,12 @@ def inputs_of(X: Any) -> Rows:
 
 
 def block_rows(width: int) -> int:
-    """Rows of a block of at most BLOCK_BYTES."""
-    return max(1, min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * max(1, width))))
+    """Rows of a block of at most TRANSFORM_BLOCK_BYTES."""
+    return max(1, min(MAX_TRANSFORM_ROWS, TRANSFORM_BLOCK_BYTES // (8 * max(1, width))))
 
 
 def input_blocks(inputs: Rows) -> Iterator[Any]:
-    """All rows in front of a transformer, a block of at most BLOCK_BYTES at a time."""
+    """All rows in front of a transformer, a block of at most TRANSFORM_BLOCK_BYTES at a time."""
     for _, block in inputs.blocks(0, inputs.shape[0], block_rows(inputs.shape[1])):
         yield block
 

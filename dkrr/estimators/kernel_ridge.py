@@ -20,7 +20,7 @@ from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import (
-    DTYPES,
+    FLOAT_DTYPES,
     KernelEstimator,
     is_local,
     is_plain,
@@ -523,7 +523,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 X,
                 y,
                 accept_sparse="csr",
-                dtype=DTYPES,
+                dtype=FLOAT_DTYPES,
                 multi_output=True,
                 y_numeric=True,
                 ensure_all_finite=False,

@@ -24,7 +24,7 @@ from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fold_models import FoldModels
 from dkrr.fitting.prediction import BLOCK_ROWS
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning.detection import usable_threads
@@ -112,7 +112,7 @@ class CholeskyPosterior(Posterior):
     """A process whose factor also gives the models that leave rows out."""
 
     @abstractmethod
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         """What a saved model holds of it."""
 
     @abstractmethod

@@ -23,7 +23,7 @@ from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.transforms import GOAL, refusal
+from dkrr.planning.transforms import REFINED_RESIDUAL, refusal
 from dkrr.text import format_seconds
 
 SOON_SECONDS = 0.02
@@ -230,7 +230,7 @@ def _primal_by(grid: Reason, p: Problem, against: str = "") -> Reason:
 
 def error_for(p: Problem) -> float:
     """Error of a grid that hardly counts in the residual of the dual system."""
-    return min(ROUNDING, max(LEAST_ERROR, 0.1 * GOAL * min(p.alphas) / p.n))
+    return min(ROUNDING, max(LEAST_ERROR, 0.1 * REFINED_RESIDUAL * min(p.alphas) / p.n))
 
 
 def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -> Plan:

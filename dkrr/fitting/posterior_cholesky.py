@@ -37,7 +37,7 @@ from dkrr.fitting.primal_rows import (
     weighted_means,
 )
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
-from dkrr.fitting.results import Kept, Left
+from dkrr.fitting.results import Left, SavedPosterior
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
@@ -65,7 +65,12 @@ class DualPosterior(CholeskyPosterior):
     """The factor where a saved model has it, which workers read instead of a large one in memory."""
 
     def __init__(
-        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+        self,
+        request: FitRequest,
+        alpha: float,
+        columns: Numbers,
+        kept: SavedPosterior | None = None,
+        opens: Opens | None = None,
     ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
@@ -85,10 +90,10 @@ class DualPosterior(CholeskyPosterior):
             self._rows = request.rows if left.rows is None else left.rows
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
         else:
-            assert plan is not None and isinstance(plan.chosen.how, Direct)
+            assert plan is not None and isinstance(plan.chosen.details, Direct)
             progress = Progress() if opens is None else opens(plan)
             with open_context(plan, None, progress) as context, in_terms_of_alpha([alpha], "dual"):
-                matrix = FactoredGram(self.data, plan.chosen.how, context, scale)
+                matrix = FactoredGram(self.data, plan.chosen.details, context, scale)
                 factor = matrix.systems.factored("posterior", shift)
                 self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
             self._threads = plan.resources.local_threads
@@ -120,11 +125,11 @@ class DualPosterior(CholeskyPosterior):
     def _left_out(self, executor: ThreadExecutor) -> HeldOutErrors:
         return HeldOutErrors(self._matrix_factor, self._right, self._constant, executor)
 
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         grid = self._matrix_factor.grid
         numbers = {"form": "dual", "tile": grid.tile, "panel": grid.panel, "quadratic": self._quadratic.tolist()}
         diagonal = MemoryRows(self._factored.diagonal[:, None])
-        return Kept(numbers, {"factor": TriangleRows(self._matrix_factor), "diagonal": diagonal})
+        return SavedPosterior(numbers, {"factor": TriangleRows(self._matrix_factor), "diagonal": diagonal})
 
     def quadratic(self) -> Array:
         return self._quadratic
@@ -179,7 +184,7 @@ class DualPosterior(CholeskyPosterior):
         return FoldModels.of(function, errors, folds, self.data.weights)
 
 
-def _loaded(kept: Kept, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
+def _loaded(kept: SavedPosterior, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
     """Factor of a saved model where it is stored, and in memory where it was and if there is room; diagonal of A."""
     rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
     if isinstance(rows, TriangleRows):  # of this process
@@ -198,7 +203,12 @@ class PrimalPosterior(CholeskyPosterior):
     """From a factor of ΦᵀWΦ + λI; λ > 0."""
 
     def __init__(
-        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+        self,
+        request: FitRequest,
+        alpha: float,
+        columns: Numbers,
+        kept: SavedPosterior | None = None,
+        opens: Opens | None = None,
     ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
@@ -311,10 +321,10 @@ class PrimalPosterior(CholeskyPosterior):
         for where, features in self._blocks():
             yield where, self.data.targets[where] - self._means - features @ self._coef, features
 
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         arrays: dict[str, Rows] = {"factor": MemoryRows(self._factor), "coef": MemoryRows(self._coef)}
         numbers = {"form": "primal", "quadratic": self._quadratic.tolist(), "centred": self._origin is not None}
-        return Kept(numbers, arrays | self._kept_centre)
+        return SavedPosterior(numbers, arrays | self._kept_centre)
 
     def quadratic(self) -> Array:
         return self._quadratic

@@ -31,7 +31,7 @@ from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Estimate, Nu
 from dkrr.fitting.posterior_cholesky import Opens, array_of
 from dkrr.fitting.primal_rows import MIN_ONE_MINUS_LEVERAGE, loo_errors, rows_in_block, sums_of_others
 from dkrr.fitting.requests import FitRequest, Targets, plan_of
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels.fourier_grid import FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex
 from dkrr.linalg.fourier_normal import GridSums, inverse_of, length_modes, lengths, totals_of
@@ -61,7 +61,12 @@ class FourierPosterior(CholeskyPosterior):
     """From a factor of A + λI, A being gathered from sums over the rows."""
 
     def __init__(
-        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+        self,
+        request: FitRequest,
+        alpha: float,
+        columns: Numbers,
+        kept: SavedPosterior | None = None,
+        opens: Opens | None = None,
     ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
@@ -190,11 +195,11 @@ class FourierPosterior(CholeskyPosterior):
         high = found * (1.0 + part) + added if part < 1.0 else np.full(len(found), np.inf)
         return VarianceBounds(found, np.maximum(found * (1.0 - part) - added, 0.0), high)
 
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         arrays: dict[str, Rows] = {"factor": MemoryRows(self._model.factor), "coef": MemoryRows(self._model.coef)}
         if self._kept is not None and "sums" in self._kept.arrays:
             arrays["sums"] = self._kept.arrays["sums"]
-        return Kept({"form": "primal", "quadratic": self._quadratic.tolist(), "centred": False}, arrays)
+        return SavedPosterior({"form": "primal", "quadratic": self._quadratic.tolist(), "centred": False}, arrays)
 
     def quadratic(self) -> Array:
         return self._quadratic

@@ -31,7 +31,7 @@ from dkrr.fitting.posterior_cholesky import DualPosterior, PrimalPosterior
 from dkrr.fitting.posterior_fourier import FourierPosterior
 from dkrr.fitting.prediction import refuse_nan
 from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
@@ -84,7 +84,7 @@ class Posteriors:
         self,
         request: FitRequest,
         kernel: Kernel,
-        kept: Mapping[float, Kept] | None = None,
+        kept: Mapping[float, SavedPosterior] | None = None,
         grid: FourierGrid | None = None,
     ) -> None:
         request = replace(request.with_settings(uncertainty=False), folds=(), processes=None)  # fits here keep nothing
@@ -248,7 +248,7 @@ class Posteriors:
         request = replace(self._request.with_settings(form="dual", store=None), outputs=targets)
         return with_spectrum(request.problem(), request.rows)
 
-    def kept(self) -> dict[float, Kept]:
+    def kept(self) -> dict[float, SavedPosterior]:
         """Saved state of each posterior with a Cholesky factor, by λ."""
         return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, CholeskyPosterior)}
 
@@ -369,7 +369,7 @@ class Posteriors:
             size = FactorSize.of_normal(side, is_transform=self._request.settings.grid is not None)
             flops = 0.0 if kept is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
-        tiling, is_memory = plan.plan.chosen.how.tiling, plan.plan.chosen.place.is_memory
+        tiling, is_memory = plan.plan.chosen.details.tiling, plan.plan.chosen.place.is_memory
         size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
         return Deviations(size, plan=plan)
 

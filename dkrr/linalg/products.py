@@ -317,7 +317,7 @@ def _add_product(total: Vectors, piece: NDArray[Any], rows: slice, vectors: NDAr
 
 
 def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Piece]:
-    keeps = group.keeps == precision and resident.has_room(group.run, "group", group.number, group.groups_per_process)
+    keeps = group.keeps == precision and resident.reserve(group.run, "group", group.number, group.groups_per_process)
     for i, j in group.tiles:
         rows, columns = group.grid.rows(i), group.grid.rows(j)
         if not keeps:
@@ -334,7 +334,7 @@ def _pieces(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Pi
                 mirror_lower(tile)
             return tile
 
-        yield from kept_strips(resident.kept(group.run, (group.number, i, j), form), rows, columns)
+        yield from kept_strips(resident.get_or_create(group.run, (group.number, i, j), form), rows, columns)
 
 
 def kept_strips(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Piece]:
@@ -384,7 +384,7 @@ class ResidentRows(Rows):
         return self._kept().parts(rows, max_entries)
 
     def _kept(self) -> MemoryRows:
-        return resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
+        return resident.get_or_create(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
 
 
 USE_SECONDS = {"float64": 0.3e-9, "float32": 0.15e-9}

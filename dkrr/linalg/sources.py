@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dkrr.cluster import Meter, Task
 from dkrr.data import Rows
-from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
+from dkrr.data.rows import SPARSE_STRIP_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.blocks import PIECE_COLUMNS, PIECE_ROWS, SYMMETRY_TOLERANCE, mirror_lower
@@ -251,7 +251,7 @@ def kernel_blocks(block: Block) -> list[slice]:
     n = block.shape[0]
     cuts = [*range(0, n, KERNEL_BLOCK), n]
     if sp.issparse(block):
-        cuts = cuts_by_entries(block.indptr, PART_ENTRIES, KERNEL_BLOCK)
+        cuts = cuts_by_entries(block.indptr, SPARSE_STRIP_ENTRIES, KERNEL_BLOCK)
     return [slice(a, b) for a, b in pairwise(cuts)]
 
 

@@ -54,7 +54,7 @@ MUCH_STORE_SECONDS = 1.0
 """Projected time of reading and writing above which the store is measured as well."""
 MAX_WRITERS = 4
 """Threads that measure the store at once: more would share one disk, and write more."""
-MAX_BUSY_CORES = 0.5
+MAX_BUSY_CORES_FOR_STORE = 0.5
 """Cores kept busy by other programs, above which the store's rates would be theirs as well."""
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ def _with_disk(profile: Profile, cores: int) -> Profile:
             found = with_store(profile, scratch, partial(on_threads, writers), QUICK_CHUNKS, writers / cores)
     except OSError:
         return profile
-    return profile if load[0] > MAX_BUSY_CORES else found
+    return profile if load[0] > MAX_BUSY_CORES_FOR_STORE else found
 
 
 def with_store(
@@ -216,7 +216,7 @@ def _now() -> str:
 
 SECONDS = 0.25
 """Seconds for each of the measurements of a core."""
-MAX_SECONDS = 60.0
+MAX_CALIBRATION_SECONDS = 60.0
 
 
 def calibrate(path: str | Path | None = None, *, seconds: float = SECONDS) -> Profile:
@@ -256,9 +256,9 @@ def calibrate(path: str | Path | None = None, *, seconds: float = SECONDS) -> Pr
     >>> profile = dkrr.calibrate()  # doctest: +SKIP
     """
     seconds = positive(seconds, "seconds")
-    if seconds > MAX_SECONDS:
+    if seconds > MAX_CALIBRATION_SECONDS:
         raise InputError(
-            f"seconds is {seconds:g}; expected at most {MAX_SECONDS:g}: each of many measurements takes it"
+            f"seconds is {seconds:g}; expected at most {MAX_CALIBRATION_SECONDS:g}: each of many measurements takes it"
         )
     if path is not None:
         path = location(path, "path", "an existing folder, or None: the temporary one")

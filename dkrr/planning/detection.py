@@ -47,7 +47,7 @@ from dkrr.planning.resources import (
 from dkrr.store.places import free_bytes
 from dkrr.text import format_bytes, plural
 
-DEFAULTS: RatesFrom = "defaults"
+DEFAULT_RATES: RatesFrom = "defaults"
 MAX_WORKERS = 10**5
 """More processes are in no cluster."""
 MAX_CORES = 10**4
@@ -314,7 +314,7 @@ def resident_bytes() -> int:
 def known_rates(fingerprint: Fingerprint) -> tuple[Rates, RatesFrom]:
     """Rates from Dask's configuration, else as measured here, else the defaults; and which of them."""
     profile = load_profile(fingerprint)
-    rates, rates_from = Rates(), DEFAULTS
+    rates, rates_from = Rates(), DEFAULT_RATES
     if profile is not None:
         rates, rates_from = profile.rates, "quick" if profile.is_quick else "calibration"
     given = setting("rates")

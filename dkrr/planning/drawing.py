@@ -16,7 +16,7 @@ from dkrr.text import format_bytes, format_seconds, plural
 
 DRAWING = "drawing centres"
 """Stage of a fit."""
-COPIES = 3
+ROW_COPIES = 3
 """Copies of rows that are taken from a file or a store."""
 
 
@@ -55,7 +55,7 @@ def drawing_of(p: Problem, r: Resources) -> Drawing | None:
         if phi.pivots == "rpcholesky":
             n = n_candidates(p.n, m)
             rows = p.largest_rows_bytes(n) if n < p.n or not p.x_in_memory else 0
-            taken = rows * (1 if p.x_in_memory else COPIES) + p.read_overhead_bytes + 16 * p.n
+            taken = rows * (1 if p.x_in_memory else ROW_COPIES) + p.read_overhead_bytes + 16 * p.n
             chosen = choice_bytes(base, n, m, p.d, p.csr_bytes(n))
             most = max(most, held + max(taken, rows + 16 * p.n + p.largest_rows_bytes(m) + chosen))
             work += choice_work(n, m, base.nominal_seconds(p.d))

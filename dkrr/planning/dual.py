@@ -165,11 +165,11 @@ def _strategy(
     keeps_rows: bool = False, keeps_matrix: bool = False,
 ) -> Strategy:  # fmt: skip
     p, n = site.problem, _iterations(site.problem, itemsize)
-    how: Direct | Float32Factor = Direct(
+    details: Direct | Float32Factor = Direct(
         tiling=tiling, row_block=products_tile, keeps_matrix=keeps_matrix, keeps_factors=p.uncertainty
     )
     if itemsize == 4:
-        how = Float32Factor(
+        details = Float32Factor(
             tiling=tiling,
             iterations=n if p.loss == "squared" else n * p.n_steps * (1 if p.is_softmax else p.n_targets),
             products_tile=products_tile,
@@ -178,9 +178,9 @@ def _strategy(
             keeps_matrix=keeps_matrix,
         )
     stages = site.price(recipe, peak) + (
-        site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if how.keeps_factors else ()
+        site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if details.keeps_factors else ()
     )
-    return Strategy(form="dual", place=site.place, how=how, stages=stages, n_steps=newton_steps(p))
+    return Strategy(form="dual", place=site.place, details=details, stages=stages, n_steps=newton_steps(p))
 
 
 def newton_steps(p: Problem) -> int:

@@ -32,7 +32,7 @@ from dkrr.text import format_bytes, format_count, plural
 
 TINY_SECONDS = 0.1
 """Work in memory below this is not compared with anything else: pricing that would take as long."""
-SHORT_SECONDS = 60.0
+MIN_COMPARED_SECONDS = 60.0
 """Work in memory below this is not compared with tiles on disk, which are slower: to price those takes 0.1 s."""
 
 EQUAL_TIME = 1.03
@@ -190,7 +190,7 @@ def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Stra
                 if c.seconds < TINY_SECONDS:
                     return found
                 soon_done |= problem.solver is None and is_soon_done(problem, c.seconds)
-                if c.seconds < SHORT_SECONDS:
+                if c.seconds < MIN_COMPARED_SECONDS:
                     break
     return found
 
@@ -210,10 +210,10 @@ def _refuse_without_factor(candidates: list[Strategy], problem: Problem) -> list
     The models that leave out folds always take one.
     """
     is_needed = problem.interval_folds > 0 and not problem.folds_are_fitted
-    is_possible = problem.solver is None and any(c.how.keeps_factors and not c.refused for c in candidates)
+    is_possible = problem.solver is None and any(c.details.keeps_factors and not c.refused for c in candidates)
     if not (is_needed or is_possible):
         return candidates
-    is_other = [not c.how.keeps_factors and (is_needed or not c.refused) for c in candidates]
+    is_other = [not c.details.keeps_factors and (is_needed or not c.refused) for c in candidates]
     return [replace(c, refused=NO_FACTOR_LEFT) if other else c for c, other in zip(candidates, is_other, strict=True)]
 
 

@@ -5,7 +5,7 @@ from math import ceil
 from typing import Any, Literal, NamedTuple, Self
 
 from dkrr.data import MemoryRows, Rows
-from dkrr.data.rows import BLOCK_ENTRIES, PART_ENTRIES, WINDOW_ROWS
+from dkrr.data.rows import SPARSE_BLOCK_ENTRIES, SPARSE_STRIP_ENTRIES, WINDOW_ROWS
 from dkrr.kernels import Kernel
 from dkrr.kernels.kernel_features import feature_map
 from dkrr.kernels.map_base import FeatureMap
@@ -19,7 +19,7 @@ from dkrr.planning.reasons import Reason
 Form = Literal["primal", "dual"]
 Loss = Literal["squared", "logistic"]
 
-ENTRY_BYTES = 16
+SPARSE_ENTRY_BYTES = 16
 """Bytes of a stored entry of sparse rows, with an index of 8 bytes."""
 STORED_COLUMNS = 12
 """Nominal time of a stored entry of CSR rows over that of a column of dense rows (measured: 5 to 15)."""
@@ -209,7 +209,7 @@ class Problem:
         """Number of features D; None where φ is infinite."""
         return None if self.feature_map is None else self.feature_map.dimension(self.d)
 
-    def side(self, form: Form) -> int:
+    def matrix_size(self, form: Form) -> int:
         """Rows of the matrix of a form: n, or the number of features (0 where φ is infinite)."""
         return self.n if form == "dual" else self.dimension or 0
 
@@ -239,16 +239,16 @@ class Problem:
 
     def bytes_of_part(self, height: int) -> int:
         """Average bytes of a row where `height` consecutive rows are read in parts (`Rows.parts`)."""
-        return ceil(self._bytes_at_once(height, PART_ENTRIES) / height) if self.is_sparse else self.bytes_of_row
+        return ceil(self._bytes_at_once(height, SPARSE_STRIP_ENTRIES) / height) if self.is_sparse else self.bytes_of_row
 
     def bytes_of_block(self, height: int) -> int:
         """Bytes of `height` consecutive rows, as a pass over the rows reads them (`Segment.blocks`)."""
-        return self._bytes_at_once(height, BLOCK_ENTRIES) if self.is_sparse else height * self.bytes_of_row
+        return self._bytes_at_once(height, SPARSE_BLOCK_ENTRIES) if self.is_sparse else height * self.bytes_of_row
 
     def _bytes_at_once(self, height: int, max_entries: int) -> int:
         """Most bytes of consecutive sparse rows that are cut into so many rows and stored entries, or one row."""
         windows = ceil(height / WINDOW_ROWS) * WINDOW_ROWS * self.most_bytes_of_row
-        entries = max(ENTRY_BYTES * (max_entries + height), self.largest_rows_bytes(1))
+        entries = max(SPARSE_ENTRY_BYTES * (max_entries + height), self.largest_rows_bytes(1))
         return min(windows, self.largest_rows_bytes(height), entries)
 
     def csr_bytes(self, height: int) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dkrr.planning.dual_cg import settings_of
 from dkrr.planning.explain import columns_of, layout
-from dkrr.planning.plan import ITERATING, RATES, Plan
+from dkrr.planning.plan import ITERATION_STAGE, RATES, Plan
 from dkrr.planning.planner import make_plan
 from dkrr.planning.reasons import Reason
 from dkrr.planning.selection import FoldSizes, ScoringPlan, continuing
@@ -76,12 +76,12 @@ def _own(seconds: float) -> Seconds:
 
 def expected_iterations(plan: Plan, planned: float) -> float:
     """Expected iterations, from those of a plan: its rank is raised while that pays, unless it is given."""
-    how, p = plan.chosen.how, plan.problem
-    assert isinstance(how, Iterative)
-    if not isinstance(how.products, TileProducts) or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:
+    details, p = plan.chosen.details, plan.problem
+    assert isinstance(details, Iterative)
+    if not isinstance(details.products, TileProducts) or settings_of(p).rank is not None or planned <= USUAL_ITERATIONS:
         return planned
     low, high = LARGE_RANK
-    known = min(1.0, max(0.0, (how.rank_limit / p.n - low) / (high - low)))
+    known = min(1.0, max(0.0, (details.rank_limit / p.n - low) / (high - low)))
     return float((ITERATIONS_OF_PLAN * planned) ** (1 - known) * USUAL_ITERATIONS**known)
 
 
@@ -94,18 +94,18 @@ def seconds_of_fit(plan: Plan, *, fraction: float = 1.0) -> Seconds:
     fraction : float
         Fraction of the iterations that are left to do, if it begins at a solution that is known.
     """
-    how, n_alphas = plan.chosen.how, len(plan.problem.alphas)
-    if not isinstance(how, Iterative):
+    details, n_alphas = plan.chosen.details, len(plan.problem.alphas)
+    if not isinstance(details, Iterative):
         return _of_work(plan.seconds) + _own(FIT_SECONDS[0] + n_alphas * STEP_SECONDS)
     return _iterated(plan, fraction) + _own(FIT_SECONDS[1])
 
 
 def _iterated(plan: Plan, fraction: float = 1.0) -> Seconds:
     """Time of conjugate gradient and of what comes before it."""
-    how, p = plan.chosen.how, plan.problem
-    assert isinstance(how, Iterative)
-    iterating = sum(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATING)
-    planned = max(1, how.iterations)
+    details, p = plan.chosen.details, plan.problem
+    assert isinstance(details, Iterative)
+    iterating = sum(stage.seconds for stage in plan.chosen.stages if stage.name == ITERATION_STAGE)
+    planned = max(1, details.iterations)
     count = expected_iterations(plan, fraction * min(planned, settings_of(p).max_iter))
     each = iterating / planned + ITERATION_SECONDS[0] + ITERATION_SECONDS[1] * p.systems.n_columns
     low, high = ITERATION_DOUBT
@@ -357,7 +357,7 @@ class SelectionPlan(Explained):
         ]
 
     def _doubt(self) -> str:
-        iterates = any(isinstance(plan.chosen.how, Iterative) for plan in self._plans())
+        iterates = any(isinstance(plan.chosen.details, Iterative) for plan in self._plans())
         return "the iterations are an estimate" if iterates else "rates are estimates"
 
     def title(self) -> str:
@@ -437,7 +437,7 @@ def whole_plan(
     first = (len(alphas) - n_last + 1) // 2  # those in the middle
     problem = replace(problem, alphas=tuple(alphas[first : first + n_last]), tol=tol, layout=None, **left)
     problem = replace(problem, folds_are_fitted=problem.interval_folds > 0 and main.sizes.are_learned)
-    if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.how.keeps_factors:
+    if problem.uncertainty and (last := make_plan(problem, main.plan.resources)).chosen.details.keeps_factors:
         return replace(scores, last=last)
     if main.method == "sweep" and optimising is None:  # it begins at the solution of the run
         problem = continuing(problem, main)

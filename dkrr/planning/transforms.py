@@ -25,7 +25,7 @@ from dkrr.planning.strategy import FourierSolve, Strategy
 from dkrr.planning.work import CostModel, Step
 from dkrr.store import TileGrid
 
-TRANSFORM_SECONDS = {1: 8e-8, 2: 2.2e-7, 3: 1.8e-6}
+ROW_TRANSFORM_SECONDS = {1: 8e-8, 2: 2.2e-7, 3: 1.8e-6}
 """Time of a transform of a row on one core, by columns (measured: 50 to 85, 170 to 230 and 1,500 to 1,750 ns)."""
 GATHER_SECONDS = 2e-8
 """Time of an entry of the matrix that is gathered."""
@@ -44,7 +44,7 @@ ROOM_FOR_RANK = 1.25
 """Columns that memory is planned for over those that are expected."""
 MAX_RANK = 6_000
 """Most columns of a partial factor."""
-GOAL = 1e-10
+REFINED_RESIDUAL = 1e-10
 """Relative residual of the dual system at which α is not refined further."""
 FACTOR_ITERATIONS = 8
 """Products of a system with a partial factor that leaves less than λ, in both solves."""
@@ -83,7 +83,7 @@ def passes_of(p: Problem) -> Transforms:
     pairs = 2 * -(-t // 2)
     # Measured: without refinement 3e-17 n / λ; each one takes off three digits.
     left, rounds = 3e-17 * p.n / max(min(p.alphas), 1e-300), 0
-    while left > GOAL and rounds < 2:
+    while left > REFINED_RESIDUAL and rounds < 2:
         left, rounds = 1e-3 * left, rounds + 1
     return Transforms(-(-(t + 1) // 2), pairs, rounds * pairs)
 
@@ -132,7 +132,7 @@ def iterated(p: Problem, r: Resources, columns: int) -> tuple[int, list[Step], i
     iterations = FACTOR_ITERATIONS
     if rank > limit:
         left = 0.5 * p.n * float(np.sort(grid.scale**2)[: side - limit].max())
-        iterations = 2 * iterations_expected(left, min(p.alphas), 1e-2 * GOAL)
+        iterations = 2 * iterations_expected(left, min(p.alphas), 1e-2 * REFINED_RESIDUAL)
     rank = max(1, min(rank, limit))
     factor = Work(gemm_flops=3.0 * side * rank**2 + rank**3, element_seconds=GATHER_SECONDS * side * rank)
     convolution = Work(element_seconds=CONVOLUTION_SECONDS * points * max(1.0, log2(points) / 17))
@@ -200,7 +200,7 @@ def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: i
         if p.interval_folds and not p.folds_are_fitted:  # sums of every fold, and predictions by every model
             recipe += transformed("held-out models", passes.sums + p.interval_folds * t, 2)
             recipe += [step._replace(stage="held-out models", times=p.interval_folds * n_solves) for step in solving]
-    how = FourierSolve(
+    details = FourierSolve(
         side=grid.dimension,
         bound=grid.bound,
         row_block=block,
@@ -208,7 +208,7 @@ def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: i
         rank_limit=rank_limit,
         keeps_factors=p.uncertainty,
     )
-    return Strategy(form="primal", place=place, how=how, stages=site.price(recipe, peak), n_steps=n_steps)
+    return Strategy(form="primal", place=place, details=details, stages=site.price(recipe, peak), n_steps=n_steps)
 
 
 def sums_of(p: Problem) -> int:
@@ -224,7 +224,7 @@ def sums_bytes(p: Problem) -> int:
 
 def transform_work(p: Problem, count: float) -> Work:
     """Work of `count` transforms of every row."""
-    return Work(element_seconds=count * TRANSFORM_SECONDS[len(_grid(p).columns)] * p.n)
+    return Work(element_seconds=count * ROW_TRANSFORM_SECONDS[len(_grid(p).columns)] * p.n)
 
 
 def peak_of_passes(site: CostModel, held: int, block: int = BLOCK_ROWS // 4) -> int:

@@ -18,11 +18,11 @@ from dkrr.store import TileGrid
 
 BATCH_VECTORS = 14
 """Arrays of the size of a batch of targets that the calling process holds at most."""
-COPIES = 2
+BATCH_ARRAYS = 2
 """Arrays of the size of a batch that are added to those of one fit: its targets, and its coefficients."""
 
 
-NOTHING = Work()
+NO_WORK = Work()
 
 
 class Step(NamedTuple):
@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
     stage: str
     """Stage of the fit that it belongs to, one of `dkrr.cost.STAGE_NAMES`."""
-    work: Work = NOTHING
+    work: Work = NO_WORK
     times: float = 1.0
     by: Literal["tasks", "blas", "caller"] = "tasks"
     """Who shares it: all tasks that run at once; the threads of BLAS; or the calling process alone."""
@@ -69,7 +69,7 @@ class CostModel:
         if not p.batch or p.n_targets > p.batch:
             return 0
         if place.execution != "dask":
-            return COPIES * 8 * p.n * p.batch
+            return BATCH_ARRAYS * 8 * p.n * p.batch
         # Of a client's workers the calling process is another machine, or has its own share.
         return 0 if self.resources.cluster_is_running else BATCH_VECTORS * 8 * p.n * p.batch // place.n_workers
 
@@ -90,7 +90,7 @@ class CostModel:
         threads = {"tasks": 1, "blas": self.resources.local_threads, "caller": 1}
         for name, work, times, by, seconds in recipe:
             total = sums.setdefault(name, [0.0, 0.0, 0.0, 0])
-            if (work is NOTHING and seconds is None) or not times:  # a fit of a few rows notices the time of its plan
+            if (work is NO_WORK and seconds is None) or not times:  # a fit of a few rows notices the time of its plan
                 continue
             if seconds is None:
                 seconds = self.rates.seconds(work, threads[by])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dkrr.errors import DamagedChunkError, StoreError, UnreachableStoreError
 from dkrr.store.format import (
-    NAME,
+    METADATA_NAME,
     TAIL_BYTES,
     coordinates_of,
     index_of,
@@ -116,7 +116,7 @@ class ChunkedArray:
         if layout is None and found.get("node_type") == "group":
             raise StoreError(f"{url} is a group, not an array; expected an array that dkrr wrote")
         if layout is None:
-            raise _unreadable(url, f"its {NAME} is not one that dkrr writes")
+            raise _unreadable(url, f"its {METADATA_NAME} is not one that dkrr writes")
         return cls(url, *layout, identity)
 
     def check_metadata(self) -> None:
@@ -128,7 +128,7 @@ class ChunkedArray:
             If they are missing or differ.
         """
         if _metadata_at(self.url) != self.metadata:
-            raise _unreadable(self.url, f"its {NAME} describes another layout or other codecs than dkrr wrote")
+            raise _unreadable(self.url, f"its {METADATA_NAME} describes another layout or other codecs than dkrr wrote")
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -442,9 +442,9 @@ def _metadata_at(url: str) -> dict[str, Any]:
     except StoreError as error:
         raise _unreadable(url, str(error)) from error
     if found is None:
-        raise _unreadable(url, f"its {NAME} is not there")
+        raise _unreadable(url, f"its {METADATA_NAME} is not there")
     return found
 
 
 def _unreadable(url: str, why: str) -> DamagedChunkError:
-    return DamagedChunkError(f"no readable array of dkrr at {url}: {why}", url, NAME)
+    return DamagedChunkError(f"no readable array of dkrr at {url}: {why}", url, METADATA_NAME)

@@ -12,14 +12,14 @@ from typing import Any
 
 from dkrr.checks import shown
 from dkrr.errors import StoreError
-from dkrr.store.description import ASKED_NOTE, COPY, FACTOR_NOTE, SIZE, STAGE_NOTE, dict_of, fits, is_number
+from dkrr.store.description import ASKED_NOTE, COPY, FACTOR_NOTE, SIZE, STAGE_NOTE, dict_of, is_number, matches
 from dkrr.store.run_store import ASKED, BATCHES, CHECKPOINT, ENDED, FACTOR, N_BATCHES, PIVOTS, STAGE, WORK
 from dkrr.text import format_seconds, plural
 
 GRAM, SEARCH = "Gram matrix", "search"
 COPYING, ITERATING, STEPPING = "copying X", "conjugate gradient", "Newton steps"
 """Stages with special words."""
-ONCE = ("checking X", COPYING, "reading X", "preconditioner", "normal matrix", ITERATING)
+SINGLE_STAGES = ("checking X", COPYING, "reading X", "preconditioner", "normal matrix", ITERATING)
 """Stages that a run has once, or about so."""
 ARRAYS_OF = {
     "feature means": r"centre",
@@ -58,11 +58,11 @@ class HowFar:
         StoreError
             Naming the note.
         """
-        forms = {STAGE: STAGE_NOTE, ASKED: ASKED_NOTE, FACTOR: FACTOR_NOTE, N_BATCHES: SIZE, WORK: _is_result}
-        for name, form in forms.items():
-            if not fits(self.notes.get(name), (None, form)):
+        schemas = {STAGE: STAGE_NOTE, ASKED: ASKED_NOTE, FACTOR: FACTOR_NOTE, N_BATCHES: SIZE, WORK: _is_result}
+        for name, schema in schemas.items():
+            if not matches(self.notes.get(name), (None, schema)):
                 raise StoreError(f"the run in {url} is damaged: its note {name!r} is not one that dkrr writes")
-        if not fits(self.shown, (None, dict_of(is_number))):
+        if not matches(self.shown, (None, dict_of(is_number))):
             raise StoreError(f"the run in {url} is damaged: its checkpoint shows {shown(self.shown)}")
 
     @property
@@ -103,7 +103,7 @@ class HowFar:
         for name, seconds in asked["planned"]:
             planned[name] = planned.get(name, 0.0) + seconds
         # With a factor for each value of alpha these stages follow each other once for each.
-        is_repeated = self.stage not in ONCE and self._n_alphas > 1
+        is_repeated = self.stage not in SINGLE_STAGES and self._n_alphas > 1
         if self.stage not in planned or is_repeated:
             return None
         rest = list(planned.values())[list(planned).index(self.stage) :]
@@ -157,8 +157,8 @@ class HowFar:
             return "all batches of targets are solved, and the result is left"
         if self.result is None:
             parts += self._of_stage(arrays, copy)
-            form = f"{ARRAYS_OF.get(self.stage, '')}|{TRIANGLES}"
-            unfinished = [one for one in unfinished if re.fullmatch(form, one.name.rpartition("/")[2])]
+            pattern = f"{ARRAYS_OF.get(self.stage, '')}|{TRIANGLES}"
+            unfinished = [one for one in unfinished if re.fullmatch(pattern, one.name.rpartition("/")[2])]
         if unfinished:
             chunks = sum(one.expected - one.present for one in unfinished)
             names = ", ".join(one.name for one in unfinished[:3])
@@ -227,7 +227,7 @@ def _is_result(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("status"), str):
         return False
     residual = value.get("residual")
-    return fits(value.get("iterations"), SIZE) and (residual is None or type(residual) is float)
+    return matches(value.get("iterations"), SIZE) and (residual is None or type(residual) is float)
 
 
 def _unfinished(arrays: Sequence[Any]) -> list[Any]:

@@ -19,12 +19,12 @@ from dkrr.store.description import (
     SIZE,
     arrays_of_rows,
     describe_model,
-    fits,
     is_model,
     list_of,
+    matches,
     model_arrays,
 )
-from dkrr.store.format import NAME
+from dkrr.store.format import METADATA_NAME
 from dkrr.store.how_far import HowFar
 from dkrr.store.lock import who_owns
 from dkrr.store.paths import NAMES, resolved_place
@@ -381,7 +381,7 @@ def _is_of_finished_batch(saved: dict[str, Any], notes: dict[str, Any]) -> bool:
     return bool(saved["plain"].get("part")) and bool(notes.get(f"batch-{saved['plain']['part']}"))
 
 
-KEPT = re.compile("(model|held-out)-[0-9]+")
+FINAL_ARRAYS = re.compile("(model|held-out)-[0-9]+")
 """Notes of what is found and does not change any more: names of arrays."""
 SEARCH_PART = re.compile(r"kernel-[0-9]+(-[a-z]+-[0-9]+)*|optimum|fit")
 """Names of the runs in the folder of a search."""
@@ -390,7 +390,7 @@ SEARCH_PART = re.compile(r"kernel-[0-9]+(-[a-z]+-[0-9]+)*|optimum|fit")
 def _runs_of_search(run: RunStore) -> list[tuple[str, dict[str, Any]]]:
     """Names and descriptions of the runs in the folder of a search, in their order; none of anything else."""
     names = place_at(run.url).names()
-    if NAME in names:
+    if METADATA_NAME in names:
         return []
     order = {"optimum": (1,), "fit": (2,)}
     found = sorted(filter(SEARCH_PART.fullmatch, names), key=lambda name: (*order.get(name, (0,)), _natural(name)))
@@ -554,9 +554,9 @@ def _complete_arrays(run: RunStore) -> list[str]:
     names = [array.url.removeprefix(f"{run.url}/") for array in arrays]
     names += [] if saved is None else [f"{CHECKPOINT}-{saved['turn']}/{name}" for name in saved["arrays"]]
     names += [] if pivots is None else [str(pivots)]
-    kept = {name: keys for name, keys in (run.description() or {})["notes"].items() if KEPT.fullmatch(name)}
-    names += [f"{name}/{key}" for name, keys in kept.items() if fits(keys, list_of(NAMES)) for key in keys]
-    if not fits(factor, (None, FACTOR_NOTE)):
+    kept = {name: keys for name, keys in (run.description() or {})["notes"].items() if FINAL_ARRAYS.fullmatch(name)}
+    names += [f"{name}/{key}" for name, keys in kept.items() if matches(keys, list_of(NAMES)) for key in keys]
+    if not matches(factor, (None, FACTOR_NOTE)):
         raise StoreError(f"the run {run.url} is damaged: its preconditioner is described by {shown(factor)}")
     return names if factor is None else [*names, *_names_of_factor(factor)]
 

@@ -254,7 +254,7 @@ def test_tiles_whole_and_in_pieces_are_the_matrix(tmp_path_factory, kind, dtype,
     source, expected = make_source(kind, tmp_path_factory.mktemp("s"), grid, scaled)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "KERNEL_BLOCK", block)
-        patch.setattr("dkrr.data.rows.PART_ENTRIES", part)
+        patch.setattr("dkrr.data.rows.SPARSE_STRIP_ENTRIES", part)
         patch.setattr(sources, "PIECE_ROWS", piece[0])
         patch.setattr(sources, "PIECE_COLUMNS", piece[1])
         for i, j in grid.lower():

@@ -45,9 +45,9 @@ each_container = pytest.mark.parametrize("container", [*CONTAINERS, *BEHIND], id
 def small_blocks(monkeypatch):
     """Chunks and blocks of a few rows, so that a small table has several."""
     monkeypatch.setattr(checks, "_BLOCK_ROWS", 5)
-    monkeypatch.setattr(shards, "CHUNK_BYTES", 4 * 7 * 8)
-    monkeypatch.setattr(shards, "BLOCK_BYTES", 2 * 7 * 8)
-    monkeypatch.setattr(description, "CHUNK_ENTRIES", 16)
+    monkeypatch.setattr(shards, "ROW_CHUNK_BYTES", 4 * 7 * 8)
+    monkeypatch.setattr(shards, "CHECKSUM_BLOCK_BYTES", 2 * 7 * 8)
+    monkeypatch.setattr(description, "SPARSE_CHUNK_ENTRIES", 16)
 
 
 def ranges(size):
