@@ -32,6 +32,7 @@ from benchmarks.local_client import local_client
 from benchmarks.machine import LoadMeter, describe_machine
 from benchmarks.peers import SEED, Floats
 from dkrr.checks import parse_bytes
+from dkrr.cluster import process
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.fitting import run
 from dkrr.kernels import Matern
@@ -187,7 +188,7 @@ def surroundings(case: Case, folder: Path) -> Iterator[None]:
 @contextmanager
 def memory_of_first_plan() -> Iterator[None]:
     """All plans of this process count the memory that it held before the first one, as every one leaves some behind."""
-    original, first = detection.resident_bytes, list[int]()
+    original, first = process.resident_bytes, list[int]()
 
     def resident_bytes() -> int:
         if not first:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr import blas
+from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
@@ -27,7 +28,6 @@ from dkrr.fitting.prediction import BLOCK_ROWS
 from dkrr.fitting.results import SavedPosterior
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import FactorSize, power_of_two
 
 Array = NDArray[np.float64]

@@ -12,13 +12,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
 from dkrr.kernels.fourier_grid import ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
 from dkrr.planning import Plan
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason

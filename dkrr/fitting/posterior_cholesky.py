@@ -10,6 +10,7 @@ import numpy as np
 import scipy.linalg
 
 from dkrr.cluster import Progress, ThreadExecutor
+from dkrr.cluster.process import resident_bytes, usable_threads
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import NotPositiveDefiniteError, StoreError, warn_inaccurate
 from dkrr.fitting.context import Context, open_context
@@ -48,7 +49,7 @@ from dkrr.linalg.refinement import Cholesky, in_terms_of_alpha
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import EPS, RELATIVE_WIDTH, VarianceBounds
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect, resident_bytes, usable_threads
+from dkrr.planning.detection import detect
 from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
 from dkrr.planning.strategy import Direct
 from dkrr.store import TileGrid

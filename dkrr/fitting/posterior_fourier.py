@@ -20,6 +20,7 @@ import numpy as np
 
 from dkrr import blas
 from dkrr.cluster import Progress
+from dkrr.cluster.process import usable_threads
 from dkrr.data import MemoryRows, Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import InputError, warn_inaccurate
@@ -37,7 +38,6 @@ from dkrr.kernels.nonuniform import ACCURACY, Complex
 from dkrr.linalg.fourier_normal import GridSums, inverse_of, length_modes, lengths, totals_of
 from dkrr.linalg.refinement import in_terms_of_alpha
 from dkrr.linalg.variance_bounds import EPS, VarianceBounds
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import FactorSize
 from dkrr.planning.transforms import MAX_SIDE
 

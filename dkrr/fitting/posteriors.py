@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.cluster import Progress, SerialExecutor
+from dkrr.cluster.process import resident_bytes
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError, warn_inaccurate
@@ -40,7 +41,7 @@ from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect, resident_bytes
+from dkrr.planning.detection import detect
 from dkrr.planning.predictions import (
     ROWS_TOGETHER,
     Deviations,

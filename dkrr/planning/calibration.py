@@ -19,10 +19,10 @@ import psutil
 
 from dkrr.checks import location, positive
 from dkrr.cluster.folders import private_folder
-from dkrr.cluster.process import ambient_client
+from dkrr.cluster.process import ambient_client, resident_bytes
 from dkrr.config import setting, temporary_directory
 from dkrr.errors import InputError
-from dkrr.planning.detection import fingerprint_of, local_workers, rates_at, reports_of, resident_bytes
+from dkrr.planning.detection import fingerprint_of, local_workers, rates_at, reports_of
 from dkrr.planning.measures import (
     CORE_BYTES,
     N_CHUNKS,

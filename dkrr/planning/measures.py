@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dkrr import blas
+from dkrr.cluster.process import resident_bytes, usable_threads
 from dkrr.cluster.tasks import peak_resident_bytes, reset_peak
 from dkrr.config import setting
 from dkrr.data import Rows
@@ -29,7 +30,6 @@ from dkrr.kernels.columns import Columns, Compound
 from dkrr.kernels.custom import FunctionCost
 from dkrr.linalg.products import Precision
 from dkrr.linalg.sources import cut_tile
-from dkrr.planning.detection import resident_bytes, usable_threads
 from dkrr.planning.problem import EntrySeconds, Problem
 from dkrr.store import ChunkedArray
 

@@ -259,7 +259,7 @@ def check_description(url: str, found: Mapping[str, Any], schemas: Mapping[str, 
 def check_entries(
     what: str, found: Mapping[str, Any], schemas: Mapping[str, Any], where: str = "", remedy: str = ""
 ) -> None:
-    """Refuse entries that do not match their schemas; `where` they are, if they are not those of the description itself."""
+    """Refuse entries that do not match their schemas; `where` they are, if not in the description itself."""
     for name, schema in schemas.items():
         if name not in found or not matches(found[name], schema):
             value = shown({name: found.get(name)}) if where else f"{name}={shown(found.get(name))}"
