@@ -1,4 +1,4 @@
-"""What the benchmarks know of the planner's inside: which candidates it prices, how they differ, how to take one.
+"""Access of the benchmarks to the planner's internals: its candidates, how they differ, how to select one.
 
 `benchmarks.cases` and `benchmarks.ways` need nothing else of it, so another planner needs only other functions here.
 """
@@ -52,7 +52,7 @@ def kept_tiles(c: Strategy) -> int:
 
 
 def kind(c: Strategy) -> dict[str, Any]:
-    """What tells candidates apart that are really different; the rest is detail."""
+    """Properties in which candidates really differ; the rest is detail."""
     on_tiles = c.execution != "memory" and (c.solver == "cholesky" or isinstance(c.details, Float32Factor))
     return {
         "form": c.form,

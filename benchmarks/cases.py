@@ -1,4 +1,4 @@
-"""One fit, planned and measured: what `benchmarks.plans` runs, each in its own process.
+"""A fit, planned and measured; `benchmarks.plans` runs each in its own process.
 
 ``python -m benchmarks.cases '{"name": "one", "n": 3000}'`` prints one line of JSON: what the plan promised, what
 happened, and the ratios of the two. `benchmarks.ways` prints how the planner could have solved the problem.
@@ -56,7 +56,7 @@ _ROWS_AT_ONCE = 2**15
 
 @dataclass(frozen=True)
 class Case:
-    """One fit of standard normal rows, or one search over λ."""
+    """Fit of standard normal rows, or search over λ."""
 
     name: str
     n: int
@@ -76,7 +76,7 @@ class Case:
     loss: Literal["squared", "logistic"] = "squared"
     """squared or logistic."""
     folds: int = 0
-    """Of a search, without the fit with the chosen λ; 0: a fit."""
+    """Folds of a search, without the fit with the chosen λ; 0: a fit."""
     fit_intercept: bool = False
     tol: float = 1e-6
     memory_limit: str = "4GiB"
@@ -148,7 +148,7 @@ class Case:
         }
 
     def plan(self, X: Any, y: Any) -> Plan | SelectionPlan:
-        """What the estimator would do."""
+        """Plan of the estimator."""
         found: Plan | SelectionPlan = dkrr.plan(X, y, loss=self.loss, **self.settings())
         return found
 
@@ -261,7 +261,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def compare(model: Any, seconds: float, planning_seconds: float, caller_peak: int) -> dict[str, Any]:
-    """What was promised beside what happened; ratios are predicted / measured."""
+    """Projected and measured figures; ratios are predicted / measured."""
     search: SelectionPlan | None = getattr(model, "selection_plan_", None)
     plan: Plan = model.plan_ if search is None else search.plan
     record = {

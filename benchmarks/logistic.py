@@ -72,7 +72,7 @@ class Dataset:
 
     name: str
     load: Callable[[int | None], tuple[Floats, Floats, Labels, Labels]]
-    """From the most rows to training rows, held-out rows, and their labels."""
+    """Function of the most rows that returns training rows, held-out rows, and their labels."""
     alpha: float
     gamma: float | None = None
     """None: 1 / columns."""
@@ -146,7 +146,7 @@ def seconds_of(steps: Sequence[NewtonStep]) -> list[float]:
 
 
 def described(model: Any) -> Record:
-    """What a fit by dkrr says about itself, as values of JSON."""
+    """Plan and result of a fit by dkrr, as values of JSON."""
     result, plan = model.solve_result_, model.plan_
     c = plan.chosen
     record: Record = {
@@ -184,7 +184,7 @@ def described(model: Any) -> Record:
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit to the flights of a folder."""
+    """Fit to the flights of a folder."""
 
     what: str
     """Its name in tables."""
@@ -297,7 +297,7 @@ def run_fit(data: Stored, fit: Fit, timeout: float | None) -> Record:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table on the terminal."""
+    """Column of a table on the terminal."""
 
     heading: str
     name: str

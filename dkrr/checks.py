@@ -25,7 +25,7 @@ BOOL_TYPES = (bool, np.bool_)
 MAX_WHOLE = 2**53
 """Larger whole numbers are not all represented in float64, in which everything is computed."""
 TEXT_TARGETS_ADVICE = "convert it, or if it holds class labels, give it to KernelLogisticRegression (or --logistic)"
-"""What to do about text as targets."""
+"""Remedy for text as targets."""
 MAX_COUNT = 2**48
 """No machine holds more rows, columns, targets or classes."""
 MIN_TOL = 1e-15
@@ -152,7 +152,7 @@ def n_dimensions(value: object) -> int | None:
 
 
 def choice(value: object, name: str, choices: Sequence[str], remedy: str = "") -> str:
-    """One of some names, or InputError."""
+    """Check that a value is one of some names; InputError if it is not."""
     if not isinstance(value, str) or value not in choices:
         *most, last = map(repr, choices)
         raise InputError(f"{name} is {shown(value)}; expected {', '.join(most)} or {last}{remedy}")
@@ -351,7 +351,7 @@ def parse_bytes(value: Any, name: str = "memory_limit") -> int:
 
 
 def checked_uncertainty(uncertainty: Any) -> bool | Literal["intervals"]:
-    """What a fit keeps for standard deviations: nothing, its factor, or also the models that leave out folds."""
+    """Check `uncertainty`: whether a fit keeps its factor, or "intervals": also the models that leave out folds."""
     if isinstance(uncertainty, str) and uncertainty == "intervals":
         return "intervals"
     return flag(uncertainty, "uncertainty", ', or "intervals"')

@@ -202,7 +202,7 @@ class Explained:
     """
 
     def _summary(self) -> str:
-        """What their `repr` says."""
+        """Text of `repr`."""
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ MODEL_OPTIONS = (
 ESTIMATOR_OPTIONS = ("kernel", "gamma", "degree", "coef0", "form", "solver", "tol", "memory_limit", "tile", "store")
 """Options that are arguments of an estimator as they are."""
 SEARCH_OPTIONS = ("scoring", "fit_intercept", "solver", "tol", "memory_limit")
-"""Those of a search."""
+"""Options of a search."""
 LOGISTIC = ("class_weight", "max_iter", "one_vs_rest")
 RIDGE_OPTIONS = ("store", "alpha_per_target")
 """Options of a search without --logistic."""
@@ -180,7 +180,7 @@ def predict(**given: Any) -> None:
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is asked of new rows, as `dkrr.plan` and `dkrr.predict_to` take it."""
+    """Outputs that are requested for new rows, as arguments of `dkrr.plan` and `dkrr.predict_to`."""
     names = {"proba": "probabilities", "std": "return_std", "interval": "interval", "memory_limit": "memory_limit"}
     return {argument: given[name] for name, argument in names.items()}
 

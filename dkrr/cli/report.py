@@ -24,7 +24,7 @@ __all__ = ["report"]
 BEGINNING = '<!DOCTYPE html><html lang="en"><!-- report of dkrr -->'
 """First line of a report, by which it is known as one that may be replaced."""
 OF_MODEL = ("call", "plan", "result", "residuals", "search")
-"""What is known of a model besides its outcome."""
+"""Facts about a model besides its outcome."""
 SECTIONS = (*OF_MODEL, "outcome", "status", "maps", "history")
 """Values of the page; what is not known is left out."""
 

@@ -1,4 +1,4 @@
-"""What commands print for people, and the values of a search; plans and results print themselves."""
+"""Output of commands for people, and the values of a search; plans and results print themselves."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def model_text(description: dict[str, Any], path: str) -> str:
 
 
 def gives(description: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a saved model can be asked for, each with what that costs, or with what is missing."""
+    """Outputs of a saved model, each with its cost, or with what is missing for it."""
     if description["estimator"] == CLASSIFICATION:
         return [("predictions", ""), ("probabilities (--proba)", "at the cost of predictions")]
     kept, form = description.get("uncertainty"), (description["solve"] or {}).get("form")

@@ -52,10 +52,10 @@ MAX_SUBMISSIONS = 4
 """Times that a function or a pass of tasks is sent to all workers when some are lost."""
 
 LOST_SCHEDULER_ERRORS = (CancelledError, FutureCancelledError, FutureOfLoopCancelledError)
-"""What waiting raises if the scheduler cancels what is waited for, or is lost."""
+"""Errors of waiting for a future that the scheduler cancels, or whose scheduler is lost."""
 
 LOST = (*LOST_SCHEDULER_ERRORS, OSError, RuntimeError, AttributeError)
-"""What a client raises whose scheduler is lost; AttributeError, since it has None in its place."""
+"""Errors of a client whose scheduler is lost; AttributeError, since it has None in place of the scheduler."""
 
 CONFIGURED = "(dkrr.wait-for-workers-seconds in Dask's configuration)"
 WORK_IS_KEPT = "What is finished is kept in a given store"

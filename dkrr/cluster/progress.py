@@ -51,7 +51,7 @@ class Progress:
         self._seconds: dict[str, float] = {}
 
     def shown_also(self, display: "Progress") -> "Progress":
-        """The same stages, of which another display is told too."""
+        """Progress with the same stages that also reports to another display."""
         both = Progress(self, display)
         both._seconds = self._seconds
         return both
@@ -151,7 +151,7 @@ progress_logger = logging.getLogger("dkrr.progress")
 
 
 class LineFormatter(logging.Formatter):
-    """One line with date and time; what is more than information says so."""
+    """Formatter of a line with date and time, and with the level if it is above INFO."""
 
     def __init__(self) -> None:
         super().__init__(LOG_FORMAT, DATES)
@@ -339,7 +339,7 @@ class LogProgress(Progress):
 
 
 class CombinedProgress(Progress):
-    """One display of work that is made of several parts, such as a search.
+    """Display of work that consists of several parts, such as a search.
 
     It is the display of its parts as well: their stages show only that time passes in the part. The share that is
     shown is that of the seconds that all parts should take, and never becomes smaller.
@@ -374,7 +374,7 @@ class CombinedProgress(Progress):
 
     @contextmanager
     def part(self, seconds: float) -> Iterator[None]:
-        """Work on one part, which should take so long and whose displays are this one."""
+        """Context of the work on one part, which should take `seconds` and is displayed here."""
         self._expected, self._started = seconds, time.monotonic()
         token = _WHOLE.set(self)
         try:

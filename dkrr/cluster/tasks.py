@@ -57,7 +57,7 @@ TaskFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Task:
-    """One piece of work that a worker does on its own: it reads and writes the store itself."""
+    """Unit of work that a worker does alone: it reads and writes the store itself."""
 
     key: str
     """Unique within one run."""
@@ -137,7 +137,7 @@ class RunRecord:
         return dict(total)
 
     def values(self) -> dict[str, Any]:
-        """What the tasks returned, by key."""
+        """Values that the tasks returned, by key."""
         return {t.key: t.value for t in self.tasks}
 
     def add(self, other: "RunRecord") -> None:

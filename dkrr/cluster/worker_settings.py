@@ -31,7 +31,7 @@ PRELOAD = "start workers with --preload dkrr.preload"
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a running worker has, holds, and does at which memory."""
+    """Report of a running worker: its resources, the memory that it holds, and the thresholds of its memory manager."""
 
     host: str
     threads: int

@@ -48,8 +48,8 @@ ONE_BY_ONE: dict[str, Any] = {
     "fragment_readahead": 0,
     "use_threads": False,
 }
-"""How `to_batches` reads: in order, with one batch in memory; of a whole Parquet file or CSV file it keeps what it has
-read, so these are read otherwise."""
+"""Arguments of `to_batches`: it reads in order, with one batch in memory; of a whole Parquet file or CSV file it keeps
+what it has read, so these are read otherwise."""
 COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd"}
 """Compression of a CSV file, by the end of its name."""
 ARROW_MAGIC = b"ARROW1"
@@ -71,7 +71,7 @@ WRITERS: dict[str, Callable[[Any, Any], Any]] = {
     ".arrow": pyarrow.ipc.new_file,
     ".feather": pyarrow.ipc.new_file,
 }
-"""What writes a table to an open file, by the end of its name."""
+"""Writers of tables to an open file, by the end of its name."""
 
 
 class Source:
@@ -228,7 +228,7 @@ def _columns(schema: Any, label: str) -> Iterator[Column]:
 
 
 def kind_of(dtype: Any) -> Kind:
-    """What a type of Arrow holds."""
+    """Kind of the values of an Arrow type."""
     is_one = (
         kind for kind, types in TYPE_NAMES.items() if any(getattr(pyarrow.types, f"is_{t}")(dtype) for t in types)
     )

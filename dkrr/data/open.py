@@ -1,4 +1,4 @@
-"""From what a user passes to `Rows`, with an error for what cannot be used."""
+"""Conversion of users' arguments to `Rows`, with an error for values that cannot be used."""
 
 import math
 import os
@@ -60,7 +60,7 @@ CONTAINERS: list[tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = [
 NON_LABEL_KINDS = "mMV"
 """Kinds of NumPy's durations, dates and records."""
 NON_NUMERIC_KINDS = NON_LABEL_KINDS + "SU"
-"""The same and text, which scikit-learn would parse."""
+"""Kinds of NumPy's durations, dates, records and text; scikit-learn would parse text."""
 
 
 def open_path(path: str | Path, name: str = "X") -> Any:
@@ -187,7 +187,7 @@ def as_rows(X: Any, name: str = "X") -> Rows:
 
 
 def _container(value: Any) -> Callable[[Any, str], Rows] | None:
-    """What makes rows of an array in a container; None for whatever NumPy makes an array of."""
+    """Function that makes rows of an array in a container; None for values that NumPy converts."""
     return next((rows_of for takes, rows_of in CONTAINERS if takes(value)), None)
 
 
@@ -247,7 +247,7 @@ def _check_dtype(dtype: Any, name: str) -> None:
 
 
 def _remedy(name: str, dtype: Any) -> str:
-    """What to do about values that are not numbers."""
+    """Remedy for values that are not numbers."""
     kind = getattr(dtype, "kind", "O")
     if name == "y" and kind in "OSUT":
         return TEXT_TARGETS_ADVICE

@@ -213,7 +213,7 @@ def cut(block: Any, first: int, start: int, height: int) -> Iterator[tuple[slice
 
 
 def cuts_by_entries(pointers: NDArray[Any], max_entries: int, max_rows: int | None = None) -> list[int]:
-    """First rows of blocks of sparse rows, and n; a block has at most so many entries and rows, or one row."""
+    """First rows of blocks of sparse rows, and n; a block has at most `max_entries` and `max_rows`, or one row."""
     cuts, n = [0], len(pointers) - 1
     while cuts[-1] < n:
         last = int(np.searchsorted(pointers, int(pointers[cuts[-1]]) + max_entries, side="right")) - 1
@@ -386,7 +386,7 @@ def check_finite(block: Block, name: str, first_row: int = 0, names: Sequence[st
 
 
 def first_bad(block: Block) -> tuple[str, int, int] | None:
-    """What the first value is that is not finite ("NaN", "infinity"), its row and its column; None if all are."""
+    """First value that is not finite ("NaN", "infinity"), with its row and its column; None if all are finite."""
     values = block.data if sp.issparse(block) else block
     if values.dtype.kind != "f":
         return None

@@ -1,4 +1,4 @@
-"""From a path or a container to a `Table`, and from names of its columns to targets and weights."""
+"""Tables from paths or containers, and targets and weights from names of their columns."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def _tried(transformer: Any, function: Callable[..., Any], *arguments: Any) -> A
 
 @dataclass(frozen=True)
 class ColumnSteps:
-    """What most tables need, learned from statistics of all blocks: numbers filled and standardised, text one-hot."""
+    """Steps for most tables, learned from statistics of all blocks: numbers filled and standardised, text one-hot."""
 
     one_hot: Sequence[str] = ()
     """Columns that become one for each value; without any the steps are of all columns."""
@@ -284,7 +284,7 @@ class ColumnSteps:
 
 
 def _means(imputer: Any, blocks: Iterable[Any]) -> Any:
-    """One row with the means of all blocks, as they are; NaN where a column has no value."""
+    """Row of the means over all blocks, not transformed; NaN where a column has no value."""
     head: Any = None
     count = means = np.zeros(0)
     for block in blocks:
@@ -382,7 +382,7 @@ def _name(transformer: Any, column: int) -> Any:
 
 
 def _unknown_value(transformer: Any, block: Any, first: int) -> str:
-    """What is wrong with the first value that an encoder in a fitted transformer does not know; empty if not found."""
+    """Message about the first value that is unknown to an encoder in a fitted transformer; empty if none is."""
     for encoder in _encoders(transformer) if hasattr(block, "iloc") else ():
         for name, known in zip(getattr(encoder, "feature_names_in_", ()), encoder.categories_, strict=False):
             rows = np.flatnonzero(~block[name].isin(known.tolist()))

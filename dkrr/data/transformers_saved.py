@@ -139,7 +139,7 @@ def _names(given: Any) -> set[str]:
 
 
 def _made(data: bytes, tree: Any, nodes: list[dict[str, Any]]) -> Any:
-    """What skops makes of a checked tree; raises StoreError if it repeats columns more often than the file has bytes.
+    """Transformer of a checked tree; raises StoreError if it repeats columns more often than the file has bytes.
 
     It has no ``n_jobs``: how many processes there are is a matter of the machine, as the store of a fit is.
     """
@@ -169,7 +169,7 @@ def _with_tree(data: bytes, tree: Any) -> bytes:
 
 
 def _copies(transformer: Any) -> int:
-    """How often a transformer may repeat a column: the sum of its parts, the product of its steps."""
+    """Times that a transformer may repeat a column: the sum over its parts, the product over its steps."""
     if isinstance(transformer, Pipeline):
         return prod(_copies(step) for _, step in transformer.steps)
     if isinstance(transformer, FrozenEstimator):
@@ -279,7 +279,7 @@ COUNTS = {key for key, value in vars(OneHotEncoder().fit([["a"]])).items() if va
 
 
 def _content(value: Any) -> Any:
-    """What a node says, without the numbers of the nodes in it and the names of their files."""
+    """Content of a node, without the numbers of the nodes in it and the names of their files."""
     if isinstance(value, dict):
         return {name: _content(inner) for name, inner in value.items() if name not in ("__id__", "file")}
     return [_content(inner) for inner in value] if isinstance(value, list) else value

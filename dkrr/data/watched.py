@@ -76,7 +76,7 @@ class BlockSums:
             self._meet(k, value, size)
 
     def through(self, blocks: Iterable[tuple[slice, Block]]) -> Iterator[tuple[slice, Block]]:
-        """The same consecutive blocks of rows; what they hold of blocks with checksums is compared first.
+        """Iterate over consecutive blocks of rows, each compared with its checksums first.
 
         Raises
         ------
@@ -230,7 +230,7 @@ class WatchedRows(Rows):
 
 
 def sums_of(rows: Rows, name: str = "X", most: int = READ_BLOCKS, block_bytes: int = WATCHED_BLOCK_BYTES) -> BlockSums:
-    """Checksums of at most so many blocks of rows that messages call by a name, none of which is known yet."""
+    """Checksums of at most `most` blocks of rows, none of them known yet; messages call the rows `name`."""
     n, d = rows.shape
     height = max(1, min(WATCHED_BLOCK_ROWS, block_bytes // max(1, rows.row_bytes if rows.is_sparse else 8 * d)))
     are_frames, n_blocks = np.dtype(rows.dtype).hasobject, -(-n // height)

@@ -388,7 +388,7 @@ class KernelEstimator(KernelParameters, BaseEstimator, ABC):
         """
 
     def _limited(self, memory_limit: int | str | None) -> Self:
-        """The same model with another limit of memory; None: itself."""
+        """Copy of the model with another limit of memory; None: the model itself."""
         if memory_limit is None:
             return self
         parse_bytes(memory_limit)

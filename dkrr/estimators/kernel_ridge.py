@@ -286,7 +286,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _by_blocks(
         self, rows: Rows, compute: Callable[..., NDArray[np.float64]], n_arrays: int, advance: Advance | None = None
     ) -> list[Any]:
-        """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
+        """Results of `compute` at new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
         t = self._model.n_targets
         found = by_blocks(rows, n_arrays * t, compute)
         if found is None:

@@ -42,7 +42,7 @@ MAX_TEXT = 200
 
 
 def summary_of(model: KernelEstimator) -> dict[str, Any]:
-    """What a report shows of an estimator that was fitted here besides its outcome, as values of JSON."""
+    """Values of JSON that a report shows of an estimator that was fitted here, besides its outcome."""
     return {
         "call": repr(model),
         "plan": str(model.plan_),

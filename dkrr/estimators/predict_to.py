@@ -287,7 +287,7 @@ class _Columns:
     dtype: Any
     """Type of NumPy; object for labels of text."""
     fixed_type: Any
-    """The same, with text of a fixed length."""
+    """Type of NumPy, with text of a fixed length."""
     is_vector: bool
 
     @classmethod

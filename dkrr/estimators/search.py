@@ -1,4 +1,4 @@
-"""What searches share: folds and scores as users give them, candidates, the table of results."""
+"""Common parts of searches: folds and scores as users give them, candidates, the table of results."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -268,7 +268,7 @@ def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: st
 def _sides(
     parameters: list[dict[str, Any]], best: int, name: str, scores: Array, remedy: str
 ) -> Iterator[tuple[tuple[str, str], int]]:
-    """What is not known on both sides of the best value of a parameter, and for how many of the targets it is not."""
+    """Messages about unknown scores on either side of the best value of a parameter, with their numbers of targets."""
     row = _in_a_row(parameters, best, name)
     if len(row) < 2:
         return

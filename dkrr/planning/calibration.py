@@ -139,7 +139,7 @@ def measured_profile(fingerprint: Fingerprint, measure: Callable[[], list[Measur
 
 
 def _with_disk(profile: Profile, cores: int) -> Profile:
-    """The same with the rates of the store that fits use by default.
+    """Profile with the rates of the store that fits use by default.
 
     Unchanged if nothing can be written there, or where other programs are busy: reading and writing wait for the disk,
     so that the clock of the thread does not tell what their share is.
@@ -160,7 +160,7 @@ def with_store(
     n_chunks: int = N_CHUNKS,
     share: float = 1.0,
 ) -> Profile:
-    """The same with the rates of a store.
+    """Profile with the measured rates of a store.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ ROW_COPIES = 3
 
 
 class Drawing(NamedTuple):
-    """What it takes to draw all centres of a kernel."""
+    """Projected cost of drawing all centres of a kernel."""
 
     stage: Stage
     """Its peak is that of the calling process."""
@@ -30,14 +30,14 @@ class Drawing(NamedTuple):
     """No centre needs more than its own row."""
 
     def reason(self) -> Reason:
-        """What a plan says of it."""
+        """Reason of a plan that states this cost."""
         cost = f"about {format_seconds(self.stage.seconds)}, at most {format_bytes(self.stage.peak_bytes)}"
         count = plural(self.n_centres, "centre")
         return Reason("centres-drawn", f"the calling process draws {count} of Nystroem before the fit: {cost}")
 
 
 def drawing_reasons(reasons: Sequence[Reason]) -> list[Reason]:
-    """Those of them that say what it takes to draw centres."""
+    """Reasons that state the cost of drawing centres."""
     return [reason for reason in reasons if reason.code == "centres-drawn"]
 
 

@@ -111,7 +111,7 @@ class FactorUse(NamedTuple):
 
 
 def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
-    """What a fit does with the Gram matrix and its factors, once they exist."""
+    """Uses that a fit makes of the Gram matrix and its factors, once they exist."""
     s, n = p.systems, _iterations(p, itemsize)
     if p.loss == "logistic":  # independent models have products to themselves
         together, m = (1, p.n_targets) if p.is_softmax else (p.n_targets, 1)
@@ -126,7 +126,7 @@ def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
 
 
 def own_steps(site: CostModel) -> list[Step]:
-    """What Newton's method does besides systems and products."""
+    """Steps of Newton's method besides systems and products; empty for a regression."""
     p = site.problem
     if p.loss == "squared":
         return []

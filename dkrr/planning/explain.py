@@ -1,4 +1,4 @@
-"""What plans say: one layout of their texts, the words for a way to solve, and why it was chosen or was not."""
+"""Texts of plans: their layout, the description of a strategy, and why it was chosen or rejected."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,13 @@ from dkrr.text import Explained, format_bytes, format_seconds, plural
 SMALL_SECONDS = 3.0
 """Work below this needs neither workers nor a solver whose time is only an estimate."""
 SMALL_NEWTON_SECONDS = 0.5
-"""The same of Newton's method, whose systems need not be solved well: iterations are then the safer (measured with
-4,000 rows: 0.41 s planned as 0.38, where factors take 1.8)."""
+"""Work of Newton's method below which a direct solver is not compared with iterations. These are safer than for a
+regression, since the systems need not be solved well (measured with 4,000 rows: 0.41 s planned as 0.38, where
+factors take 1.8)."""
 MIN_CG_SPEEDUP = 3.0
 """By how much conjugate gradient must beat the direct solver to be chosen: its iterations are an estimate."""
 MANY_ITERATIONS = 2000
-"""Iterations assumed for the primal form, where the spectrum is not known: if so many are still faster than a direct
+"""Iterations assumed for the primal form, where the spectrum is not known: if they are still faster than a direct
 solver, as with wide sparse rows, conjugate gradient is chosen."""
 FEW_ITERATIONS = 5
 """Iterations of the primal form with uncorrelated columns."""
@@ -32,7 +33,7 @@ DOUBT_OF_ESTIMATE = (0.3, 1.3)
 """Smallest and largest number of iterations over the expected one, of fits whose spectrum was estimated on a sample
 (normal, uniform, heavy-tailed, clustered and nearly singular rows; 4, 16 and 64 columns)."""
 DOUBT_OF_TYPICAL = (0.1, 2.0)
-"""The same where a typical spectrum was assumed."""
+"""Smallest and largest number of iterations over the expected one, where a typical spectrum was assumed."""
 NOT_ENOUGH_MEMORY = Reason("memory", "needs more memory than allowed")
 NO_FACTOR_LEFT = Reason("no-factor-left", "leaves no factor in float64, which standard deviations take")
 CG_REQUESTED = Reason("cg-requested", "conjugate gradient was requested")
@@ -101,7 +102,7 @@ class Reasoned(Explained):
 
 
 def solver_facts(c: Strategy, p: Problem) -> list[tuple[str, str]]:
-    """What solves the systems and to what accuracy, where, and how the matrix is kept."""
+    """Facts of a plan about its solver: accuracy, place, and how the matrix is stored."""
     details, alphas = c.details, f", {len(p.alphas)} values of alpha" if len(p.alphas) > 1 else ""
     facts = [("where", _where(c))]
     if isinstance(details, Iterative):
@@ -259,7 +260,7 @@ def why_solver(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> list[
 
 
 def why_kept(p: Problem, c: Strategy, candidates: Sequence[Strategy]) -> Reason:
-    """What the fit keeps for standard deviations, and where; or why it keeps nothing."""
+    """Reason that says which factor the fit keeps for standard deviations, and where; or why it keeps none."""
     if c.form == "primal" and min(p.alphas) > 0 and c.details.keeps_factors:
         what = "the sums over the rows are" if isinstance(c.details, FourierSolve) else "the factor is"
         size = format_bytes(8 * len(p.alphas) * p.matrix_size("primal") ** 2)

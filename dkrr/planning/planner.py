@@ -162,7 +162,7 @@ def _refuse_drawing(drawing: Drawing, candidates: list[Strategy], resources: Res
 
 
 def _after_drawing(c: Strategy, stage: Stage) -> Strategy:
-    """The same once centres are drawn; on workers the memory of the calling process is not that of the plan."""
+    """Strategy with the stage that draws centres first; on workers its memory, the caller's, does not count."""
     return replace(c, stages=(replace(stage, peak_bytes=0) if c.execution == "dask" else stage, *c.stages))
 
 

@@ -23,9 +23,9 @@ ROWS_TOGETHER = 1024
 """Most rows whose standard deviations are computed together where the factor is in memory: products are then as fast as
 those of squares (measured with factors of 4,000 and 8,000 rows: 0.9 of that rate; of 256 rows 0.6)."""
 ROWS_PER_READ = 4096
-"""The same where the factor is read for each block, which so many rows make up for."""
+"""Most rows together where the factor is read for each block: with this many the reading hardly counts."""
 TRANSFORMED_ROWS_TOGETHER = 2**16
-"""The same with features whose products are transforms."""
+"""Most rows together with features whose products are transforms."""
 DOUBT = (0.6, 1.5)
 """Shortest and longest time over the projected one: rates of a machine are seldom known better."""
 SECOND_SWEEP = 2.0
@@ -53,7 +53,7 @@ def power_of_two(number: int) -> int:
 
 
 def is_read_by_workers(n_bytes: float) -> bool:
-    """Whether workers read a factor of so many bytes where it is stored, and are not sent it."""
+    """Whether workers read a factor of `n_bytes` from its store, instead of receiving it with their tasks."""
     return n_bytes > SENT_BYTES
 
 
@@ -68,7 +68,7 @@ def _of_threads(threads: int) -> int:
 
 @dataclass(frozen=True)
 class FactorSize:
-    """What a block of variances takes by a factor."""
+    """Sizes of a factor that the cost of a block of variances depends on."""
 
     side: int
     """Rows of the factor."""
@@ -176,7 +176,7 @@ class Prediction:
     training_bytes: int
     """Bytes of the training rows that are read for each block of predictions; 0: they are in memory."""
     deviations: tuple[Deviations, ...] = ()
-    """One for each λ; none: no standard deviations are asked for."""
+    """Cost of standard deviations for each λ; empty if they are not requested."""
     n_folds: int = 0
     """Folds of intervals; 0: none are asked for."""
     has_folds: bool = False
@@ -226,7 +226,7 @@ class Parts:
 
 @dataclass(frozen=True, repr=False)
 class PredictionPlan(Reasoned):
-    """How new rows are predicted, what it should cost, and why.
+    """Plan of predictions at new rows: method, projected cost and reasons.
 
     ``str(plan)`` explains it; ``plan.to_dict()`` is for programs.
 

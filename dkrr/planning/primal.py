@@ -41,7 +41,7 @@ class Held(NamedTuple):
     sums: int
     """As large as the sums, by a task."""
     totals: int
-    """The same, by the calling process."""
+    """As large as the sums, by the calling process."""
     coefficients: int
     """As large as the coefficients, by the calling process."""
 
@@ -64,7 +64,7 @@ def iterations_of(p: Problem) -> int:
 
 
 class RowCut(NamedTuple):
-    """How the rows are cut while the normal matrix is formed."""
+    """Segments and blocks of the rows while the normal matrix is formed."""
 
     n_segments: int
     """Segments of the rows whose normal matrices are formed separately."""
@@ -285,7 +285,7 @@ def _by_curvature(site: CostModel) -> Strategy:
 
 
 def _own_steps(site: CostModel, entries: float, peak: int) -> list[Step]:
-    """What a fit needs besides its systems: targets and checkpoints; of Newton's method scores, and its steps."""
+    """Steps of a fit besides its systems: targets and checkpoints; for Newton's method scores, and its own steps."""
     p, place = site.problem, site.place
     if p.loss == "squared":
         checkpoint = 5 * 8 * _dimension(p) * p.n_targets * len(p.alphas) if p.keeps_store else 0
@@ -307,7 +307,7 @@ def _own_steps(site: CostModel, entries: float, peak: int) -> list[Step]:
 
 
 def _streaming_bytes(site: CostModel, block: int, features: int, matrices: int, roots: int = 0) -> int:
-    """Memory of a process that streams rows in blocks, the features of which take so many bytes, and sums matrices."""
+    """Memory of a process that streams rows in blocks, whose features take `features` bytes, and sums matrices."""
     p, held, is_newton = site.problem, HELD[site.problem.loss], site.problem.loss == "logistic"
     m = p.n_targets * (1 if is_newton else len(p.alphas))
     rows = held.features * features + held.rows * p.bytes_of_block(block) + held.scores * block * 8 * m
@@ -332,7 +332,7 @@ def _dimension(p: Problem) -> int:
 
 
 def _rows_at_once(p: Problem, n_columns: int) -> int:
-    """Rows of Φ in memory at once, for tasks that use so many of its columns."""
+    """Rows of Φ in memory at once, for tasks that use `n_columns` of its columns."""
     return row_block(p.n, p.bytes_of_row, p.n_targets, n_columns)
 
 

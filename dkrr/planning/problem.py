@@ -40,7 +40,7 @@ class EntrySeconds(NamedTuple):
 
 @dataclass(frozen=True)
 class Spectrum:
-    """How the eigenvalues of K / n fall, the constant deflated.
+    """Decay of the eigenvalues of K / n, the constant deflated.
 
     The defaults are for unknown data and a kernel with k(x, x) = 1: between QM9 (79 columns, γ = 1 / 79:
     a thousandth of 3.9e-5 and a decay of 2.7) and 16 normal columns with γ = 1 / 16 (1.2e-4 and 1.2).
@@ -64,9 +64,9 @@ class Because:
     """None: the user requested it, or the planner chooses."""
     solver: Reason | None = None
     reasons: tuple[Reason, ...] = ()
-    """Of the search whose run a fit continues."""
+    """Reasons of the search whose run a fit continues."""
     rejected: tuple[Reason, ...] = ()
-    """What that search rejected."""
+    """Alternatives that this search rejected."""
 
 
 NOTHING_SET = Because()
@@ -120,7 +120,7 @@ class Problem:
     row_bytes: int | None = None
     """Bytes of one row of X in memory; None: 8 d."""
     dense_window_row_bytes: int | None = None
-    """The same where sparse rows are heaviest, which bounds the memory of a block; None: row_bytes."""
+    """Bytes of one row of X where sparse rows are heaviest, which bound the memory of a block; None: row_bytes."""
     cumulative_largest_row_bytes: tuple[int, ...] = ()
     """Bytes of the 1, 2, 4, ... heaviest rows of X and of all of them; empty: they follow from heavy_row_bytes."""
     x_bytes: int | None = None
@@ -172,13 +172,13 @@ class Problem:
     """Why `form` and `solver`, where the user has not requested them."""
 
     def with_form(self, form: Form, because: Reason) -> Self:
-        """The same in a form; the reason is for a plan, unless the user requested this form."""
+        """Problem with a form; a plan states the reason, unless the user requested this form."""
         if self.form == form:
             return self
         return replace(self, form=form, because=replace(self.because, form=because))
 
     def with_solver(self, solver: Cholesky | ConjugateGradient, because: Reason) -> Self:
-        """The same with a solver, unless there is one already; the reason is for a plan."""
+        """Problem with a solver, unless it has one already; a plan states the reason."""
         if self.solver is not None:
             return self
         return replace(self, solver=solver, because=replace(self.because, solver=because))
@@ -246,7 +246,7 @@ class Problem:
         return self._bytes_at_once(height, SPARSE_BLOCK_ENTRIES) if self.is_sparse else height * self.bytes_of_row
 
     def _bytes_at_once(self, height: int, max_entries: int) -> int:
-        """Most bytes of consecutive sparse rows that are cut into so many rows and stored entries, or one row."""
+        """Most bytes of `height` consecutive sparse rows with at most `max_entries` stored entries, or of one row."""
         windows = ceil(height / WINDOW_ROWS) * WINDOW_ROWS * self.most_bytes_of_row
         entries = max(SPARSE_ENTRY_BYTES * (max_entries + height), self.largest_rows_bytes(1))
         return min(windows, self.largest_rows_bytes(height), entries)

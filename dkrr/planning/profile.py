@@ -176,7 +176,7 @@ def create_profile_folder() -> Path:
 MAX_PROFILE_BYTES = 2**20
 """Largest file of the profiles' folder."""
 _unsaved: dict[tuple[str, str], Any] = {}
-"""What could not be written, by configured folder and name of the file: a file system may be read-only."""
+"""Values that could not be written, by configured folder and name of the file: a file system may be read-only."""
 
 
 def _key(name: str) -> tuple[str, str]:
@@ -197,7 +197,7 @@ def _save(name: str, values: Any) -> Path:
 
 
 def _load(name: str, parse: Callable[[Any], T]) -> T | None:
-    """What was saved under a name, or could not be; None if that is nothing, damaged, or another version's."""
+    """Value that was saved under a name, or could not be; None if it is missing, damaged or of another version."""
     found: T | None = _unsaved.get(_key(name)) if _unsaved else None
     if found is not None:
         return found

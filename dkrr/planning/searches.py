@@ -33,15 +33,15 @@ and how much of it decides (70 sweeps over 200 to 4,000 rows: 2 to 300, whatever
 LARGE_RANK = (0.2, 0.35)
 """Rank over the number of rows up to which iterations are those of the plan, and from which they are the usual ones."""
 FIT_SECONDS = (3e-3, 15e-3)
-"""What a fit takes besides its work: checks, its plan, its result; by a factor, and by iterations."""
+"""Overhead of a fit, for checks, its plan and its result: with a factor, and with iterations."""
 STEP_SECONDS = 1.5e-3
-"""The same for each λ of a fit or of scores."""
+"""Overhead for each λ of a fit or of scores."""
 ITERATION_SECONDS = (1.2e-3, 5e-5)
-"""What an iteration takes besides its work, and for each of its columns."""
+"""Overhead of an iteration, and of each of its columns."""
 SEARCH_SECONDS = 0.02
-"""What a search takes besides: checks, folds, the table of results."""
+"""Overhead of a search: checks, folds, the table of results."""
 PLAN_SECONDS = (0.01, 0.025, 3072)
-"""What the plan of one kernel takes, and for each 1,024 of its rows, of which there are at most so many in a sample."""
+"""Time of the plan of one kernel, and for each 1,024 rows of its sample, and the most rows of a sample."""
 CONTINUED = (0.1, 0.6)
 """Fraction of the iterations of the last fit that are left to do after scores by iterations: those of a single kernel
 were continued to the tolerance of the fit, those of several kernels to that of scores."""
@@ -153,7 +153,7 @@ class Group(NamedTuple):
     plans: list[ScoringPlan]
 
     def text(self) -> str:
-        """How, and how long that takes."""
+        """Summary of the scoring, and how long it takes."""
         times = [seconds_of_scores(plan).expected for plan in self.plans]
         least, most = format_seconds(min(times)), format_seconds(max(times))
         each = f"about {least}" if least == most else f"about {least} to {most}"

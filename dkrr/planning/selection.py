@@ -35,7 +35,7 @@ Method = Literal["sweep", "factors", "primal", "refits", "paths"]
 MAX_SWEEP_COLUMNS = 1024
 """Columns of one run of conjugate gradient, beyond which further targets wait: forming K no longer counts then."""
 RISES = 2
-"""λ below the best one that are solved for: with so many worse scores in a row a race gives up all smaller ones."""
+"""Worse scores in a row, for λ below the best one, after which early stopping gives up all smaller λ."""
 INVERSE_RATES = {2000: 0.35, 5000: 0.6}
 """Rate of the strips of an inverse over that of a factorisation, by the number of rows (measured: a search over 2,000
 of `benchmarks.regret` is then planned at 1.6 s and takes 1.4)."""
@@ -71,7 +71,7 @@ ALL_SCORED = Reason(
 
 @dataclass(frozen=True)
 class FoldSizes:
-    """What a plan depends on of the folds."""
+    """Sizes of the folds that a plan depends on."""
 
     n_folds: int
     is_loo: bool = False
@@ -98,7 +98,7 @@ class FoldSizes:
 
 @dataclass(frozen=True, repr=False)
 class ScoringPlan(Reasoned):
-    """How λ is chosen for one kernel, what it should cost, and why.
+    """Plan of the scores of one kernel: how λ is chosen, projected cost and reasons.
 
     ``str(plan)`` explains it.
 

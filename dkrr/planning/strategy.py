@@ -1,4 +1,4 @@
-"""One way to solve a problem in one place: what the fit needs to know to go it, and what it should cost."""
+"""Strategies: a solver with its details in one place, and its projected cost."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -11,12 +11,12 @@ from dkrr.planning.resources import Execution, Workplace
 from dkrr.text import plural
 
 Solver = Literal["cholesky", "float32", "cg"]
-"""What solves linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
+"""Solver of linear systems: a complete factor in float64 or in float32, or conjugate gradient without one."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a factorisation cuts its matrix."""
+    """Tiles and panels of the matrix of a factorisation."""
 
     tile: int
     panel: int
@@ -179,7 +179,7 @@ StrategyDetails = Direct | Float32Factor | Iterative | FourierSolve
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One way to solve a problem, in one place, with its projected cost.
+    """Solver of a problem with its details, in one place, and its projected cost.
 
     Attributes
     ----------
@@ -260,7 +260,7 @@ class Strategy:
         return self.details.tiling.tile
 
     def layout(self) -> dict[str, Any]:
-        """How the run is cut, for the run that resumes it; the fields of Layout."""
+        """Tile sizes and other fields of Layout, which a resumed run must keep."""
         solver = "float32" if isinstance(self.details, Float32Factor) else self.solver
         return {"form": self.form, **asdict(self.details.tiling), "row_parts": self.details.row_parts, "solver": solver}
 

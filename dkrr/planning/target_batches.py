@@ -89,7 +89,7 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
 
 
 def batch_reason(p: Problem) -> Reason:
-    """What a plan says of its batches."""
+    """Reason of a plan that states its batches of targets."""
     return Reason(
         "batches-of-targets",
         f"{plural(p.n_targets, 'target')} in {plural(n_batches(p), 'batch', 'es')} of up to {p.batch:,}, since all at "

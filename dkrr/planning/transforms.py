@@ -1,7 +1,8 @@
 """The Fourier form: an RBF kernel of one to three columns as a grid of waves, whose sums over the rows are transforms.
 
-The work of a fit is a few transforms of every row and a system of so many unknowns as the grid has waves, which depends
-on the box of the rows and not on their number. It is the primal form; the box is known once the rows are scanned.
+The work of a fit is a few transforms of every row and a system with one unknown for each wave of the grid. The number
+of waves depends on the box of the rows and not on their number. It is the primal form; the box is
+known once the rows are scanned.
 """
 
 from collections.abc import Iterator
@@ -91,8 +92,8 @@ def passes_of(p: Problem) -> Transforms:
 def rank_of(p: Problem, grid: Grid) -> int:
     """Columns of a partial factor that leaves a tenth of λ, of rows that are spread evenly over the box.
 
-    Features are those of a period, of which the box is a part: so many functions of the box are left of them, and a
-    few for every column that rise at its edges (measured: 3 to 5; clustered rows have fewer).
+    The box is a fraction of a period: the features span that fraction of their number of functions of the box, and a
+    few more for every column, which rise at its edges (measured: 3 to 5; clustered rows have fewer).
     """
     tails = 0.5 * p.n * np.cumsum(np.sort(grid.scale**2))
     whole = grid.dimension - int(np.searchsorted(tails, 0.1 * min(p.alphas)))
@@ -125,7 +126,7 @@ def generated_iterated(p: Problem, r: Resources) -> Iterator[Strategy]:
 
 
 def iterated(p: Problem, r: Resources, columns: int) -> tuple[int, list[Step], int]:
-    """Most columns of a partial factor; solving for so many right-hand sides with it, and the memory."""
+    """Most columns of a partial factor; the steps that solve for `columns` right-hand sides with it, and the memory."""
     grid = _grid(p)
     side, points, rank = grid.dimension, prod(grid.n_sum_modes), rank_of(p, grid)
     limit = int(max(1, min(MAX_RANK, side, ROOM_FOR_RANK * rank, r.local_limit_bytes // 2 // (8 * side))))

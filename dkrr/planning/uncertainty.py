@@ -34,7 +34,7 @@ SYSTEM_TOL = 1e-5
 
 @dataclass(frozen=True, repr=False)
 class UncertaintyPlan(Reasoned):
-    """How variances and the likelihood of a fit are computed, what it should cost, and why.
+    """Plan of the variances and the likelihood of a fit: method, projected cost and reasons.
 
     ``str(plan)`` explains it.
 

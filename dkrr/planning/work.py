@@ -43,7 +43,7 @@ Recipe = Iterable[Step]
 
 @dataclass(frozen=True)
 class CostModel:
-    """One problem in one place, with the rates there."""
+    """Cost model of a problem in one place, with the rates there."""
 
     problem: Problem
     resources: Resources
@@ -85,7 +85,7 @@ class CostModel:
         return rates.reading(cold_fraction(p.stored_bytes, self.cache_bytes(peak)))
 
     def price(self, recipe: Recipe, peak: int) -> tuple[Stage, ...]:
-        """Stages in the order of their first step, of processes that hold at most so many bytes."""
+        """Stages in the order of their first step, of processes that hold at most `peak` bytes."""
         slots, sums = self.place.slots, dict[str, list[Any]]()
         threads = {"tasks": 1, "blas": self.resources.local_threads, "caller": 1}
         for name, work, times, by, seconds in recipe:
@@ -144,7 +144,7 @@ class CostModel:
         return gram_workspace_bytes(p.kernel, tile, p.bytes_of_part(tile), p.d, blocks)
 
     def product(self, m: int, precision: Precision = "float64", kept: float = 0.0, *, is_mirrored: bool = True) -> Work:
-        """One product of K with m vectors, a fraction of its tiles in memory."""
+        """Work of a product of K with m vectors, the fraction `kept` of its tiles in memory."""
         p = self.problem
         return pass_work(p.entry_time(precision), p.n, m, precision, kept, 2 if is_mirrored else 1)
 

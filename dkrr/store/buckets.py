@@ -31,7 +31,7 @@ RETRY_SECONDS = 60.0
 """Requests are repeated for about this long: the restart of a gateway or a limit on the rate of requests passes. After
 one that was repeated in vain, none is repeated for as long, or until one is answered: a run that ends sends several."""
 FIRST_SECONDS = 10.0
-"""The same for a bucket that has never answered this process: its address may be wrong, and work has not started."""
+"""Seconds for a bucket that has never answered this process: its address may be wrong, and work has not started."""
 LONGEST_WAIT_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 300.0
@@ -455,7 +455,7 @@ _ADDRESS = re.compile(r"https?://[^/\s]+")
 """Address of a server in the error of a request."""
 _TRIES = re.compile(r"after \d+ retries")
 _OVERLOADED = re.compile(r"status code: (5\d\d|429)|error sending request")
-"""What else may pass, where it was not tried again."""
+"""Errors that may be temporary, from calls that were not repeated."""
 
 
 def _unreachable(what: str, url: str, error: Exception) -> UnreachableStoreError:

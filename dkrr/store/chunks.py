@@ -244,7 +244,7 @@ class ChunkedArray:
                     raise self._damaged(key, _CHANGED)
 
     def mapped(self, coordinates: tuple[int, ...], *, check: bool = True) -> NDArray[Any] | None:
-        """One whole chunk of one block, checked, where it lies in the system's cache; nothing is copied.
+        """A whole chunk of one block, checked, in place in the system's cache; nothing is copied.
 
         None where that cannot be: in a bucket, and of a chunk that is missing or has another size, as `read` says.
 

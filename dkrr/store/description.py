@@ -31,9 +31,11 @@ TARGETS, WEIGHTS, FOLDS = "targets", "weights", "folds"
 KEPT_ARRAYS = {"primal": ("factor", "coef"), "dual": ("factor", "diagonal")}
 """Beginnings of the names of the arrays of a Gaussian process, before the number of its λ, by its form."""
 MORE_KEPT_ARRAYS = ("centre", "sums")
-"""Those of arrays that it may have: means of features that the fit subtracts, and sums over the rows of a grid."""
+"""Beginnings of the names of optional arrays of a Gaussian process: means of features that the fit subtracts, and sums
+over the rows of a grid."""
 FOLD_ARRAYS = ("fold_coef", "fold_constants", "fold_errors")
-"""The same of the models that leave out folds: coefficients and constants of their columns, and errors of the rows."""
+"""Beginnings of the names of the arrays of the models that leave out folds: coefficients and constants of their
+columns, and errors of the rows."""
 
 COMMAND = "command"
 """Name of the digest of the options and inputs of the command that made a model or predictions: others have none."""
@@ -135,7 +137,7 @@ CHECKPOINT_NOTE = {"turn": range(2), "arrays": dict_of(CHECKSUM, NAMES), "plain"
 STAGE_NOTE = {"name": TEXT, "done": is_amount}
 """A stage that has begun, and the fraction of it that was done when this was noted."""
 ASKED_NOTE = {"tol": is_amount, "max_iter": (None, SIZE), "folds": SIZE, "planned": list_of([TEXT, is_amount])}
-"""What a call asked for, with the folds without which models are computed, and the seconds of the plan's stages."""
+"""Schema of the settings of a call, the number of folds that are left out, and the seconds of the plan's stages."""
 FACTOR_NOTE = {
     "panels": list_of([SIZE, COUNT], minimum=1),
     "segments": list_of([SIZE, COUNT], minimum=1),

@@ -46,7 +46,7 @@ _KEY = re.compile(r"c(\.[0-9]{1,18})+")
 CRC_BYTES = 4
 TAIL_BYTES = 2 * CRC_BYTES
 INDEX_ENTRY_BYTES = 16
-"""Of a block in the index of a shard."""
+"""Bytes of a block in the index of a shard."""
 OVERHEAD_BYTES = TAIL_BYTES + INDEX_ENTRY_BYTES + CRC_BYTES
 """Bytes of a chunk of one block besides its numbers."""
 

@@ -1,4 +1,4 @@
-"""How far a run is, by the notes in its store, and the words for it: what `dkrr.status` says is left.
+"""State of a run from the notes in its store, and its description: the remaining work that `dkrr.status` shows.
 
 A note is written when a stage begins, and once what it names is complete. So they say no more than is so when a run is
 killed: a stage that has begun may have ended, and what is kept is kept.
@@ -30,12 +30,12 @@ ARRAYS_OF = {
 }
 """Last names of the arrays that a stage writes."""
 TRIANGLES = r"factor|gram|part-[0-9]+"
-"""Those of the arrays that take most of the time."""
+"""Last names of the arrays that take most of the time."""
 
 
 @dataclass(frozen=True)
 class HowFar:
-    """What the notes of a run say.
+    """State of a run, from its notes.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class HowFar:
 
     @property
     def _stage_and_detail(self) -> tuple[str, str]:
-        """The same, and which part of it has begun."""
+        """Name of the last stage that has begun, and which part of it."""
         found = self.notes.get(STAGE)
         stage, _, detail = ("" if found is None else str(found["name"])).partition(", ")
         return stage, detail
@@ -137,7 +137,7 @@ class HowFar:
         return is_whole and (has_ended or (kind == GRAM and any(one.name == "gram" for one in arrays)))
 
     def words(self, kind: str, arrays: Sequence[Any], copy: str | None) -> str:
-        """What is left.
+        """Description of the remaining work.
 
         Parameters
         ----------

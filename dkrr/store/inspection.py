@@ -1,4 +1,4 @@
-"""What a run or a saved model holds: whether it is whole (`verify`), and how far a run is (`status`)."""
+"""Inspection of runs and saved models: damage (`verify`), and how far a run is (`status`)."""
 
 import re
 from dataclasses import asdict, dataclass

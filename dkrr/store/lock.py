@@ -1,4 +1,4 @@
-"""One owner of a store at a time: a lock in the store, with a heartbeat.
+"""Lock of a store, with a heartbeat: at most one owner at a time.
 
 The lock of a folder is a lease of filelock; that of a bucket is a document which is written only if nobody else has
 written one meanwhile (a conditional request). Both name their owner, and are refreshed every HEARTBEAT_SECONDS. The
@@ -134,12 +134,12 @@ def _name_of(uid: int) -> str:
 
 
 class Seen(NamedTuple):
-    """What a lock shows whoever wants the store."""
+    """Content of a lock, as another process reads it."""
 
     owner: Owner | None
     """Owner that it names; None if that cannot be read."""
     beat: Any
-    """What changes with each heartbeat."""
+    """Value that changes with each heartbeat."""
     is_foreign: bool = False
     """It may last longer than STALE_SECONDS without a heartbeat: another version or program wrote it."""
 
@@ -404,7 +404,7 @@ class _Lease:
         return False
 
     def seen(self) -> Seen | None:
-        """What it shows; None if there is none."""
+        """Content of the lock; None if it does not exist."""
         try:
             status = self._path.lstat()
         except FileNotFoundError:

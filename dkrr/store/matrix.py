@@ -15,10 +15,10 @@ from dkrr.store.places import place_at
 
 @dataclass(frozen=True)
 class TileGrid:
-    """How an n × n matrix is cut: square tiles of `tile` rows, each made of panels of `panel` columns.
+    """Partition of an n × n matrix into square tiles of `tile` rows, each made of panels of `panel` columns.
 
-    A panel (`tile` × `panel`) is what is stored, read and written as one piece; a tile is what one task
-    computes. The last tile and the last panel may be smaller.
+    A panel (`tile` × `panel`) is stored, read and written as a whole; one task computes a tile. The last tile and
+    the last panel may be smaller.
     """
 
     n: int
@@ -90,8 +90,8 @@ class TiledMatrix:
     """
 
     arrays: tuple[ChunkedArray, ...]
-    """One array, or several that each have some of the tile rows: those of a matrix that has grown. Chunks have the
-    same positions in all of them."""
+    """Arrays of the tiles: one, or for a matrix that has grown several that each have some of the tile rows. Chunks
+    have the same positions in all of them."""
     grid: TileGrid
     firsts: tuple[int, ...] = (0,)
     """First tile row that each array has; it has those up to the first one of the next."""
@@ -245,7 +245,7 @@ class MemoryMatrix:
 
     @classmethod
     def of_square(cls, square: NDArray[Any]) -> Self:
-        """One tile: a whole matrix, which is not copied."""
+        """Matrix of a single tile, which is not copied."""
         matrix = cls.__new__(cls)
         matrix.grid, matrix.dtype = TileGrid(len(square), len(square), len(square)), square.dtype
         matrix.triangles = {}

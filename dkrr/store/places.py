@@ -96,9 +96,9 @@ class Place(Protocol):
         """Size of a file; None if there is none."""
 
     def versions(self) -> dict[str, list[Any]]:
-        """What tells the content of each file here, also of those in folders, from another one: size, and time or tag.
+        """Version of each file here, also of those in folders: size, and time or tag, which change with its content.
 
-        Of a file its own, under an empty name; empty if nothing is here.
+        A single file has an empty name; empty if nothing is here.
         """
 
     def exists(self) -> bool:

@@ -30,7 +30,7 @@ from dkrr.store.places import Place, is_foreign_file, place_at, refuse_links
 from dkrr.store.replacing import STORE
 
 RUN_VERSIONS = {"dkrr": dkrr.__version__}
-"""What a run says of the program that began it."""
+"""Versions that a run records of the program that began it."""
 PLAN, WORK, N_BATCHES, CHECKPOINT, PIVOTS = "plan", "work", "n-batches", "checkpoint", "pivots"
 """Names of notes: text of the plan; result, once the run has ended; number of batches of targets; the last complete
 checkpoint; the group of the preconditioner's pivots."""
@@ -43,7 +43,7 @@ BATCHES = "batches"
 """Group of the batches of targets that are solved, with two arrays each."""
 
 UNLIKE_OURS = (StoreError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading raises where a store holds something else than dkrr writes."""
+"""Errors of reading a store whose content was not written by dkrr."""
 
 _CHUNK = re.compile(r"c(\.[0-9]+)+")
 
