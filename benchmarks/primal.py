@@ -49,7 +49,7 @@ NOISE = 0.1
 CHUNK_ROWS = 50_000
 """Rows of a chunk, as a user may have them: 40 MB at 100 columns."""
 READ_BYTES = 4 * 2**20
-"""Pieces in which files are read to measure the store."""
+"""Bytes that are read at once to measure the store."""
 STAGES = {
     "scan": "check",
     "feature_sums": "means",

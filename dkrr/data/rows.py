@@ -131,10 +131,10 @@ class Rows(ABC):
                 held, first = [], where.stop
 
     def task_edges(self, height: int) -> list[int]:
-        """First rows of parts that tasks read one each, of about `height` rows, and the number of rows."""
+        """First rows of segments that tasks read one each, of about `height` rows, and the number of rows."""
         return [*range(0, self.shape[0], height), self.shape[0]]
 
-    def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
+    def row_ranges(self, rows: slice, max_entries: int | None = None) -> list[slice]:
         """Consecutive ranges that together are `rows`, each to be read on its own where memory counts.
 
         Sparse rows are cut into ranges of at most `max_entries` stored entries (default: SPARSE_STRIP_ENTRIES), or of
@@ -348,7 +348,7 @@ def _scan(
                 n_rows = blocks[bisect_right(blocks, where.start)] - where.start
                 dtype = np.dtype(block.dtype).newbyteorder("=")  # as a copy in a store has it
                 sha = hashlib.sha256(str(((n_rows, block.shape[1]), dtype.str)).encode())
-            # Dense blocks may come in pieces, whose bytes follow each other; sparse ones come whole.
+            # Dense blocks may come in strips, whose bytes follow each other; sparse ones come whole.
             for array in arrays_of(block):
                 sha.update(np.ascontiguousarray(array, array.dtype.newbyteorder("=")).data)
             if where.stop in ends:

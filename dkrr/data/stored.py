@@ -210,7 +210,7 @@ def _write_sparse(rows: Rows, place: Place) -> SparseRows:
 
 
 class _Appended:
-    """An array of whole rows that is written piece by piece, in whole chunks."""
+    """An array of whole rows that is written block by block, in whole chunks."""
 
     def __init__(self, array: ChunkedArray) -> None:
         self._array, self._buffer = array, np.zeros(array.chunks, array.dtype)

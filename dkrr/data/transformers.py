@@ -475,16 +475,16 @@ class TransformedRows(Rows):
         first, block, stream = vars(self._cursor).pop("behind", (None, None, None))
         if first != start:
             block, stream = self._head[:0], self._blocks_from(start, self.shape[0])
-        parts, missing = [block], stop - start - block.shape[0]
+        blocks, missing = [block], stop - start - block.shape[0]
         while missing > 0:
             block = next(stream)[1]
-            parts.append(block)
+            blocks.append(block)
             missing -= block.shape[0]
         end = block.shape[0] + missing
-        parts[-1] = block[:end]
+        blocks[-1] = block[:end]
         if stop < self.shape[0]:  # the last block is not held
             self._cursor.behind = stop, block[end:], stream
-        found = joined([part for part in parts if part.shape[0]] or parts)
+        found = joined([one for one in blocks if one.shape[0]] or blocks)
         return found if columns == ALL else found[:, columns]
 
     def take(self, indices: NDArray[np.intp]) -> Block:

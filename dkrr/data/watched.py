@@ -102,10 +102,10 @@ class BlockSums:
             if first == start:
                 begun = (0, 0.0)
             if not isinstance(block, np.ndarray) and (first, last) != (start, stop):
-                begun = None  # parts of anything else would be further copies
+                begun = None  # fractions of anything else would be further copies
             if begun is not None and first < last:
-                piece = block[first - where.start : last - where.start]
-                begun = (_checksum if self.is_exact else _total)(begun, piece, first)
+                rows = block[first - where.start : last - where.start]
+                begun = (_checksum if self.is_exact else _total)(begun, rows, first)
                 if last == stop:
                     self._meet(k, *begun)
                     begun = None

@@ -247,11 +247,11 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     grid, matrix, i, j = system.grid, system.factor, step.i, step.j
     tile = matrix.tile_buffer(i, j)
     _begin(meter, system, step, tile)
-    stretches = matrix.stretches(step.columns)
+    strips = matrix.column_strips(step.columns)
     left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.panel_buffer() for _ in range(N_SLOTS)]
 
-    for (a, n_a), (b, n_b) in _panels_of_both(meter, matrix, step, stretches, (left, right)):
+    for (a, n_a), (b, n_b) in _panels_of_both(meter, matrix, step, strips, (left, right)):
         meter.bytes_read += n_a + n_b
         if i != j:
             with meter.time("gemm"):
@@ -276,13 +276,13 @@ def _panels_of_both(
     meter: Meter,
     matrix: Matrix,
     step: TileStep,
-    stretches: Sequence[slice],
+    strips: Sequence[slice],
     buffers: tuple[list[blas.Array], list[blas.Array]],
 ) -> Iterator[tuple[tuple[blas.Array, int], tuple[blas.Array, int]]]:
-    """Panels of rows i and j in each stretch, and bytes read for them."""
+    """Panels of rows i and j in each strip, and bytes read for them."""
 
     def load(row: int, own: list[blas.Array], k: int, slot: int) -> tuple[blas.Array, int]:
-        return matrix.read_stretch(row, stretches[k], own[slot])
+        return matrix.read_strip(row, strips[k], own[slot])
 
     def load_both(k: int, slot: int) -> tuple[tuple[blas.Array, int], tuple[blas.Array, int]]:
         a = load(step.i, buffers[0], k, slot)
@@ -290,12 +290,12 @@ def _panels_of_both(
 
     if matrix.is_remote and step.i != step.j:  # both at the same time: every request takes a while
         one, other = (
-            prefetched(len(stretches), partial(load, row, own), meter, waits=True)
+            prefetched(len(strips), partial(load, row, own), meter, waits=True)
             for row, own in zip((step.i, step.j), buffers, strict=True)
         )
         return zip(one, other, strict=True)
     # Mapped panels are memory of the process: one pair ahead.
-    return prefetched(len(stretches), load_both, meter, waits=matrix.is_stored)
+    return prefetched(len(strips), load_both, meter, waits=matrix.is_stored)
 
 
 def _begin(meter: Meter, system: TiledSystem, step: TileStep, tile: blas.Array) -> None:

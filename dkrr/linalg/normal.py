@@ -120,8 +120,8 @@ def normal_part(meter: Meter, design: Design, segment: Segment, grid: TileGrid) 
     matrix.clear()
     blocks = [(matrix.tile_buffer(i, i), grid.rows(i), grid.rows(i)) for i in range(grid.n_tiles)]
     for i in range(1, grid.n_tiles):
-        (before,) = matrix.stretches(range(i))
-        blocks.append((matrix.read_stretch(i, before, moments)[0], grid.rows(i), before))
+        (before,) = matrix.column_strips(range(i))
+        blocks.append((matrix.read_strip(i, before, moments)[0], grid.rows(i), before))
     accumulate(meter, design, segment, blocks, moments, everything, everything)
     return matrix, moments
 

@@ -87,7 +87,7 @@ class Segment:
     def _ranges(self, height: int) -> Iterator[slice]:
         """Ranges of rows that are read at once: by rows, and of sparse ones also by entries."""
         for start in range(self.start, self.stop, height):
-            yield from self.rows.parts(slice(start, min(start + height, self.stop)), SPARSE_BLOCK_ENTRIES)
+            yield from self.rows.row_ranges(slice(start, min(start + height, self.stop)), SPARSE_BLOCK_ENTRIES)
 
     def _count(self, meter: Meter, x: Block) -> None:
         meter.bytes_read += 0 if self.rows.is_in_memory else n_bytes(x)

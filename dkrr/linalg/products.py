@@ -380,8 +380,8 @@ class ResidentRows(Rows):
     def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
         return self._kept().read(start, stop, columns)
 
-    def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
-        return self._kept().parts(rows, max_entries)
+    def row_ranges(self, rows: slice, max_entries: int | None = None) -> list[slice]:
+        return self._kept().row_ranges(rows, max_entries)
 
     def _kept(self) -> MemoryRows:
         return resident.get_or_create(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))

@@ -144,8 +144,8 @@ class GramTiles(TileSource):
 
     def parts(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
         """Parts of a tile with their rows, on or below the diagonal; on it both blocks are the same."""
-        left_parts = self.rows.parts(rows)
-        right_parts = left_parts if rows == columns else self.rows.parts(columns)
+        left_parts = self.rows.row_ranges(rows)
+        right_parts = left_parts if rows == columns else self.rows.row_ranges(columns)
         held, left, right = None, None, None  # released before the next block is read
         for k, c in enumerate(right_parts):
             right = None
@@ -394,7 +394,7 @@ class GramColumns(ColumnSource):
         return out
 
     def _blocks(self, rows: slice) -> Iterator[tuple[slice, Block]]:
-        for part in self.rows.parts(rows):
+        for part in self.rows.row_ranges(rows):
             yield from self.rows.blocks(part.start, part.stop, KERNEL_BLOCK)
 
     def take(self, index: NDArray[np.intp]) -> Block:

@@ -132,10 +132,10 @@ def measure_memory(seconds: float) -> Measured:
     rows, columns = slice(0, side), slice(side, 2 * side)
 
     def multiply() -> None:
-        for r, c, piece in cut_tile(tile, rows, columns):
+        for r, c, strip in cut_tile(tile, rows, columns):
             across = slice(c.start - columns.start, c.stop - columns.start)
-            blas.gemm(left[r], piece, right[across], beta=1.0)
-            blas.gemm(right[across], piece, left[r], transpose_a=True)
+            blas.gemm(left[r], strip, right[across], beta=1.0)
+            blas.gemm(right[across], strip, left[r], transpose_a=True)
 
     return {"memory_bytes": tile.nbytes / best_seconds(multiply, seconds)}
 

@@ -237,8 +237,8 @@ class Problem:
         step = k.bit_length() - 1
         return min(table[step + int(k > 1 << step)], -(-table[step] * k >> step))
 
-    def bytes_of_part(self, height: int) -> int:
-        """Average bytes of a row where `height` consecutive rows are read in parts (`Rows.parts`)."""
+    def row_bytes_in_strips(self, height: int) -> int:
+        """Average bytes of a row where `height` consecutive rows are read in strips (`Rows.row_ranges`)."""
         return ceil(self._bytes_at_once(height, SPARSE_STRIP_ENTRIES) / height) if self.is_sparse else self.bytes_of_row
 
     def bytes_of_block(self, height: int) -> int:
@@ -252,8 +252,8 @@ class Problem:
         return min(windows, self.largest_rows_bytes(height), entries)
 
     def csr_bytes(self, height: int) -> int | None:
-        """`bytes_of_part` where X is sparse, for the memory of a kernel; None where it is dense."""
-        return self.bytes_of_part(height) if self.is_sparse else None
+        """`row_bytes_in_strips` where X is sparse, for the memory of a kernel; None where it is dense."""
+        return self.row_bytes_in_strips(height) if self.is_sparse else None
 
     def entry_time(self, precision: Precision = "float64") -> float:
         """Seconds of one entry of the kernel of these rows, on one core while the others do the same."""

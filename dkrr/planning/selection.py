@@ -417,12 +417,12 @@ def _primal_bytes(p: Problem, sizes: FoldSizes, resources: Resources, side: int)
     """Memory of the calling process: the sums of every fold, by every thread, and what is solved for."""
     t, n_columns = p.n_targets, p.n_targets * len(p.alphas)
     n_sets = 0 if sizes.is_loo else sizes.n_folds
-    parts = parts_for_folds(p.n, side, max(1, n_sets), resources.local_threads)
-    sums = (parts * (n_sets + 1) + 2 + n_sets.bit_length()) * 8 * side * (side + t)
+    n_segments = parts_for_folds(p.n, side, max(1, n_sets), resources.local_threads)
+    sums = (n_segments * (n_sets + 1) + 2 + n_sets.bit_length()) * 8 * side * (side + t)
     coefs = (n_sets + 3) * 8 * side * n_columns
     map_bytes = 0 if p.feature_map is None else p.feature_map.held_bytes(p.d)
     row = 3 * 8 * (side + t) + 2 * p.most_bytes_of_row + (2 * 8 * n_columns if sizes.predicts else 0)
-    blocks = parts * (strip_rows(max(side, p.d) + t) * row + p.read_overhead_bytes + map_bytes)
+    blocks = n_segments * (strip_rows(max(side, p.d) + t) * row + p.read_overhead_bytes + map_bytes)
     predictions = 2 * 8 * p.n * n_columns if sizes.predicts else 0
     libraries = resources.local_threads * BYTES_PER_THREAD + PROCESS_MARGIN_BYTES
     return resources.local_baseline_bytes + sums + coefs + blocks + predictions + p.y_bytes_to_come + libraries

@@ -34,7 +34,7 @@ CONVOLUTION_SECONDS = 3e-8
 """Time of a point of the grid of a convolution, both ways."""
 MAX_SIDE = 20_000
 """Largest matrix that is factored in memory: 3 GiB."""
-STORED_PARTS = 16
+MIN_STORED_BLOCKS = 16
 """Blocks, at least, of rows whose sums go to a store."""
 SMALL_RATE = 0.3
 """Rate of the small matrices of a preconditioner, each formed and factored, over that of products."""
@@ -166,7 +166,7 @@ def _in_place(site: CostModel, grid: Grid, solving: list[Step], solving_bytes: i
     heights = [max(1, min(k, -(-p.n // (2 * place.slots)))) for k in (BLOCK_ROWS, BLOCK_ROWS // 8, BLOCK_ROWS // 64)]
     n_segments = max(2 * place.slots, -(-p.n // (4 * BLOCK_ROWS)))
     if not place.is_memory:  # a run that resumes on another machine finds the same blocks and segments
-        heights = [max(1, min(BLOCK_ROWS // 8, -(-p.n // STORED_PARTS)))]
+        heights = [max(1, min(BLOCK_ROWS // 8, -(-p.n // MIN_STORED_BLOCKS)))]
         n_segments = p.layout.row_parts if p.layout else n_segments
     peak_of = partial(peak_of_passes, site, solving_bytes + n_segments * kept)  # added when all have come
     block = next((h for h in heights if peak_of(block=h) <= place.usable_bytes), heights[-1])

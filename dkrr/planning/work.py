@@ -141,7 +141,7 @@ class CostModel:
         """Memory of a task that forms a tile, besides the tile."""
         p = self.problem
         blocks = p.csr_bytes(min(tile, KERNEL_BLOCK))
-        return gram_workspace_bytes(p.kernel, tile, p.bytes_of_part(tile), p.d, blocks)
+        return gram_workspace_bytes(p.kernel, tile, p.row_bytes_in_strips(tile), p.d, blocks)
 
     def product(self, m: int, precision: Precision = "float64", kept: float = 0.0, *, is_mirrored: bool = True) -> Work:
         """Work of a product of K with m vectors, the fraction `kept` of its tiles in memory."""
@@ -151,7 +151,7 @@ class CostModel:
     def product_bytes(self, tile: int, m: int) -> int:
         """Memory of a task of such a product, besides tiles that are kept."""
         p = self.problem
-        return multiply_bytes(p.kernel, p.n, tile, p.d, p.bytes_of_part(tile), m, is_sparse=p.is_sparse)
+        return multiply_bytes(p.kernel, p.n, tile, p.d, p.row_bytes_in_strips(tile), m, is_sparse=p.is_sparse)
 
     # What comes before the work, and beside it
 

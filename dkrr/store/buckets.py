@@ -128,7 +128,7 @@ class Bucket:
 
     def read_into(self, name: str, start: int, groups: Sequence[Sequence[Buffer]]) -> Sizes:
         """See `Place`; all groups are filled before the first is named, several parts of an object at the same time."""
-        out = [memoryview(part).cast("B") for parts in groups for part in parts]
+        out = [memoryview(buffer).cast("B") for buffers in groups for buffer in buffers]
         n = sum(map(len, out))
 
         def fill_part(obstore: Any, store: Any, key: str, k: int) -> int:
@@ -161,8 +161,8 @@ class Bucket:
     def mapped(self, name: str, size: int, *, at_once: bool) -> Any:  # noqa: ARG002
         return None
 
-    def write(self, name: str, parts: Sequence[Buffer]) -> None:
-        data = parts[0] if len(parts) == 1 else b"".join(map(memoryview, parts))
+    def write(self, name: str, buffers: Sequence[Buffer]) -> None:
+        data = buffers[0] if len(buffers) == 1 else b"".join(map(memoryview, buffers))
         is_large = memoryview(data).nbytes > MAX_PUT_BYTES
         options: dict[str, Any] = {"use_multipart": is_large, "chunk_size": PART_BYTES}
         self._answer("write", name, lambda obstore, store, key: obstore.put(store, key, data, **options))

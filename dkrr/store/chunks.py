@@ -310,11 +310,11 @@ class ChunkedArray:
             block = np.zeros(self.chunks, self.dtype)
             block[tuple(slice(0, s) for s in data.shape)] = data
         key, size = key_of(coordinates), self._block_bytes
-        content, parts = block.reshape(-1).view(np.uint8), list[Any]()
+        content, buffers = block.reshape(-1).view(np.uint8), list[Any]()
         for k in range(self._n_blocks):
-            part = content[k * size : (k + 1) * size]
-            parts += [part, self._tail(key, k, part)]
-        self._place.write(key, [*parts, self._index])
+            inner = content[k * size : (k + 1) * size]
+            buffers += [inner, self._tail(key, k, inner)]
+        self._place.write(key, [*buffers, self._index])
         return self.chunk_bytes
 
     def present(self) -> set[tuple[int, ...]]:
@@ -383,13 +383,13 @@ class ChunkedArray:
         """`fill`, but for chunks that have these bits already: a finished run writes nothing on a read-only disk."""
         present, buffer = self.present(), self._empty("chunks", self.chunks)
         for c in np.ndindex(*self.grid):
-            part = data[tuple(slice(i * k, (i + 1) * k) for i, k in zip(c, self.chunks, strict=True))]
+            chunk = data[tuple(slice(i * k, (i + 1) * k) for i, k in zip(c, self.chunks, strict=True))]
             with suppress(DamagedChunkError):
                 if c in present:
                     self.read(c, buffer)
-                    if buffer[tuple(map(slice, part.shape))].tobytes() == part.tobytes():
+                    if buffer[tuple(map(slice, chunk.shape))].tobytes() == chunk.tobytes():
                         continue
-            self.write(c, part)
+            self.write(c, chunk)
 
     def damaged_chunks(self) -> list[DamagedChunkError]:
         """Read every existing chunk, and return the errors of those that are damaged.

@@ -125,12 +125,12 @@ class TiledMatrix:
         """Uninitialised buffer that one panel fits in."""
         return np.empty(self.arrays[0].chunks, self.dtype)
 
-    def stretches(self, tiles: range) -> list[slice]:
+    def column_strips(self, tiles: range) -> list[slice]:
         """Columns of these tile columns that are read at once, one after another: those of a panel."""
         return [self.grid.columns(p) for j in tiles for p in self.grid.panels(j)]
 
-    def read_stretch(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
-        """Read tile row `i` in the columns of a stretch; see `read_panel`."""
+    def read_strip(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
+        """Read tile row `i` in the columns of a strip; see `read_panel`."""
         return self.read_panel(i, columns.start // self.grid.panel, buffer)
 
     def read_panel(self, i: int, p: int, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:
@@ -277,11 +277,11 @@ class MemoryMatrix:
         """See TiledMatrix; empty, since nothing is copied."""
         return np.empty((0, 0), self.dtype)
 
-    def stretches(self, tiles: range) -> list[slice]:
+    def column_strips(self, tiles: range) -> list[slice]:
         """See TiledMatrix; all columns at once."""
         return [slice(self.grid.rows(tiles[0]).start, self.grid.rows(tiles[-1]).stop)] if tiles else []
 
-    def read_stretch(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
+    def read_strip(self, i: int, columns: slice, buffer: NDArray[Any]) -> tuple[NDArray[Any], int]:  # noqa: ARG002
         """See TiledMatrix; where it lies."""
         return self._left[i][:, columns], 0
 

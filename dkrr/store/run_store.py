@@ -111,7 +111,7 @@ class RunStore:
         if METADATA_NAME not in place.names():
             write_group(place.url)
 
-    def pieces(self, name: str, n: int) -> list[tuple[str, int, int]]:
+    def matrix_arrays(self, name: str, n: int) -> list[tuple[str, int, int]]:
         """Arrays of a matrix of `n` rows, each with its first tile row and its number of rows."""
         return self._facts[1].get(name) or [(name, 0, n)]
 
@@ -123,16 +123,16 @@ class RunStore:
         StoreError
             If a matrix of another layout exists, or it cannot be written.
         """
-        pieces = self.pieces(name, grid.n)
-        are_whole = all(a < b and b * grid.tile <= n for (_, a, n), (_, b, _) in pairwise(pieces))
-        if pieces[0][1] != 0 or pieces[-1][2] != grid.n or not are_whole:
+        listed = self.matrix_arrays(name, grid.n)
+        are_whole = all(a < b and b * grid.tile <= n for (_, a, n), (_, b, _) in pairwise(listed))
+        if listed[0][1] != 0 or listed[-1][2] != grid.n or not are_whole:
             raise StoreError(
-                f"the run {self.url} is damaged: its description has matrices={ {name: pieces} } for {grid}. Give "
+                f"the run {self.url} is damaged: its description has matrices={ {name: listed} } for {grid}. Give "
                 f"another store="
             )
         chunks = (grid.tile, grid.panel)
-        arrays = tuple(self.create_array(array, (n, n), chunks, dtype) for array, _, n in pieces)
-        return TiledMatrix(arrays, grid, tuple(first for _, first, _ in pieces))
+        arrays = tuple(self.create_array(array, (n, n), chunks, dtype) for array, _, n in listed)
+        return TiledMatrix(arrays, grid, tuple(first for _, first, _ in listed))
 
     def arrays(self, folder: str = "") -> Iterator[tuple[str, ChunkedArray | DamagedChunkError]]:
         """Names of all arrays in the store, each with the array, or with what is wrong with its metadata.
@@ -332,10 +332,10 @@ class RunStore:
             if self.description() is not None:
                 place_at(self.url).delete(STORE)
             return
-        for array in {name, *(array for array, _, _ in self.pieces(name, 0))}:
+        for array in {name, *(array for array, _, _ in self.matrix_arrays(name, 0))}:
             self.place(array).delete(STORE)
         matrices = self._facts[1]
-        kept = {one: pieces for one, pieces in matrices.items() if not f"{one}/".startswith(f"{name}/")}
+        kept = {one: listed for one, listed in matrices.items() if not f"{one}/".startswith(f"{name}/")}
         if len(kept) < len(matrices):
             self._update(matrices=kept)
 

@@ -305,7 +305,7 @@ def test_plans_bound_the_bytes_of_any_rows(counts, data):
             read = [where for where, block in stream if n_bytes(block) <= problem.bytes_of_block(k)]
             assert [row for where in read for row in range(where.start, where.stop)] == list(range(n))
     most = max(int(pointers[i + k] - pointers[i]) for i in range(n - k + 1))
-    assert width * most + 16 * k <= k * problem.bytes_of_part(k)
+    assert width * most + 16 * k <= k * problem.row_bytes_in_strips(k)
 
 
 # Copies in a store.
