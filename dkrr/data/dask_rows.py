@@ -217,8 +217,8 @@ def _read(partition: Any, n: int, number: int, name: str, convert: Callable[[Any
     if len(partition) != n:
         raise InputError(
             f"{name} is a Dask DataFrame whose partition {number} (counted from 0) has "
-            f"{plural(len(partition), 'row')}, and had {n} when they were counted; expected the same rows whenever it is "
-            f"computed: write it to files and read these, or call its persist() first"
+            f"{plural(len(partition), 'row')}, and had {n} when they were counted; expected the same rows whenever it "
+            f"is computed: write it to files and read these, or call its persist() first"
         )
     return partition if convert is None else convert(partition, name)
 
