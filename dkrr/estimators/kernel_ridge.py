@@ -269,7 +269,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return lower, upper
 
     def _variances(self, n_rows: int, variance_scale: float | None, block_rows: int | None = None) -> Variances:
-        """Variances at new rows, by the way that takes least time for their number; see `Posteriors.variances`."""
+        """Variances at new rows, by the method that takes least time for their number; see `Posteriors.variances`."""
         processes = self._processes()
         self._refuse_precomputed()
         return processes.variances(n_rows, variance_scale, block_rows)

@@ -288,8 +288,8 @@ def growth_seconds(problem: Problem, resources: Resources, chosen: Strategy) -> 
     """Time of one product of a plan, and from a rank to the time that one more pivot costs there (dual form)."""
     details = chosen.details
     assert isinstance(details, Iterative)
-    way = IterativeDual(CostModel(problem, resources, chosen.place), problem.systems, details.rank)
-    return way.growth_seconds(details.tile_products, details.iterations)
+    iterative = IterativeDual(CostModel(problem, resources, chosen.place), problem.systems, details.rank)
+    return iterative.growth_seconds(details.tile_products, details.iterations)
 
 
 def multiplied_dual(p: Problem, r: Resources) -> Iterator[Strategy]:

@@ -98,7 +98,7 @@ class Reasoned(Explained):
         return layout(self.title(), [("how", self.summary()), *self.facts()], self.reasons, self.rejected)
 
 
-# The words for a way to solve
+# Descriptions of strategies
 
 
 def solver_facts(c: Strategy, p: Problem) -> list[tuple[str, str]]:

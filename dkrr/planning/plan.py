@@ -57,7 +57,7 @@ class Plan(Explained):
     --------
     dkrr.plan : Make a plan without carrying it out.
     dkrr.solvers.SolveResult : What a fit reports of its work.
-    dkrr.planning.Strategy : One way to solve a problem, with its cost.
+    dkrr.planning.Strategy : Solver of a problem, with its cost.
 
     Examples
     --------

@@ -20,7 +20,7 @@ from dkrr.planning.explain import (
     why_kept,
     why_solver,
 )
-from dkrr.planning.methods import ways
+from dkrr.planning.methods import solvers_in_form
 from dkrr.planning.plan import Plan
 from dkrr.planning.problem import Form, Problem
 from dkrr.planning.reasons import Reason
@@ -51,7 +51,7 @@ MAX_AUTO_DIMENSION = 2_000_000
 
 
 def make_plan(problem: Problem, resources: Resources) -> Plan:
-    """Cheapest way that stays within the limits.
+    """Cheapest strategy that stays within the limits.
 
     Raises
     ------
@@ -175,11 +175,11 @@ def _with_fits_of_folds(c: Strategy, problem: Problem) -> Strategy:
 
 
 def _candidates(problem: Problem, resources: Resources, form: Form) -> list[Strategy]:
-    """Every way to solve in one form, with the reasons against those that are impossible."""
+    """All strategies in one form, with the reasons against those that are impossible."""
     found: list[Strategy] = []
     soon_done = False
     batched = form == "dual" and problem.batch > 0
-    for solver, candidates in ways(problem, form):
+    for solver, candidates in solvers_in_form(problem, form):
         # Iterations, which are an estimate, are never chosen where a factorisation takes a few seconds.
         if soon_done and solver == "cg":
             continue
@@ -205,7 +205,7 @@ def _refuse_doubtful(candidates: list[Strategy], problem: Problem) -> list[Strat
 
 
 def _refuse_without_factor(candidates: list[Strategy], problem: Problem) -> list[Strategy]:
-    """Refuse ways that leave no factor for standard deviations, where one that does is possible.
+    """Refuse strategies that leave no factor for standard deviations, where one that does is possible.
 
     The models that leave out folds always take one.
     """

@@ -259,7 +259,7 @@ class PredictionPlan(Reasoned):
     reasons : tuple of Reason
         Why so, sentence by sentence.
     rejected : tuple of Reason
-        Other ways, with what speaks against each.
+        Rejected methods, each with the reason against it.
     plan : UncertaintyPlan or None
         Plan of standard deviations whose factor is not known; None: it is, or none are asked for.
 

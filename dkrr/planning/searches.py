@@ -147,7 +147,7 @@ class Optimising:
 
 
 class Group(NamedTuple):
-    """Kernels of a search that are scored in the same way."""
+    """Kernels of a search that are scored by the same method."""
 
     name: str
     plans: list[ScoringPlan]
@@ -204,7 +204,7 @@ class SelectionPlan(Explained):
 
     @property
     def method(self) -> str:
-        """Way to the scores."""
+        """Method of the scores."""
         return self.main.method
 
     @property
@@ -235,13 +235,13 @@ class SelectionPlan(Explained):
 
     @property
     def rejected(self) -> tuple[Reason, ...]:
-        """Rejected ways of the search and of its last fit."""
+        """Rejected methods of the search and of its last fit."""
         longest = [max(group.plans, key=lambda plan: plan.seconds) for group in self.groups()]
         found = {(reason.code, plan.summary()): reason for plan in longest for reason in plan.rejected}
         return tuple(found.values())
 
     def groups(self) -> list[Group]:
-        """Kernels of the same kind that are scored in the same way, in the order of their first one."""
+        """Kernels of the same kind that are scored by the same method, in the order of their first one."""
         found = dict[tuple[str, str], Group]()
         for plan in self.kernels:
             name = str(plan.plan.problem.kernel.to_dict()["kernel"])

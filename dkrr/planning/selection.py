@@ -1,4 +1,4 @@
-"""Plans of the scores of one kernel: the fastest way to held-out predictions, and why; derivatives of the error."""
+"""Plans of the scores of one kernel: the fastest method for held-out predictions, and why; derivatives of the error."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -105,7 +105,7 @@ class ScoringPlan(Reasoned):
     Attributes
     ----------
     method : {"sweep", "factors", "primal", "refits", "paths"}
-        Way to the scores: all folds and λ in one run of conjugate gradient (sweep), from one factor for each λ, from
+        Method of the scores: all folds and λ in one run of conjugate gradient (sweep), from one factor for each λ, from
         one pass over the rows (primal), a fit for each fold, or a path of fits through λ for each fold.
     plan : Plan
         Plan of the systems: all of them, some targets at a time (sweep), those of one λ (factors), or of one fold.
@@ -120,7 +120,7 @@ class ScoringPlan(Reasoned):
     reasons : tuple of Reason
         Why so, sentence by sentence.
     rejected : tuple of Reason
-        Other ways, with what speaks against each.
+        Rejected methods, each with the reason against it.
     curve : tuple of float
         Fractions of the training rows to which every fold has a fit as well, for a learning curve.
     parts : tuple of Plan
@@ -206,7 +206,7 @@ class ScoringPlan(Reasoned):
 
 
 def plan_scores(problem: Problem, sizes: FoldSizes, resources: Resources) -> ScoringPlan:
-    """Fastest way to the held-out predictions of every λ and fold.
+    """Fastest method for the held-out predictions of every λ and fold.
 
     Parameters
     ----------
@@ -388,14 +388,14 @@ def _on_grid(one: Plan, problem: Problem, sizes: FoldSizes, resources: Resources
         Step("factorisation", Work(element_seconds=GATHER_SECONDS * side**2), n_sets),
         Step("factorisation", Work(gemm_flops=each * side**3 / 3 / SMALL_FACTOR_RATE), n_sets * n_alphas),
     ]
-    ways = {0: (factored, (1 + (3 if sizes.is_loo else min(threads, n_alphas))) * 8 * side**2)}
+    solvers = {0: (factored, (1 + (3 if sizes.is_loo else min(threads, n_alphas))) * 8 * side**2)}
     if not sizes.is_loo:
         rank_limit, steps, held = iterated(p, resources, columns)
-        ways[rank_limit] = [step._replace(times=step.times * n_sets) for step in steps], held
+        solvers[rank_limit] = [step._replace(times=step.times * n_sets) for step in steps], held
     if side > MAX_SIDE:
-        del ways[0]
-    rank_limit = min(ways, key=lambda limit: site.seconds(ways[limit][0], 0))
-    solving, held = ways[rank_limit]
+        del solvers[0]
+    rank_limit = min(solvers, key=lambda limit: site.seconds(solvers[limit][0], 0))
+    solving, held = solvers[rank_limit]
     held += (3 + 2 * n_sets) * sums_bytes(p) + n_sets * 16 * side * columns
     held += 8 * p.n * (columns if sizes.predicts else t if sizes.is_loo else 0)
     peak = max(peak_of_passes(site, held), one.peak_bytes if one.chosen.place.is_memory else 0)

@@ -75,9 +75,7 @@ def in_batches(one: Strategy, p: Problem, resources: Resources) -> Strategy:
     moved = replace(moved, written_bytes=p.y_bytes * (2 if p.keeps_store else 1))
     recipe = [Step("targets", moved, seconds=rates.seconds(moved))]
     stages = [s if s.name in SHARED_STAGES else s.times(count, peak) for s in one.stages]
-    if one.is_whole and isinstance(
-        one.details, Direct
-    ):  # substitutions with a factor that is kept, which has the first
+    if one.is_whole and isinstance(one.details, Direct):  # substitutions with a stored factor, which has the first
         solved = solving_work(p.n, p.batch)
         stages = [s for s in stages if s.name != "true residual"]
         recipe.append(Step("true residual", solved, count - 1, "blas"))

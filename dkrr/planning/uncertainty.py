@@ -51,7 +51,7 @@ class UncertaintyPlan(Reasoned):
     reasons : tuple of Reason
         Why so, sentence by sentence.
     rejected : tuple of Reason
-        Other ways, with what speaks against each.
+        Rejected methods, each with the reason against it.
 
     See Also
     --------
@@ -107,7 +107,7 @@ class UncertaintyPlan(Reasoned):
 
 
 def plan_uncertainty(problem: Problem, resources: Resources, n_rows: int) -> UncertaintyPlan:
-    """Way to the variances of `n_rows` rows, or to the likelihood (0).
+    """Method for the variances of `n_rows` rows, or to the likelihood (0).
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""Recipes and their price: a way to solve is a list of primitives with counts, and one formula makes seconds of it.
+"""Recipes and their price: a strategy is a list of primitives with counts, and one formula makes seconds of it.
 
-A primitive states its work beside its algorithm (`..._work` in `linalg`); here are those of what every way reads.
+A primitive states its work beside its algorithm (`..._work` in `linalg`); here are those of what every strategy reads.
 """
 
 from collections.abc import Iterable
