@@ -23,7 +23,7 @@ Queue = Literal["submission", "priority"]
 
 
 class Step(Protocol):
-    """What a simulation reads of a task; `linalg.cholesky.TileStep` and `runtime.Task` have it."""
+    """Attributes of a task that a simulation reads; `linalg.cholesky.TileStep` and `runtime.Task` have it."""
 
     @property
     def key(self) -> str:
@@ -69,7 +69,7 @@ class TaskGraph:
 
 @dataclass(frozen=True)
 class TaskCosts:
-    """How fast one worker does each part of a task."""
+    """Rates of one worker for each part of a task."""
 
     gemm_flops: float
     """Floating-point operations per second."""
@@ -157,7 +157,7 @@ class SimulatedCluster:
     """Tasks that run at once."""
     window_per_slot: int = WINDOW_PER_SLOT
     round_trip_seconds: float = 0.010
-    """From the end of a task to the submission of those it made ready: the client sends every 10 ms."""
+    """Time from the end of a task to the submission of those it made ready: the client sends every 10 ms."""
     scheduler_seconds: float = SCHEDULER_SECONDS
     queue: Queue = "submission"
     """Order of the tasks on the scheduler."""
@@ -182,7 +182,7 @@ class Schedule:
 
 
 def simulate(graph: TaskGraph, seconds: Sequence[float], cluster: SimulatedCluster) -> Schedule:
-    """Schedule of tasks that take so many seconds each."""
+    """Schedule of tasks that take `seconds` each."""
     return Simulation(graph, seconds, cluster).run()
 
 

@@ -19,7 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from dkrr.checks import checked_max_iter, checked_path, flag, not_negative, shown
-from dkrr.data import NO_LABELS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
+from dkrr.data import NON_LABEL_KINDS, Rows, as_rows, load_labels, refuse_unreadable, with_columns
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
 from dkrr.estimators.typed import ClassifierMixin
@@ -58,7 +58,7 @@ def checked_labels(y: Any) -> NDArray[Any]:
     """
     if sp.issparse(y):
         raise InputTypeError("y is sparse; expected a dense array with one label for every row")
-    refuse_unreadable(y, "y", NO_LABELS)
+    refuse_unreadable(y, "y", NON_LABEL_KINDS)
     # NumPy would convert every item of a plain list to a string, whatever its type.
     try:
         labels = np.asarray(y, object if isinstance(y, list | tuple) else None)

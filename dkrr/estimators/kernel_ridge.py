@@ -20,7 +20,7 @@ from dkrr.data.arrays import release_pages
 from dkrr.data.rows import check_finite
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import (
-    DTYPES,
+    FLOAT_DTYPES,
     KernelEstimator,
     is_local,
     is_plain,
@@ -269,7 +269,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         return lower, upper
 
     def _variances(self, n_rows: int, variance_scale: float | None, block_rows: int | None = None) -> Variances:
-        """Variances at new rows, by the way that takes least time for their number; see `Posteriors.variances`."""
+        """Variances at new rows, by the method that takes least time for their number; see `Posteriors.variances`."""
         processes = self._processes()
         self._refuse_precomputed()
         return processes.variances(n_rows, variance_scale, block_rows)
@@ -286,7 +286,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
     def _by_blocks(
         self, rows: Rows, compute: Callable[..., NDArray[np.float64]], n_arrays: int, advance: Advance | None = None
     ) -> list[Any]:
-        """What is computed of new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
+        """Results of `compute` at new rows: arrays of shape (n,) or (n, n_targets), lazy as predictions are."""
         t = self._model.n_targets
         found = by_blocks(rows, n_arrays * t, compute)
         if found is None:
@@ -523,7 +523,7 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
                 X,
                 y,
                 accept_sparse="csr",
-                dtype=DTYPES,
+                dtype=FLOAT_DTYPES,
                 multi_output=True,
                 y_numeric=True,
                 ensure_all_finite=False,

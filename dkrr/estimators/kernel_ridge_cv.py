@@ -73,7 +73,7 @@ SAMPLE_ROWS = 1024
 BY_FACTORS = "their systems were not solved, give solver='cholesky', or conjugate gradient a larger max_iter"
 UNDETERMINED = "float64 does not determine them, or scoring gives NaN; scale the columns of X, or use larger candidates"
 GIVEN_UP = "they were given up, give early_stopping=False"
-"""What may be done about candidates without a score."""
+"""Remedy for candidates without a score."""
 FLAGS = ("alpha_per_target", "refit", "early_stopping", "store_cv_predictions")
 FITTED = (
     "dual_coef_",

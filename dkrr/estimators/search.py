@@ -1,4 +1,4 @@
-"""What searches share: folds and scores as users give them, candidates, the table of results."""
+"""Common parts of searches: folds and scores as users give them, candidates, the table of results."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -206,7 +206,7 @@ def checked_scoring(scoring: Any) -> Score:
 FAR_MEAN = 3.0
 """Mean of targets over their standard deviation from which on a model without a constant is worth a word."""
 
-MODEL = ("fit_intercept", "class_weight", "one_vs_rest", "transformer")
+MODEL_PARAMETERS = ("fit_intercept", "class_weight", "one_vs_rest", "transformer")
 """Parameters besides λ and the kernel's that change what a model is; the others only change how it is found."""
 
 
@@ -228,7 +228,7 @@ def complete_params(estimator: Any, model: type, alpha: Any, settings: dict[str,
     if settings.get("kernel_params") is not None:
         found["kernel_params"] = settings["kernel_params"]
     defaults = {field.name: field.default for field in fields(model)}
-    others = {name: getattr(estimator, name) for name in MODEL if name in defaults}
+    others = {name: getattr(estimator, name) for name in MODEL_PARAMETERS if name in defaults}
     return {"alpha": alpha} | found | {name: v for name, v in others.items() if v is not defaults[name]}
 
 
@@ -268,7 +268,7 @@ def edges(parameters: list[dict[str, Any]], best: Any, scores: Array, remedy: st
 def _sides(
     parameters: list[dict[str, Any]], best: int, name: str, scores: Array, remedy: str
 ) -> Iterator[tuple[tuple[str, str], int]]:
-    """What is not known on both sides of the best value of a parameter, and for how many of the targets it is not."""
+    """Messages about unknown scores on either side of the best value of a parameter, with their numbers of targets."""
     row = _in_a_row(parameters, best, name)
     if len(row) < 2:
         return

@@ -20,7 +20,7 @@ from dkrr.fitting.gram import (
     GramOperator,
 )
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
-from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.linalg.condition import worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
@@ -96,7 +96,7 @@ class DualRidge:
     def release(self, alpha: float) -> None:
         """Give up what only the targets of one λ need, once all of its batches are solved."""
 
-    def kept(self) -> Mapping[float, Kept]:
+    def kept(self) -> Mapping[float, SavedPosterior]:
         """By λ, the factors that stay after the fit."""
         return {}
 
@@ -247,14 +247,14 @@ class DirectDual(DualRidge):
     def release(self, alpha: float) -> None:
         self.matrix.systems.release(f"system-{self._numbers[alpha]}")
 
-    def kept(self) -> Mapping[float, Kept]:
-        systems, found = self.matrix.systems, dict[float, Kept]()
+    def kept(self) -> Mapping[float, SavedPosterior]:
+        systems, found = self.matrix.systems, dict[float, SavedPosterior]()
         for alpha, number in self._numbers.items() if systems.keeps_factors else ():
             shift = self._shift_of(alpha)
             factor, diagonal = systems.kept_factor(f"system-{number}", shift), systems.diagonal + shift
             numbers = {"form": "dual", "tile": factor.grid.tile, "panel": factor.grid.panel}
             arrays: dict[str, Rows] = {"factor": TriangleRows(factor), "diagonal": MemoryRows(diagonal[:, None])}
-            found[alpha] = Kept(numbers, arrays, Left(self.matrix.rows, self._owner))
+            found[alpha] = SavedPosterior(numbers, arrays, Left(self.matrix.rows, self._owner))
         return found
 
 

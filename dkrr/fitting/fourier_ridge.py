@@ -20,7 +20,7 @@ from dkrr.fitting.data import FitData, TrainingData
 from dkrr.fitting.grids import MIN_GRID_ALPHA
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
-from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import MapKernel
 from dkrr.linalg.column_sources import GramColumns
@@ -32,7 +32,7 @@ from dkrr.linalg.products import column_norms
 from dkrr.linalg.sources import Vectors
 from dkrr.planning import Plan
 from dkrr.planning.strategy import FourierSolve
-from dkrr.planning.transforms import GOAL
+from dkrr.planning.transforms import REFINED_RESIDUAL
 from dkrr.store import TileGrid
 from dkrr.text import plural
 
@@ -53,7 +53,7 @@ MIN_GAIN = 0.5
 
 def refused_alpha(plan: Plan, data: FitData) -> str:
     """Why a plan with a grid cannot be carried out, since rounding of the sums leaves nothing of λ; empty if it can."""
-    if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.how, FourierSolve):
+    if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.details, FourierSolve):
         return ""
     total = data.n if data.weights is None else float(data.weights.sum())
     least = MIN_GRID_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
@@ -148,7 +148,7 @@ class FourierRidge:
             found = _over(np.sqrt(np.maximum(squares, 0.0)), sizes)
             rounding = _over(self._rounding(dual_sizes, matrix.total, typical), sizes)
             gained, residuals = found.max() <= MIN_GAIN * residuals.max(), found
-            is_done = (found <= np.maximum(GOAL, ENOUGH * rounding)).all()
+            is_done = (found <= np.maximum(REFINED_RESIDUAL, ENOUGH * rounding)).all()
             if is_done or not gained or rounds == MAX_REFINEMENTS:
                 break
             offset = np.zeros(len(alphas))
@@ -184,14 +184,14 @@ class FourierRidge:
             kept=kept,
         )
 
-    def _kept(self, sums: FourierSums, solver: NormalSolver) -> Mapping[float, Kept]:
+    def _kept(self, sums: FourierSums, solver: NormalSolver) -> Mapping[float, SavedPosterior]:
         """By λ, the sums that stay after the fit, and a complete factor where it has one."""
-        found = dict[float, Kept]()
+        found = dict[float, SavedPosterior]()
         for alpha, columns in self._data.alpha_groups():
             arrays: dict[str, Rows] = {"sums": MemoryRows(sums.of_targets(columns).packed()[:, None])}
             if isinstance(solver, CholeskySolver):
                 arrays["factor"] = MemoryRows(solver.factor(alpha))
-            found[alpha] = Kept({"form": "primal", "centred": False}, arrays, Left())
+            found[alpha] = SavedPosterior({"form": "primal", "centred": False}, arrays, Left())
         return found
 
     def _solver(self, matrix: FourierNormalMatrix) -> NormalSolver:

@@ -12,18 +12,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from dkrr.cluster.process import usable_threads
 from dkrr.data import Rows
 from dkrr.data.rows import check_finite, dense
 from dkrr.errors import DkrrError, InputError, PlanError, WrongStoreError
 from dkrr.kernels.fourier_grid import SERIES_ROUNDING, FourierGrid, grid_columns
 from dkrr.kernels.nonuniform import MISSING, is_available
 from dkrr.planning import Plan
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.planner import make_plan
 from dkrr.planning.problem import Problem
 from dkrr.planning.reasons import Reason
 from dkrr.planning.resources import Resources
-from dkrr.planning.transforms import GOAL, refusal
+from dkrr.planning.transforms import REFINED_RESIDUAL, refusal
 from dkrr.text import format_seconds
 
 SOON_SECONDS = 0.02
@@ -69,7 +69,7 @@ class Box:
         return [(low.value, high.value) for low, high in zip(self.lows, self.highs, strict=True)]
 
     def stretched(self, phi: FourierGrid, d: int) -> str:
-        """Words for the row that stretches the box most, if far fewer features would do without it; else empty."""
+        """Words for the row that column_strips the box most, if far fewer features would do without it; else empty."""
         side, best = _dimension(phi, d), ("", np.inf)
         for k, column in enumerate(self.columns):
             for one, is_low in ((self.lows[k], True), (self.highs[k], False)):
@@ -77,7 +77,7 @@ class Box:
                 pairs[k] = (one.next, pairs[k][1]) if is_low else (pairs[k][0], one.next)
                 without = np.inf if one.row < 0 else _dimension(replace(phi, box=tuple(pairs)), d)
                 if without < min(best[1], MUCH_SMALLER * side):
-                    words = f"row {one.row:,} of X, with {one.value:.6g} in column {column}, stretches the box: "
+                    words = f"row {one.row:,} of X, with {one.value:.6g} in column {column}, column_strips the box: "
                     best = f"{words}without it {without:,.0f} features would do", without
         return best[0]
 
@@ -230,7 +230,7 @@ def _primal_by(grid: Reason, p: Problem, against: str = "") -> Reason:
 
 def error_for(p: Problem) -> float:
     """Error of a grid that hardly counts in the residual of the dual system."""
-    return min(SERIES_ROUNDING, max(MIN_GRID_ERROR, 0.1 * GOAL * min(p.alphas) / p.n))
+    return min(SERIES_ROUNDING, max(MIN_GRID_ERROR, 0.1 * REFINED_RESIDUAL * min(p.alphas) / p.n))
 
 
 def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -> Plan:

@@ -16,6 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from dkrr.cluster import Progress
+from dkrr.cluster.process import usable_threads
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
@@ -25,7 +26,6 @@ from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.kernels import Kernel
 from dkrr.linalg.shifted_lists import ShiftedLists
-from dkrr.planning.detection import usable_threads
 from dkrr.planning.predictions import power_of_two
 
 INTERVAL_ROWS, INTERVAL_BYTES = 2**14, 2**22

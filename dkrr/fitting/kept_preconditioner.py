@@ -17,7 +17,7 @@ from dkrr.linalg.factor_rows import KeptColumns
 from dkrr.linalg.pivoted_cholesky import FactorState, PivotedCholesky
 from dkrr.planning.dual_cg import is_worth_keeping
 from dkrr.store import ChunkedArray, RunStore
-from dkrr.store.description import FACTOR_NOTE, fits
+from dkrr.store.description import FACTOR_NOTE, matches
 from dkrr.store.run_store import FACTOR, UNLIKE_OURS
 
 Array = NDArray[np.float64]
@@ -62,7 +62,7 @@ class KeptPreconditioner:
         if note is None:
             return None
         try:
-            if not fits(note, FACTOR_NOTE):
+            if not matches(note, FACTOR_NOTE):
                 raise StoreError("the note is not as dkrr writes it")
             if note["panels"][-1][1] > self.factor.capacity:  # it was computed in more memory
                 return None

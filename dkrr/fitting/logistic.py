@@ -359,7 +359,7 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     scaled = data.in_range()
     start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
     with open_context(plan, request.settings.store, progress, request.settings.max_iter) as context:
-        how = plan.chosen.how
+        how = plan.chosen.details
         made = OBJECTIVES[plan.form, type(how)](how, scaled, plan, context)
         found = _minimise(scaled, plan, context, made.objective, request.settings.max_iter, start)
         of_near = [
@@ -443,7 +443,7 @@ def _minimise(
     if checkpoints is not None and path.newton is not None:
         progress.note(checkpoints.damage or f"resuming after Newton step {path.newton.step}")
     if start is None:
-        n, m = plan.problem.side(plan.form), data.likelihood.n_columns
+        n, m = plan.problem.matrix_size(plan.form), data.likelihood.n_columns
         start = Point(np.zeros((n, m)), np.zeros(m))
     for alpha in data.alphas[len(path.done) :]:
         begun = time.perf_counter()

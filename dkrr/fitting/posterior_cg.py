@@ -211,7 +211,7 @@ class _BoundedRun:
     def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_BoundedRun":
         """Run for some number of rows; 0: for the targets."""
         plan, scale = how.plan, data.dual_scale()
-        strategy = plan.chosen.how
+        strategy = plan.chosen.details
         assert isinstance(strategy, Iterative)
         matrix = GramOperator(data, strategy, context, scale)
         preconditioner: LowRank | Identity = Identity()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.cluster import Progress, ThreadExecutor
+from dkrr.cluster.process import resident_bytes, usable_threads
 from dkrr.data import CheckedRows, MemoryRows, Rows, whole
 from dkrr.errors import StoreError
 from dkrr.fitting.context import Context, open_context
@@ -25,7 +26,7 @@ from dkrr.fitting.gaussian_process import (
 from dkrr.fitting.gram import FactoredGram
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.fitting.results import Kept, Left
+from dkrr.fitting.results import Left, SavedPosterior
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
 from dkrr.linalg.cholesky import Matrix
@@ -37,7 +38,7 @@ from dkrr.linalg.solver_settings import Cholesky
 from dkrr.linalg.triangle import TriangleRows, kept_factor
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect, resident_bytes, usable_threads
+from dkrr.planning.detection import detect
 from dkrr.planning.predictions import FactorSize, is_kept_in_memory, is_read_by_workers, room_for
 from dkrr.planning.strategy import Direct
 from dkrr.store import TileGrid
@@ -54,7 +55,12 @@ class DualPosterior(CholeskyPosterior):
     """The factor where a saved model has it, which workers read instead of a large one in memory."""
 
     def __init__(
-        self, request: FitRequest, alpha: float, columns: Numbers, kept: Kept | None = None, opens: Opens | None = None
+        self,
+        request: FitRequest,
+        alpha: float,
+        columns: Numbers,
+        kept: SavedPosterior | None = None,
+        opens: Opens | None = None,
     ) -> None:
         outputs = request.outputs
         assert isinstance(outputs, Targets)
@@ -74,10 +80,10 @@ class DualPosterior(CholeskyPosterior):
             self._rows = request.rows if left.rows is None else left.rows
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
         else:
-            assert plan is not None and isinstance(plan.chosen.how, Direct)
+            assert plan is not None and isinstance(plan.chosen.details, Direct)
             progress = Progress() if opens is None else opens(plan)
             with open_context(plan, None, progress) as context, in_terms_of_alpha([alpha], "dual"):
-                matrix = FactoredGram(self.data, plan.chosen.how, context, scale)
+                matrix = FactoredGram(self.data, plan.chosen.details, context, scale)
                 factor = matrix.systems.factored("posterior", shift)
                 self._owner, self._rows = context.temporary, matrix.rows  # a factor on disk lives as long as its folder
             self._threads = plan.resources.local_threads
@@ -109,11 +115,11 @@ class DualPosterior(CholeskyPosterior):
     def _left_out(self, executor: ThreadExecutor) -> HeldOutErrors:
         return HeldOutErrors(self._matrix_factor, self._right, self._constant, executor)
 
-    def kept(self) -> Kept:
+    def kept(self) -> SavedPosterior:
         grid = self._matrix_factor.grid
         numbers = {"form": "dual", "tile": grid.tile, "panel": grid.panel, "quadratic": self._quadratic.tolist()}
         diagonal = MemoryRows(self._factored.diagonal[:, None])
-        return Kept(numbers, {"factor": TriangleRows(self._matrix_factor), "diagonal": diagonal})
+        return SavedPosterior(numbers, {"factor": TriangleRows(self._matrix_factor), "diagonal": diagonal})
 
     def quadratic(self) -> Array:
         return self._quadratic
@@ -168,7 +174,7 @@ class DualPosterior(CholeskyPosterior):
         return FoldModels.of(function, errors, folds, self.data.weights)
 
 
-def _loaded(kept: Kept, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
+def _loaded(kept: SavedPosterior, n: int, memory_limit: int | str | None) -> tuple[Matrix | None, Matrix, Array]:
     """Factor of a saved model where it is stored, and in memory where it was and if there is room; diagonal of A."""
     rows, diagonal = kept.arrays["factor"], kept.arrays["diagonal"]
     if isinstance(rows, TriangleRows):  # of this process

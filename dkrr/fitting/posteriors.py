@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dkrr.cluster import Progress, SerialExecutor
+from dkrr.cluster.process import resident_bytes
 from dkrr.cost import Work
 from dkrr.data import MemoryRows, Rows, refuse_changed, watched
 from dkrr.errors import InputError, warn_inaccurate
@@ -33,7 +34,7 @@ from dkrr.fitting.posterior_primal import PrimalPosterior
 from dkrr.fitting.prediction import refuse_nan
 from dkrr.fitting.request_plans import plan_of, with_spectrum
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.fitting.results import Kept
+from dkrr.fitting.results import SavedPosterior
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
 from dkrr.kernels.fourier_grid import FourierGrid
@@ -42,7 +43,7 @@ from dkrr.linalg.held_out import folds_flops
 from dkrr.linalg.posterior import takes_second_sweep
 from dkrr.linalg.variance_bounds import VarianceBounds
 from dkrr.planning import Plan
-from dkrr.planning.detection import detect, resident_bytes
+from dkrr.planning.detection import detect
 from dkrr.planning.predictions import (
     ROWS_TOGETHER,
     Deviations,
@@ -86,7 +87,7 @@ class Posteriors:
         self,
         request: FitRequest,
         kernel: Kernel,
-        kept: Mapping[float, Kept] | None = None,
+        kept: Mapping[float, SavedPosterior] | None = None,
         grid: FourierGrid | None = None,
     ) -> None:
         request = replace(request.with_settings(uncertainty=False), folds=(), processes=None)  # fits here keep nothing
@@ -250,7 +251,7 @@ class Posteriors:
         request = replace(self._request.with_settings(form="dual", store=None), outputs=targets)
         return with_spectrum(request.problem(), request.rows)
 
-    def kept(self) -> dict[float, Kept]:
+    def kept(self) -> dict[float, SavedPosterior]:
         """Saved state of each posterior with a Cholesky factor, by λ."""
         return {one.alpha: one.kept() for _, one in self.of_rows(0) if isinstance(one, CholeskyPosterior)}
 
@@ -371,7 +372,7 @@ class Posteriors:
             size = FactorSize.of_normal(side, is_transform=self._request.settings.grid is not None)
             flops = 0.0 if kept is not None else self._flops_of_sums + side**3 / 3
             return Deviations(size, resources.rates.seconds(Work(gemm_flops=flops), threads))
-        tiling, is_memory = plan.plan.chosen.how.tiling, plan.plan.chosen.place.is_memory
+        tiling, is_memory = plan.plan.chosen.details.tiling, plan.plan.chosen.place.is_memory
         size = FactorSize.of_tiles(TileGrid(n, tiling.tile, tiling.panel), threads, is_stored=not is_memory)
         return Deviations(size, plan=plan)
 

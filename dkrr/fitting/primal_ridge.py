@@ -17,7 +17,7 @@ from dkrr.fitting.data import TargetSizes, TrainingData
 from dkrr.fitting.dual_ridge import Group, RidgeSystem
 from dkrr.fitting.iteration import iteration_of, settings_of
 from dkrr.fitting.normal_rows import FormedRows, StreamedRows
-from dkrr.fitting.results import Kept, Left, Solution
+from dkrr.fitting.results import Left, SavedPosterior, Solution
 from dkrr.linalg.condition import SolvedProbe, scaling_of, worst
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import CGOutcome, State
@@ -210,12 +210,12 @@ class DirectPrimal(PrimalRidge):
         )
         return replace(self._judged(solution, left, conditions), kept=self._kept(solution))
 
-    def _kept(self, solution: Solution) -> Mapping[float, Kept]:
+    def _kept(self, solution: Solution) -> Mapping[float, SavedPosterior]:
         """By λ, the factors that stay after the fit, with the intercept as the last feature.
 
         That of features about their means is a factor with one more row, of which only the last entry is not 0.
         """
-        systems, centre, found = self._systems, self._rows.centre, dict[float, Kept]()
+        systems, centre, found = self._systems, self._rows.centre, dict[float, SavedPosterior]()
         side, means = self._rows.dimension, self._means
         for g, (alpha, columns) in enumerate(self._data.alpha_groups() if systems.keeps_factors else ()):
             lower, coef = np.zeros((side + (centre is not None),) * 2), self._coef[:, columns]
@@ -230,7 +230,7 @@ class DirectPrimal(PrimalRidge):
                 constants = solution.intercept[columns] + centre @ coef - means[columns]
                 coef, arrays["centre"] = np.vstack([coef, constants]), MemoryRows(centre[:, None])
             arrays["coef"] = MemoryRows(np.ascontiguousarray(coef))
-            found[alpha] = Kept({"form": "primal", "centred": centre is not None}, arrays, Left())
+            found[alpha] = SavedPosterior({"form": "primal", "centred": centre is not None}, arrays, Left())
         return found
 
     def _judged(self, solution: Solution, left: Array, conditions: Array) -> Solution:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dkrr.checks import (
-    FLAGS,
+    BOOL_TYPES,
     checked_count,
     checked_form,
     checked_tile,
@@ -354,7 +354,7 @@ def checked_weights(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
         return None
     weights = load_array(sample_weight, "sample_weight")
     if weights.ndim == 0:
-        if isinstance(sample_weight, FLAGS):
+        if isinstance(sample_weight, BOOL_TYPES):
             raise InputTypeError(f"sample_weight is {sample_weight}; expected a number, or one for each row of X")
         weights = np.full(n, float(weights))
     if weights.shape != (n,):

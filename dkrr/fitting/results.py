@@ -139,7 +139,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedPosterior:
     """State of a posterior, left by a fit or in a saved model, from which it is restored without factoring again."""
 
     numbers: dict[str, Any]
@@ -179,7 +179,7 @@ class Solution:
     """Differences from the plan."""
     near: Array | None = None
     """Coefficients of a Fourier grid for rows that are not in its box, (D', t)."""
-    kept: Mapping[float, Kept] = field(default_factory=dict)
+    kept: Mapping[float, SavedPosterior] = field(default_factory=dict)
     """By λ, the factors that standard deviations take, where the plan keeps them."""
 
 

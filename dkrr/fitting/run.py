@@ -26,7 +26,7 @@ from dkrr.fitting.iteration import resumed
 from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
 from dkrr.fitting.request_plans import plan_of
 from dkrr.fitting.requests import DualStart, FitRequest
-from dkrr.fitting.results import FittedModel, Kept, Solution, fitted_model, quadratics, scale_of
+from dkrr.fitting.results import FittedModel, SavedPosterior, Solution, fitted_model, quadratics, scale_of
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.fourier_grid import FourierGrid
@@ -125,8 +125,8 @@ SOLVERS: Mapping[type[StrategyDetails], Method] = {
 
 def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart | None) -> Solution:
     """Solution of all targets, in the batches of the plan."""
-    way = SOLVERS[type(plan.chosen.how)]
-    form = way.forms[plan.form](plan.chosen.how, data, plan, context)
+    way = SOLVERS[type(plan.chosen.details)]
+    form = way.forms[plan.form](plan.chosen.details, data, plan, context)
     if plan.form == "primal" or not plan.problem.batch:
         return way.solve(form, data, plan, context, start)
 
@@ -154,7 +154,7 @@ def processes_left(request: FitRequest, data: TrainingData, solution: Solution) 
     """Gaussian processes of a fit, from the factors that it leaves; None unless it is to leave them."""
     if request.settings.uncertainty is False or request.processes is None:
         return None
-    given, kept = request if request.given is None else request.given, dict[float, Kept]()
+    given, kept = request if request.given is None else request.given, dict[float, SavedPosterior]()
     if solution.dual_coef is not None:
         found = quadratics(data, solution.dual_coef)
         for alpha, one in solution.kept.items():

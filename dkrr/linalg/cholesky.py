@@ -251,7 +251,7 @@ def factor_tile(meter: Meter, system: TiledSystem, step: TileStep) -> None:
     grid, matrix, i, j = system.grid, system.factor, step.i, step.j
     tile = matrix.tile_buffer(i, j)
     _begin(meter, system, step, tile)
-    column_ranges = matrix.stretches(step.columns)
+    column_ranges = matrix.column_strips(step.columns)
     left = [matrix.panel_buffer() for _ in range(N_SLOTS)]
     right = left if i == j else [matrix.panel_buffer() for _ in range(N_SLOTS)]
 
@@ -286,7 +286,7 @@ def _panels_of_both(
     """Panels of rows i and j in each range of columns, and bytes read for them."""
 
     def load(row: int, own: list[blas.Array], k: int, slot: int) -> tuple[blas.Array, int]:
-        return matrix.read_stretch(row, column_ranges[k], own[slot])
+        return matrix.read_strip(row, column_ranges[k], own[slot])
 
     def load_both(k: int, slot: int) -> tuple[tuple[blas.Array, int], tuple[blas.Array, int]]:
         a = load(step.i, buffers[0], k, slot)

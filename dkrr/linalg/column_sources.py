@@ -60,7 +60,7 @@ class GramColumns(ColumnSource):
         return out
 
     def _blocks(self, rows: slice) -> Iterator[tuple[slice, Block]]:
-        for cut in self.rows.parts(rows):
+        for cut in self.rows.row_ranges(rows):
             yield from self.rows.blocks(cut.start, cut.stop, KERNEL_BLOCK)
 
     def select_columns(self, index: NDArray[np.intp]) -> Block:

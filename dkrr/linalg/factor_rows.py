@@ -53,14 +53,14 @@ class FactorRows:
         LostRowsError
             If it has none.
         """
-        state: RowsState | None = resident.found(self.run, ("factor", self.number))
+        state: RowsState | None = resident.get(self.run, ("factor", self.number))
         if state is None:
             raise LostRowsError(self.number)
         return state
 
     def new_state(self) -> "RowsState":
         """Memory for F in this process."""
-        return resident.kept(
+        return resident.get_or_create(
             self.run,
             ("factor", self.number),
             lambda: RowsState(np.empty((self.stop - self.start, self.capacity), self.dtype)),

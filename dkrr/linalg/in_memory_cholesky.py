@@ -145,7 +145,7 @@ class InMemoryMatrix(TileSource, Operator):
         for i in range(self.grid.n_tiles):
             rows = self.grid.rows(i)
             if i:
-                left, _ = self._matrix.read_stretch(i, slice(0, rows.start), v)
+                left, _ = self._matrix.read_strip(i, slice(0, rows.start), v)
                 for here, there, strip in cut_tile(left, rows, slice(0, rows.start)):
                     blas.gemm(out[here], strip, v[there], beta=1.0)
                     blas.gemm(out[there], strip, v[here], transpose_a=True, beta=1.0)

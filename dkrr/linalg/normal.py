@@ -129,8 +129,8 @@ def _blocks(matrix: MemoryMatrix) -> list[tuple[Matrix, slice, slice]]:
     grid, nothing = matrix.grid, matrix.panel_buffer()
     blocks = [(matrix.tile_buffer(i, i), grid.rows(i), grid.rows(i)) for i in range(grid.n_tiles)]
     for i in range(1, grid.n_tiles):
-        (before,) = matrix.stretches(range(i))
-        blocks.append((matrix.read_stretch(i, before, nothing)[0], grid.rows(i), before))
+        (before,) = matrix.column_strips(range(i))
+        blocks.append((matrix.read_strip(i, before, nothing)[0], grid.rows(i), before))
     return blocks
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dkrr.cluster import Meter
 from dkrr.data import Rows
-from dkrr.data.rows import BLOCK_ENTRIES, Block, check_finite, n_bytes
+from dkrr.data.rows import SPARSE_BLOCK_ENTRIES, Block, check_finite, n_bytes
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.linalg.sources import read_range
 from dkrr.store import ChunkedArray
@@ -38,7 +38,7 @@ class Segment:
     start: int
     stop: int
     block: int
-    """Most rows that are in memory at once; of sparse ones also no more than BLOCK_ENTRIES entries, or one row."""
+    """Most rows in memory at once; of sparse ones also no more than SPARSE_BLOCK_ENTRIES entries, or one row."""
     targets: Matrix | ChunkedArray
     """Targets (n, t), in memory or in the store."""
     weights: Matrix | ChunkedArray | None = None
@@ -81,7 +81,7 @@ class Segment:
     def _ranges(self, height: int) -> Iterator[slice]:
         """Ranges of rows that are read at once: by rows, and of sparse ones also by entries."""
         for start in range(self.start, self.stop, height):
-            yield from self.rows.parts(slice(start, min(start + height, self.stop)), BLOCK_ENTRIES)
+            yield from self.rows.row_ranges(slice(start, min(start + height, self.stop)), SPARSE_BLOCK_ENTRIES)
 
     def _count(self, meter: Meter, x: Block) -> None:
         meter.bytes_read += 0 if self.rows.is_in_memory else n_bytes(x)

@@ -312,7 +312,7 @@ def _add_product(total: Vectors, strip: NDArray[Any], rows: slice, vectors: NDAr
 
 
 def _strips(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[Strip]:
-    keeps = group.keeps == precision and resident.has_room(group.run, "group", group.number, group.groups_per_process)
+    keeps = group.keeps == precision and resident.reserve(group.run, "group", group.number, group.groups_per_process)
     for i, j in group.tiles:
         rows, columns = group.grid.rows(i), group.grid.rows(j)
         if not keeps:
@@ -329,7 +329,7 @@ def _strips(meter: Meter, group: TileGroup, precision: Precision) -> Iterator[St
                 mirror_lower(tile)
             return tile
 
-        yield from kept_strips(resident.kept(group.run, (group.number, i, j), form), rows, columns)
+        yield from kept_strips(resident.get_or_create(group.run, (group.number, i, j), form), rows, columns)
 
 
 def kept_strips(tile: NDArray[Any], rows: slice, columns: slice) -> Iterator[Strip]:

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from dkrr import blas
 from dkrr.cluster import Meter, Task, resident
 from dkrr.data import MemoryRows, Rows
-from dkrr.data.rows import PART_ENTRIES, Block, cuts_by_entries, dense, n_bytes
+from dkrr.data.rows import SPARSE_STRIP_ENTRIES, Block, cuts_by_entries, dense, n_bytes
 from dkrr.errors import InputError, KernelFunctionError, NotFiniteError
 from dkrr.kernels import Kernel
 from dkrr.kernels.blocks import LARGE_STRIP_COLUMNS, LARGE_STRIP_ROWS, SYMMETRY_TOLERANCE, mirror_lower
@@ -131,8 +131,8 @@ class GramTiles(TileSource):
 
     def blocks(self, meter: Meter, rows: slice, columns: slice) -> Iterator[tuple[slice, slice, Block, Block]]:
         """Blocks of rows of a tile with their ranges, on or below the diagonal; on it both blocks are the same."""
-        left_ranges = self.rows.parts(rows)
-        right_ranges = left_ranges if rows == columns else self.rows.parts(columns)
+        left_ranges = self.rows.row_ranges(rows)
+        right_ranges = left_ranges if rows == columns else self.rows.row_ranges(columns)
         held, left, right = None, None, None  # released before the next block is read
         for k, c in enumerate(right_ranges):
             right = None
@@ -249,7 +249,7 @@ def kernel_blocks(block: Block) -> list[slice]:
     n = block.shape[0]
     cuts = [*range(0, n, KERNEL_BLOCK), n]
     if sp.issparse(block):
-        cuts = cuts_by_entries(block.indptr, PART_ENTRIES, KERNEL_BLOCK)
+        cuts = cuts_by_entries(block.indptr, SPARSE_STRIP_ENTRIES, KERNEL_BLOCK)
     return [slice(a, b) for a, b in pairwise(cuts)]
 
 
@@ -419,8 +419,8 @@ class ResidentRows(Rows):
     def read(self, start: int, stop: int, columns: slice = slice(None)) -> Any:
         return self._kept().read(start, stop, columns)
 
-    def parts(self, rows: slice, max_entries: int | None = None) -> list[slice]:
-        return self._kept().parts(rows, max_entries)
+    def row_ranges(self, rows: slice, max_entries: int | None = None) -> list[slice]:
+        return self._kept().row_ranges(rows, max_entries)
 
     def _kept(self) -> MemoryRows:
-        return resident.kept(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))
+        return resident.get_or_create(self._run, "rows", lambda: MemoryRows(self.rows.read(0, self.rows.shape[0])))

@@ -111,7 +111,7 @@ class FactorUse(NamedTuple):
 
 
 def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
-    """What a fit does with the Gram matrix and its factors, once they exist."""
+    """Uses that a fit makes of the Gram matrix and its factors, once they exist."""
     s, n = p.systems, _iterations(p, itemsize)
     if p.loss == "logistic":  # independent models have products to themselves
         together, m = (1, p.n_targets) if p.is_softmax else (p.n_targets, 1)
@@ -126,7 +126,7 @@ def uses(p: Problem, itemsize: Itemsize) -> list[FactorUse]:
 
 
 def own_steps(site: CostModel) -> list[Step]:
-    """What Newton's method does besides systems and products."""
+    """Steps of Newton's method besides systems and products; empty for a regression."""
     p = site.problem
     if p.loss == "squared":
         return []
@@ -165,11 +165,11 @@ def _strategy(
     keeps_rows: bool = False, keeps_matrix: bool = False,
 ) -> Strategy:  # fmt: skip
     p, n = site.problem, _iterations(site.problem, itemsize)
-    how: Direct | Float32Factor = Direct(
+    details: Direct | Float32Factor = Direct(
         tiling=tiling, row_block=products_tile, keeps_matrix=keeps_matrix, keeps_factors=p.uncertainty
     )
     if itemsize == 4:
-        how = Float32Factor(
+        details = Float32Factor(
             tiling=tiling,
             iterations=n if p.loss == "squared" else n * p.n_steps * (1 if p.is_softmax else p.n_targets),
             products_tile=products_tile,
@@ -178,9 +178,9 @@ def _strategy(
             keeps_matrix=keeps_matrix,
         )
     stages = site.price(recipe, peak) + (
-        site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if how.keeps_factors else ()
+        site.held_out(peak, TileGrid(p.n, tiling.tile, tiling.panel)) if details.keeps_factors else ()
     )
-    return Strategy(form="dual", place=site.place, how=how, stages=stages, n_steps=newton_steps(p))
+    return Strategy(form="dual", place=site.place, details=details, stages=stages, n_steps=newton_steps(p))
 
 
 def newton_steps(p: Problem) -> int:

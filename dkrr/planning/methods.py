@@ -1,4 +1,4 @@
-"""All ways to solve, in one table: a new one is a function that yields priced candidates, and a line here."""
+"""Table of all solvers: a new one is a function that yields priced candidates, and a line here."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -40,8 +40,8 @@ METHODS: Mapping[tuple[Loss, Form | Literal["fourier"], Solver], Candidates] = {
 """Candidates by loss, form (the primal one also by transforms) and solver, those in memory first."""
 
 
-def ways(p: Problem, form: Form) -> Iterable[tuple[Solver, Candidates]]:
-    """Ways that the requested solver has in a form, those of direct solvers first."""
+def solvers_in_form(p: Problem, form: Form) -> Iterable[tuple[Solver, Candidates]]:
+    """Solvers in a form that the user's request allows, direct ones first, each with its candidates."""
     solvers: tuple[Solver, ...] = ("cholesky", "float32", "cg")
     if isinstance(p.settings, Cholesky):
         solvers = ("cholesky",)

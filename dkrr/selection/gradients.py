@@ -105,9 +105,9 @@ class HeldOutError:
     def __init__(
         self, data: EvaluatedData, folds: Folds, plan: Plan, context: Context, tol: float | None = None
     ) -> None:
-        assert isinstance(plan.chosen.how, Iterative)
+        assert isinstance(plan.chosen.details, Iterative)
         self._data, self._folds, self._plan, self._context = data, folds, plan, context
-        self._strategy, self._tol = plan.chosen.how, plan.problem.tol if tol is None else tol
+        self._strategy, self._tol = plan.chosen.details, plan.problem.tol if tol is None else tol
         self._kept: tuple[Kernel, LengthGram] | None = None
         self._scales, self._means = folds.scales(data.dual_scale()), data.target_means()
         weights = np.ones(data.n) if data.weights is None else data.weights

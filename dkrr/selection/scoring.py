@@ -460,16 +460,16 @@ def _carry_out(
     if data.fit_intercept:
         data = centre_linear_parts(data, settings.store)
     if plan.method == "primal":
-        how, threads = one.chosen.how, one.resources.local_threads
-        rank_limit = how.rank_limit if isinstance(how, FourierSolve) else 0
+        details, threads = one.chosen.details, one.resources.local_threads
+        rank_limit = details.rank_limit if isinstance(details, FourierSolve) else 0
         PrimalFolds(data, folds, progress, threads, rank_limit).score(alphas, sheet, report)
         return
     with open_context(one, settings.store, progress) as context:
         if plan.method == "sweep":
-            assert isinstance(one.chosen.how, Iterative)
+            assert isinstance(one.chosen.details, Iterative)
             with in_terms_of_alpha(alphas, "dual", partial(scale_of, data, "dual")):
                 sweep(
-                    one.chosen.how,
+                    one.chosen.details,
                     data,
                     one,
                     context,
@@ -481,7 +481,7 @@ def _carry_out(
                     refit=work.refit,
                 )
         else:
-            assert isinstance(one.chosen.how, Direct)
+            assert isinstance(one.chosen.details, Direct)
             data = data.by_folds()
-            score_by_factors(one.chosen.how, data, context, data.folds, alphas, sheet, report)
+            score_by_factors(one.chosen.details, data, context, data.folds, alphas, sheet, report)
         context.storage.note_stage(ENDED)

@@ -129,9 +129,9 @@ def test_the_answer_does_not_depend_on_which_tiles_stay_in_memory(precision, sma
     settings |= {"tol": 1e-10, "tile": 89, "solver": ConjugateGradient(RPCholesky(101), precision)}
     plan = KernelRidge(**settings).fit(rows, rows[:, :2]).plan_
     c = plan.chosen
-    kept = c.how.products.kept_tiles * c.place.slots * 89**2 * c.how.products.itemsize
+    kept = c.details.products.kept_tiles * c.place.slots * 89**2 * c.details.products.itemsize
     part = KernelRidge(**settings, memory_limit=plan.peak_bytes - kept // 2).fit(rows, rows[:, :2])
-    assert part.plan_.chosen.how.products.kept_fraction(part.plan_.chosen.place.slots) < 1
+    assert part.plan_.chosen.details.products.kept_fraction(part.plan_.chosen.place.slots) < 1
     assert_allclose(part.dual_coef_, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
@@ -237,7 +237,7 @@ def data():
 
 
 def in_float32(model):
-    return isinstance(model.plan_.chosen.how, Float32Factor)
+    return isinstance(model.plan_.chosen.details, Float32Factor)
 
 
 def check_against_float64(model, X, y, weights=None):

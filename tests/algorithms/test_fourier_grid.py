@@ -202,7 +202,7 @@ def test_fits_are_those_of_the_dual_form_in_the_box_near_it_and_beyond(shape, fi
     weights = rng.random(len(X)) + 0.1
     weights[3::7] = 0.0
     fitted, dual = both(X, y, weights, alpha=[0.01, 1.0], fit_intercept=fit_intercept)
-    assert isinstance(fitted.plan_.chosen.how, FourierSolve) and fitted.plan_.form == "primal"
+    assert isinstance(fitted.plan_.chosen.details, FourierSolve) and fitted.plan_.form == "primal"
     assert fitted.solve_result_.residual <= 1e-10
     size = max(1.0, np.abs(fitted.dual_coef_).sum(axis=0).max())
     for Z in zones_of(X, rng):
@@ -373,7 +373,7 @@ def test_searches_find_what_the_dual_form_finds(cv, scoring):
     )
     assert found.selection_plan_.method == "primal"
     assert_allclose(found.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"], rtol=1e-8)
-    assert found.alpha_ == expected.alpha_ and isinstance(found.plan_.chosen.how, FourierSolve)
+    assert found.alpha_ == expected.alpha_ and isinstance(found.plan_.chosen.details, FourierSolve)
 
 
 @pytest.mark.parametrize("alpha_per_target", [True, False])
@@ -433,7 +433,7 @@ def test_classifications_are_those_of_the_dual_form(kind, fit_intercept):
         KernelLogisticRegression(form=form, **settings).fit(X, labels, sample_weight=weights)
         for form in ("primal", "dual")
     )
-    assert isinstance(found.plan_.chosen.how, FourierSolve)
+    assert isinstance(found.plan_.chosen.details, FourierSolve)
     for Z in (X[:50], X[:50] * 1.3 - 0.15, X[:3] + 9.0):
         assert_allclose(found.predict_proba(Z), expected.predict_proba(Z), atol=1e-8)
 
@@ -514,7 +514,7 @@ def many(n=30_000, d=2):
 def test_a_grid_is_chosen_by_itself_and_can_be_declined():
     X, y = many()
     plan = dkrr.plan(X, y, kernel="rbf", gamma=12.0)
-    assert plan.form == "primal" and isinstance(plan.chosen.how, FourierSolve)
+    assert plan.form == "primal" and isinstance(plan.chosen.details, FourierSolve)
     assert "fourier-grid" in plan.to_dict()["reason_codes"] and "form='dual' opts out" in str(plan)
     assert "entries of K within" in str(plan) and any(one.form == "dual" for one in plan.rejected)
     assert dkrr.plan(X, y, kernel="rbf", gamma=12.0, form="dual").form == "dual"

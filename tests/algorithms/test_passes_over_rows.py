@@ -81,7 +81,7 @@ def test_sums_of_least_squares_are_those_of_single_samples(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passes, "MIN_STRIP_ROWS", strip)
         patch.setattr(passes, "FEATURE_STRIP_BYTES", 0)
-        patch.setattr(passes, "BLOCK_ENTRIES", entries)
+        patch.setattr(passes, "SPARSE_BLOCK_ENTRIES", entries)
         blocks = [block for _, block in case.segment.blocks(Meter())]
         assert not sparse or all(block.nnz <= entries or block.shape[0] == 1 for block in blocks)
         assert_allclose(normal_product(meter, *common, V), matrix @ V, **TOLERANCE)

@@ -255,7 +255,7 @@ def test_tiles_whole_and_in_pieces_are_the_matrix(tmp_path_factory, kind, dtype,
     source, expected = make_source(kind, tmp_path_factory.mktemp("s"), grid, scaled)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "KERNEL_BLOCK", block)
-        patch.setattr("dkrr.data.rows.PART_ENTRIES", part)
+        patch.setattr("dkrr.data.rows.SPARSE_STRIP_ENTRIES", part)
         patch.setattr(sources, "LARGE_STRIP_ROWS", piece[0])
         patch.setattr(sources, "LARGE_STRIP_COLUMNS", piece[1])
         for i, j in grid.lower():
@@ -317,9 +317,9 @@ def test_memory_of_uneven_sparse_rows_is_that_of_parts(tmp_path):
     light, heavy = (sp.random_array((n, 40_000), density=p, format="csr", rng=1) for n, p in ((100, 5e-4), (200, 0.2)))
     X = sp.csr_array(sp.vstack([light, heavy]))
     rows, all_rows = write_rows(MemoryRows(X), place(tmp_path / "rows")), slice(0, 300)
-    kernel, parts, expected = RBF(gamma=1e-4), rows.parts(all_rows), RBF(gamma=1e-4)(X)
+    kernel, parts, expected = RBF(gamma=1e-4), rows.row_ranges(all_rows), RBF(gamma=1e-4)(X)
     assert len(parts) > 4 and [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
-    row_bytes = Problem.of_rows(rows, kernel, n_targets=1).bytes_of_part(300)
+    row_bytes = Problem.of_rows(rows, kernel, n_targets=1).row_bytes_in_strips(300)
     workspace = sources.gram_workspace_bytes(kernel, 300, row_bytes, 40_000, row_bytes)
     product = 2 * 300 * row_bytes + kernel.pieces_bytes(300, 300, 40_000, row_bytes)
     assert 300 * row_bytes < rows.n_bytes / 2
