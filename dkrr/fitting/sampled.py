@@ -64,7 +64,7 @@ def _boxed(phi: FourierGrid, rows: Rows) -> FourierGrid:
         return phi
     d = rows.shape[1]
     phi = phi.resolved(d)  # type: ignore[assignment]
-    return phi.in_box(box_of(rows, phi.columns(d)).pairs())
+    return phi.in_box(box_of(rows, phi.columns(d)))
 
 
 def centre_linear_parts(data: Data, store: str | None = None) -> Data:
