@@ -12,7 +12,7 @@ holds the predictions of the rows that are left out.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -198,7 +198,6 @@ class TiledOperator(Operator):
     kept_tiles: int = 0
     keeps: Precision = "float64"
     scale: NDArray[np.float64] | None = None
-    on_pass: Callable[[], None] = lambda: None
     record: RunRecord = field(default_factory=RunRecord)
 
     def __post_init__(self) -> None:
@@ -225,7 +224,6 @@ class TiledOperator(Operator):
         product *= sizes
         if self.scale is not None:
             product *= self.scale[:, None]
-        self.on_pass()
         return product  # type: ignore[no-any-return]
 
     def close(self) -> None:

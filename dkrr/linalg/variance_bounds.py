@@ -78,11 +78,6 @@ class BoundedSolution:
     left: Array
     """Upper bound of rᵀA⁻¹r."""
 
-    def select(self, columns: NDArray[np.intp]) -> "BoundedSolution":
-        """Bounds for some of the columns."""
-        arrays = (self.right_sides[:, columns], self.x[:, columns], self.residuals[:, columns])
-        return BoundedSolution(*arrays, self.low[columns], self.high[columns], self.left[columns])
-
 
 class ResidualBounds:
     """Bounds from residuals of systems with A.
