@@ -73,7 +73,7 @@ class DualPosterior(CholeskyPosterior):
         request = replace(request.with_settings(solver=Cholesky(), form="dual", store=None), outputs=targets)
         plan = plan_of(request) if kept is None else None
         data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.problem))
-        self.data = centre_linear_parts(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data)
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means, scale = self.data.target_means(), self.data.dual_scale()
         self._scale = np.ones(data.n) if scale is None else scale
@@ -205,7 +205,7 @@ class PrimalPosterior(CholeskyPosterior):
         targets = Targets(outputs.values[:, columns], np.full(len(columns), alpha))
         request = replace(request.with_settings(form="primal", solver=Cholesky(), store=None), outputs=targets)
         data = TrainingData.of(targets, shared_fields(request, request.problem()))
-        self.data = centre_linear_parts(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data)
         self.kernel, self.alpha = self.data.kernel, alpha
         assert self.data.feature_map is not None
         self._n_features = self.data.feature_map.dimension(self.data.rows.shape[1])
