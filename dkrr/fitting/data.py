@@ -88,7 +88,7 @@ class TrainingData(FitData):
         return cls(targets=outputs.values, alphas=outputs.alphas, **shared)
 
     def in_range(self) -> tuple["TrainingData", Array | None]:
-        """The same problem with targets whose sums and squares neither overflow nor underflow.
+        """Problem with targets whose sums and squares neither overflow nor underflow, and their powers of two.
 
         Coefficients are linear in the targets, and a power of two changes none of their digits.
 
@@ -105,7 +105,7 @@ class TrainingData(FitData):
         return replace(self, targets=np.divide(self.targets, sizes, out=self.room_for_errors())), sizes
 
     def of_columns(self, columns: NDArray[np.intp]) -> Self:
-        """The same problem with some of the targets, which are in memory."""
+        """Problem with some of the targets, which are in memory."""
         first, stop = int(columns[0]), int(columns[-1]) + 1
         taken = slice(first, stop) if stop - first == len(columns) else columns
         return replace(self, targets=np.array(self.targets[:, taken], order="C"), alphas=self.alphas[columns])
@@ -115,7 +115,7 @@ class TrainingData(FitData):
         return [(a, np.flatnonzero(self.alphas == a)) for a in sorted(set(self.alphas.tolist()))]
 
     def target_means(self) -> Array:
-        """Weighted means of the targets with a free intercept, else zeros; shape (t,)."""
+        """Weighted means of the targets with an intercept, else zeros; shape (t,)."""
         if not self.fit_intercept:
             return np.zeros(self.targets.shape[1])
         # Differences from the first row: the mean of a constant is then that constant, to the last digit.
@@ -148,7 +148,7 @@ class TrainingData(FitData):
         return shift
 
     def dual_right_sides(self, columns: NDArray[np.intp], means: Array) -> Array:
-        """Right-hand sides c (y − ȳ) of some targets, and c for a free intercept; shape (n, len(columns) + 1 or 0)."""
+        """Right-hand sides c (y − ȳ) of some targets, and c for an intercept; shape (n, len(columns) + 1 or 0)."""
         scale = self.dual_scale()
         y = self.targets[:, columns] - means[columns]
         if self.fit_intercept:
@@ -245,7 +245,7 @@ class LabelledData(FitData):
         return cls(codes=outputs.codes, likelihood=outputs.likelihood, alphas=outputs.alphas, **shared)
 
     def in_range(self) -> "LabelledData":
-        """The same problem with weights whose squares neither overflow nor underflow.
+        """Problem with weights whose squares neither overflow nor underflow.
 
         The objective is linear in weights and alphas, so that dividing both by one power of two changes neither its
         minimum nor a digit. Where they are so far apart that any power would make one of them overflow or underflow,

@@ -67,7 +67,7 @@ def _boxed(phi: FourierGrid, rows: Rows) -> FourierGrid:
 
 
 def centre_linear_parts(data: Data, store: str | None = None) -> Data:
-    """The same problem with an origin near the rows.
+    """Move the origin of the kernel near the rows, for fits with an intercept.
 
     The model is the same. Data are returned as they are without a free intercept, where an origin brings nothing (see
     `kernels.centring`), and with CSR rows, which it would fill.
@@ -77,7 +77,7 @@ def centre_linear_parts(data: Data, store: str | None = None) -> Data:
     data : FitData
         Some rows are read. The kernel is resolved.
     store : str, optional
-        Store of the fit. A run that it holds resumes with its own origins, whatever container holds the rows now.
+        Store of the fit. A run that it holds resumes with its own origin, whatever container holds the rows now.
     """
     kernel, d = data.kernel, data.rows.shape[1]
     if not data.fit_intercept or data.rows.is_sparse or not centring.linear_scales(kernel, d).any():
