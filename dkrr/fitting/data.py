@@ -27,8 +27,8 @@ WEIGHTS_IN_RANGE = (1e-30, 1e30)
 """Largest sample weight of a classification: gradients, which are as large, are squared and multiplied by K."""
 MAX_EXPONENT = 960
 """Scaled weights and alphas stay within 2 to this power, and its inverse."""
-ORIGINS = "origins"
-"""Name of the note in a store that holds the origins of the kernel of its run."""
+ORIGIN = "origin"
+"""Name of the note in a store that holds the origin of the kernel of its run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class FitData:
 
     def notes(self) -> dict[str, Any]:
         """Values that a run takes over from the one that it resumes."""
-        return {} if self.centring is None else {ORIGINS: self.centring.to_list()}
+        return {} if self.centring is None else {ORIGIN: self.centring.origin.tolist()}
 
 
 def sizes_out_of_range(targets: Array) -> Array | None:

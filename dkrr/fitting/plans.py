@@ -518,7 +518,7 @@ def _box(extent: Any, kernel: Kernel, d: int) -> Box:
     values = np.repeat(values, len(columns)) if len(values) == 1 else values
     if len(values) != len(columns) or not (np.isfinite(values) & (values > 0)).all():
         raise InputError(f"extent is {shown(extent)}; expected {expected}")
-    return Box.of_lengths(columns, values.tolist())
+    return tuple((0.0, length) for length in values.tolist())
 
 
 def _of_new_rows(given: dict[str, Any]) -> PredictionPlan:

@@ -88,7 +88,7 @@ class IteratedPosterior(Posterior):
         self._problem: Problem | None = problem
         self._request, self._tol = request, request.settings.tol
         data = TrainingData.of(targets, shared_fields(request, problem))
-        self.data = centre_linear_parts(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data)
         self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
         self._doubts = list[str]()
         """Doubts about the systems of the targets, which are messages of all that is computed from them."""

@@ -68,7 +68,7 @@ class DualPosterior(CholeskyPosterior):
         request = replace(request.with_settings(solver=Cholesky(), form="dual", store=None), outputs=targets)
         plan = plan_of(request) if kept is None else None
         data = TrainingData.of(targets, shared_fields(request, request.problem() if plan is None else plan.problem))
-        self.data = centre_linear_parts(data) if data.fit_intercept else data
+        self.data = centre_linear_parts(data)
         self.kernel, self.alpha = self.data.kernel, alpha
         self._means, scale = self.data.target_means(), self.data.dual_scale()
         self._scale = np.ones(data.n) if scale is None else scale

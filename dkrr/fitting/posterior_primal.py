@@ -65,7 +65,7 @@ class PrimalPosterior(CholeskyPosterior):
             self._quadratic = np.array(kept.numbers["quadratic"], np.float64)
 
     def _prepared(self, data: TrainingData) -> TrainingData:
-        return centre_linear_parts(data) if data.fit_intercept else data
+        return centre_linear_parts(data)
 
     def _rows_of(self, **settings: Any) -> PrimalRows:
         return PrimalRows.of(self.data, 1, **settings)  # BLAS has the threads

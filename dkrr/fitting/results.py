@@ -27,7 +27,6 @@ from dkrr.kernels import Kernel
 from dkrr.kernels.centring import Centring
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap
-from dkrr.kernels.maps import difference_at_zero
 from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
 from dkrr.linalg.products import column_norms
@@ -371,7 +370,9 @@ def _shift(
     """Value at 0 of the fitted function without its intercept, minus that with the kernel about 0; shape (t,)."""
     if coef is not None:
         assert data.feature_map is not None and plan.problem.feature_map is not None
-        return difference_at_zero(data.feature_map, plan.problem.feature_map, data.rows.shape[1]) @ coef
+        x = data.rows.read(0, 1)  # of any row: other features than those with an origin are the same
+        difference = data.feature_map.transform(x)[0] - plan.problem.feature_map.transform(x)[0]
+        return np.asarray(difference @ coef)
     assert solution.rows is not None and solution.dual_coef is not None
     total = np.zeros(solution.dual_coef.shape[1])
     for start in range(0, data.n, SHIFT_ROWS):

@@ -255,8 +255,7 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
     data: FitData = loss.data(request.outputs, shared_fields(request, plan.problem))
     if lost := refused_alpha(plan, data):  # of a grid that was named, which has no other form
         raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
-    if data.fit_intercept:
-        data = centre_linear_parts(data, request.settings.store)
+    data = centre_linear_parts(data, request.settings.store)
     broken, models = "", tuple[FittedModel, ...]()
     try:
         models = _fit_regression(request, data, plan, progress)

@@ -121,4 +121,4 @@ def _on_grid(problem: Problem, sizes: FoldSizes, resources: Resources, box: Box)
         return None, Reason("grid-refused", f"{reason} is not possible: {error}")
     if not is_available():
         return None, finufft_missing(reason, grid.seconds)
-    return grid, grid_is_slower(reason, grid.seconds)
+    return grid, grid_is_slower(reason, grid.seconds, box)

@@ -373,11 +373,6 @@ class FourierZones(FeatureMap):
     def held_bytes(self, n_features: int) -> int:
         return self.inside.held_bytes(n_features) + self.near.held_bytes(n_features)
 
-    def is_inside(self, x: Array) -> npt.NDArray[np.bool_]:
-        """Which rows are in the box, of shape (n,)."""
-        grid = self.inside.grid(x.shape[1])
-        return np.asarray(grid.is_in_limits(grid.away(x)).all(axis=1))
-
     def zones(self, x: Array) -> Iterator[Zone]:
         """Zones that have rows, but for that where all terms of the kernel are 0.
 

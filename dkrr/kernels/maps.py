@@ -292,17 +292,3 @@ class CentredMap(ImpliedMap):
             features = strip[: rows.stop - top]
             self._fill(X[rows], 0, X.shape[1], features)
             yield rows, features
-
-
-def difference_at_zero(phi: FeatureMap, plain: FeatureMap, n_features: int) -> Array:
-    """φ(0) of a map with origins minus that of the map without, (D,); parts without an origin are not computed."""
-    if isinstance(phi, CentredMap) and not isinstance(plain, CentredMap):
-        return -phi.origin
-    if isinstance(phi, ScaledMap) and isinstance(plain, ScaledMap):
-        return sqrt(phi.scale) * difference_at_zero(phi.base, plain.base, n_features)
-    if isinstance(phi, ColumnsMap) and isinstance(plain, ColumnsMap):
-        return difference_at_zero(phi.base, plain.base, len(phi.columns))
-    if isinstance(phi, ConcatenatedMap) and isinstance(plain, ConcatenatedMap):
-        pairs = (phi.left, plain.left), (phi.right, plain.right)
-        return np.concatenate([difference_at_zero(one, other, n_features) for one, other in pairs])
-    return np.zeros(phi.dimension(n_features))

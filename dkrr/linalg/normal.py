@@ -9,7 +9,7 @@ A product is two passes over each block of rows while it is in memory, u = W Φ 
 sparse rows stay sparse, and D may be in the millions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -409,7 +409,6 @@ class NormalOperator(Operator):
     segments: tuple[Segment, ...]
     executor: Executor
     n: int
-    on_pass: Callable[[], None] = lambda: None
     record: RunRecord = field(default_factory=RunRecord)
 
     def multiply(
@@ -422,5 +421,4 @@ class NormalOperator(Operator):
         tasks = [Task(f"normal-{k}", normal_product, (self.design, s)) for k, s in enumerate(self.segments)]
         total, record = self.executor.total(tasks, np.ascontiguousarray(vectors))
         self.record.add(record)
-        self.on_pass()
         return total  # type: ignore[no-any-return]

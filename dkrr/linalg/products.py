@@ -8,7 +8,7 @@ first formed them; the others are formed (or read) at every pass, and their stri
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -193,7 +193,6 @@ class TiledOperator(Operator):
     kept_tiles: int = 0
     keeps: Precision = "float64"
     scale: NDArray[np.float64] | None = None
-    on_pass: Callable[[], None] = lambda: None
     record: RunRecord = field(default_factory=RunRecord)
 
     def __post_init__(self) -> None:
@@ -220,7 +219,6 @@ class TiledOperator(Operator):
         product *= sizes
         if self.scale is not None:
             product *= self.scale[:, None]
-        self.on_pass()
         return product  # type: ignore[no-any-return]
 
     def close(self) -> None:

@@ -78,11 +78,6 @@ class BoundedSolution:
     residual_energy: Array
     """Upper bound of rᵀA⁻¹r."""
 
-    def select(self, columns: NDArray[np.intp]) -> "BoundedSolution":
-        """Bounds for some of the columns."""
-        arrays = (self.right_sides[:, columns], self.x[:, columns], self.residuals[:, columns])
-        return BoundedSolution(*arrays, self.low[columns], self.high[columns], self.residual_energy[columns])
-
 
 class ResidualBounds:
     """Bounds of quadratic forms with A⁻¹ from residuals of systems with A.

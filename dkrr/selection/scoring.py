@@ -457,8 +457,7 @@ def _carry_out(
     targets = Targets(request.values, np.full(request.values.shape[1], alphas[0]))
     fields = {"folds": folds, "candidates": tuple(alphas.tolist())}
     data = SelectionData.of(targets, shared_fields(fits, one.problem) | fields)
-    if data.fit_intercept:
-        data = centre_linear_parts(data, settings.store)
+    data = centre_linear_parts(data, settings.store)
     if plan.method == "primal":
         details, threads = one.chosen.details, one.resources.local_threads
         rank_limit = details.rank_limit if isinstance(details, FourierSolve) else 0

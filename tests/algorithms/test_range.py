@@ -14,7 +14,7 @@ from dkrr import KernelLogisticRegression, KernelRidge
 from dkrr.errors import InputError, NotFiniteError, NotPositiveDefiniteError
 from dkrr.features import feature_map
 from dkrr.kernels import RBF, CallableKernel, Columns, Laplacian, Linear, Polynomial
-from dkrr.kernels.centring import CentredLinear, origins_near, with_origins
+from dkrr.kernels.centring import CentredLinear, linear_scales, origin_near, with_origin
 from dkrr.kernels.descriptions import kernel_from_dict
 from dkrr.kernels.kernel_features import arrays_of
 from dkrr.solvers import ConjugateGradient, RPCholesky, Status
@@ -167,7 +167,8 @@ def test_least_squares_takes_the_form_whose_matrix_is_not_singular_and_counts_ro
 
 
 def centre_linear_parts(kernel, X, n, weights=None):
-    return with_origins(kernel, origins_near(kernel, X, n, weights) or (None,) * 9)
+    origin = origin_near(kernel, X, n, weights)
+    return kernel if origin is None else with_origin(kernel, origin)
 
 
 def rows(n, d, offset, seed=0):
@@ -229,6 +230,17 @@ def test_what_takes_no_origin():
     for kernel in (RBF(), Polynomial(degree=1), Linear() * RBF(), Linear() + Polynomial(degree=2)):
         assert centre_linear_parts(kernel, X, 20) is kernel
     assert KernelRidge(1e6, form="dual").fit(X - 1e6 + 100.0, y)._model.kernel == Linear(), "no free intercept"
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_the_linear_parts_of_a_kernel_have_one_origin(scale):
+    X, Z = rows(50, 4, 1e6) * [1, 1, 1, scale], rows(7, 4, 1e6, seed=1) * [1, 1, 1, scale]
+    origin, scales = origin_near(PARTS, X, 50), np.array([6.0, 0.1, 6.0, 0.1])
+    assert_array_equal(linear_scales(PARTS, 4), scales)
+    assert_allclose(origin, X.mean(axis=0) + X.std(axis=0) / np.sqrt(50), rtol=1e-15)
+    found = with_origin(PARTS + RBF(gamma=1.0), origin)(X, Z) - RBF(gamma=1.0)(X, Z)
+    assert_allclose(found, ((X - origin) * scales) @ (Z - origin).T, rtol=1e-7, atol=1e-8)
+    assert_array_equal(origin_near(Columns(Linear(), [2]), X, 50), [0, 0, origin[2], 0])
 
 
 def test_the_kernel_about_an_origin_and_its_map():
