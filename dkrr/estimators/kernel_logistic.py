@@ -25,7 +25,15 @@ from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_loca
 from dkrr.estimators.typed import ClassifierMixin
 from dkrr.fitting import Fit, Solved, fit
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
-from dkrr.fitting.requests import FitRequest, Labels, Settings, WarmStart, checked_weights, likelihood_of
+from dkrr.fitting.requests import (
+    FitRequest,
+    Labels,
+    Settings,
+    WarmStart,
+    checked_weights,
+    likelihood_of,
+    refuse_extreme_weights,
+)
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
@@ -664,6 +672,8 @@ class KernelLogisticRegression(KernelClassifier):
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         classes, codes = encoded(y)
         weights = class_weights(self.class_weight, classes, codes, weights)
+        name = "sample_weight" if self.class_weight is None else "sample_weight times class_weight"
+        refuse_extreme_weights(weights, name)
         if settings.fit_intercept:
             _refuse_infinite_constants(classes, codes, weights)
         labels = Labels(codes, classes, alphas, one_vs_rest)

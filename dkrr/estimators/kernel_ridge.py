@@ -34,7 +34,16 @@ from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
-from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
+from dkrr.fitting.requests import (
+    INTERVAL_FOLDS,
+    FitRequest,
+    Learned,
+    Settings,
+    Targets,
+    checked_weights,
+    refuse_extreme_targets,
+    refuse_extreme_weights,
+)
 from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.planning.predictions import PredictionPlan
@@ -548,10 +557,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self._learned = Learned(kernel, partial(_safe_indexing, X))
 
     def _checked_targets(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Rows, NDArray[np.float64], Any]:
-        """X as rows of numbers, settings, rows, finite targets as they were given, and sample weights."""
+        """X as rows of numbers, settings, rows, targets that float64 can square, and sample weights."""
         self.__dict__.pop("_learned", None)  # of a fit that failed
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         check_finite(y, "y")
+        refuse_extreme_targets(y)
+        refuse_extreme_weights(weights)
         release_pages(y)  # they would count as memory of this process
         return X, settings, rows, y, weights
 

@@ -18,7 +18,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from dkrr.data import MemoryRows
 from dkrr.features import Nystroem
-from dkrr.fitting.sampled import drawn
+from dkrr.fitting.sampled import with_sampled_maps
 from dkrr.kernels import BagOfWords, Cosine
 from dkrr.kernels.kernel_features import required_feature_map
 from dkrr.kernels.nystroem import NystroemMap
@@ -107,7 +107,7 @@ class Problem:
             words = TfidfVectorizer(norm=None, token_pattern=self.kernel.token_pattern)
             words.fit([self.X[i] for i in train])
             return Cosine(), words.transform(self.X).toarray()
-        return (drawn(self.kernel, MemoryRows(self.X[train])) if self.learns else self.kernel), self.X
+        return (with_sampled_maps(self.kernel, MemoryRows(self.X[train])) if self.learns else self.kernel), self.X
 
     def _once(self, what: str, train: Numbers, compute: Callable[[Any, Any], Any]) -> Any:
         """What was computed of the kernel and the rows for the training rows, in as many digits."""
