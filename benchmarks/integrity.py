@@ -32,7 +32,7 @@ from benchmarks.machine import LoadMeter, count_cores, describe_machine
 from benchmarks.solve import table_console, write_line
 from dkrr.cluster.process import ambient_client
 from dkrr.data import as_rows
-from dkrr.fitting.results import FittedFunction
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.store import ChunkedArray
 
 GOALS = {"fit": 0.03, "model": 0.05}

@@ -189,7 +189,7 @@ def with_spectrum_once() -> Iterator[None]:
             estimates.append(estimated_spectrum(*arguments))
         return estimates[0]
 
-    with mock.patch("dkrr.fitting.requests.estimated_spectrum", estimate):
+    with mock.patch("dkrr.fitting.request_plans.estimated_spectrum", estimate):
         yield
 
 

@@ -23,7 +23,8 @@ from dkrr.data import NO_LABELS, Rows, as_rows, load_labels, refuse_unreadable, 
 from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import OF_INPUTS, KernelEstimator, is_local, is_plain, refuse_other_kind
 from dkrr.estimators.typed import ClassifierMixin
-from dkrr.fitting import Fit, Solved, fit
+from dkrr.fitting import Fit, FittedModel, fit
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
 from dkrr.fitting.requests import (
     FitRequest,
@@ -34,7 +35,6 @@ from dkrr.fitting.requests import (
     likelihood_of,
     refuse_extreme_weights,
 )
-from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.likelihood import Likelihood, Softmax
 from dkrr.linalg.newton import Point
@@ -654,11 +654,11 @@ class KernelLogisticRegression(KernelClassifier):
         first._set_labelled(labels, fitted, request.rows, X)
         shared = ("classes_", "X_fit_", "n_features_in_", "feature_names_in_", "plan_", "_has_softmax", *OF_INPUTS)
         models = []
-        for alpha, solved in zip(labels.alphas, fitted.solved, strict=True):
+        for alpha, fitted_model in zip(labels.alphas, fitted.models, strict=True):
             # The store belongs to the whole path, not to one model.
             model = type(self)(**{**self.get_params(deep=False), "alpha": alpha, "store": None})
             model.__dict__.update({name: first.__dict__[name] for name in shared if name in first.__dict__})
-            model._take(solved)
+            model._take(fitted_model)
             models.append(model)
         return models
 
@@ -700,13 +700,13 @@ class KernelLogisticRegression(KernelClassifier):
         """Set the fitted attributes; the coefficients are those of the last λ."""
         self.classes_ = labels.classes
         self._has_softmax = isinstance(labels.likelihood, Softmax)
-        self._take(fitted.solved[-1])
+        self._take(fitted.models[-1])
         self._finish(fitted, rows, X)
 
-    def _take(self, solved: Solved) -> None:
+    def _take(self, fitted_model: FittedModel) -> None:
         """Set the fitted attributes of one λ."""
-        self._set_coefficients(solved.model, solved.dual_coef)
-        self.intercept_ = solved.model.plain_intercept
-        self.n_iter_ = max(1, solved.result.iterations)
-        self.solve_result_ = solved.result
-        self._last = solved.start
+        self._set_coefficients(fitted_model.function, fitted_model.dual_coef)
+        self.intercept_ = fitted_model.function.plain_intercept
+        self.n_iter_ = max(1, fitted_model.result.iterations)
+        self.solve_result_ = fitted_model.result
+        self._last = fitted_model.start

@@ -30,6 +30,7 @@ from dkrr.estimators.kernel_estimator import (
 from dkrr.estimators.search import check_groups, checked_folds
 from dkrr.estimators.typed import MultiOutputMixin, RegressorMixin
 from dkrr.fitting import Fit, fit
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
@@ -44,7 +45,6 @@ from dkrr.fitting.requests import (
     refuse_extreme_targets,
     refuse_extreme_weights,
 )
-from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.uncertainty import UncertaintyPlan
@@ -568,13 +568,13 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
 
     def _take_fit(self, fitted: Fit, request: FitRequest, X: Any, *, is_vector: bool) -> None:
         """Set the fitted attributes of a fit."""
-        (solved,) = fitted.solved
-        self._known_processes = solved.processes or Posteriors(request, solved.model.kernel, grid=solved.model.grid)
-        assert solved.norms is not None
-        self._take(solved.model, solved.dual_coef, is_vector=is_vector)
-        self.rkhs_norm_ = float(solved.norms[0]) if is_vector else solved.norms
-        self.solve_result_ = solved.result
-        self.n_iter_ = solved.result.iterations if fitted.plan.solver == "cg" else None
+        (model,) = fitted.models
+        self._known_processes = model.processes or Posteriors(request, model.function.kernel, grid=model.function.grid)
+        assert model.norms is not None
+        self._take(model.function, model.dual_coef, is_vector=is_vector)
+        self.rkhs_norm_ = float(model.norms[0]) if is_vector else model.norms
+        self.solve_result_ = model.result
+        self.n_iter_ = model.result.iterations if fitted.plan.solver == "cg" else None
         self._finish(fitted, request.rows, X)
 
 

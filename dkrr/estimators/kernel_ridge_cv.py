@@ -33,8 +33,8 @@ from dkrr.estimators.search import (
     search_results,
     without_constant,
 )
+from dkrr.fitting.gram import gram_diagonal
 from dkrr.fitting.requests import checked_kernel, checked_store
-from dkrr.fitting.results import gram_diagonal
 from dkrr.kernels import Kernel
 from dkrr.kernels.columns import encodes, learns
 from dkrr.kernels.kernel_features import parts_of
@@ -589,9 +589,9 @@ class KernelRidgeCV(RidgeRegressor):
             w = None if weights is None else weights[rows]
             model.fit(_safe_indexing(X, rows), np.tile(values[rows], len(alphas)), sample_weight=w)
             predictions = model.predict(_safe_indexing(X, test)).reshape(len(test), len(alphas), t)
-            report.take_fit(f, model.solve_result_, self.cv_tol)
+            report.add_fit(f, model.solve_result_, self.cv_tol)
             for a in range(len(alphas)):
-                sheet.take(a, f, np.ascontiguousarray(predictions[:, a]))
+                sheet.add_predictions(a, f, np.ascontiguousarray(predictions[:, a]))
         for message in report.leave_out(sheet.values, alphas):
             warn_inaccurate(message, stacklevel=4)
         return sheet, report

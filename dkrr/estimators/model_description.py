@@ -14,8 +14,8 @@ from dkrr.checks import is_object
 from dkrr.errors import InputError
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.search import parameter_columns
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.requests import Targets
-from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import CallableKernel, Kernel
 from dkrr.kernels.columns import encodes
 from dkrr.kernels.custom import qualified_name

@@ -22,10 +22,10 @@ from dkrr.errors import InputError, InputTypeError
 from dkrr.estimators.kernel_estimator import KernelEstimator
 from dkrr.estimators.kernel_logistic import KernelClassifier
 from dkrr.fitting.context import progress_of
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.prediction import by_blocks, check_rows, predict, predict_in_memory
-from dkrr.fitting.prediction_plans import BLOCK_BYTES, SHOWN, telling
-from dkrr.fitting.results import FittedFunction
+from dkrr.fitting.prediction_plans import SHOWN, WRITTEN_BYTES, telling
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.store.description import COMMAND
 from dkrr.store.paths import local_path, refuse_enclosing
@@ -421,7 +421,7 @@ def _beside(intervals: CrossValidationIntervals, mean: FittedFunction, rows: Row
 def _computed(lazy: Any) -> Iterator[NDArray[Any]]:
     """Blocks of a lazy array: several at once keep all workers busy, and all at once might exceed the memory."""
     n, tallest = lazy.shape[0], max(lazy.chunks[0])
-    fitting = max(1, 8 * BLOCK_BYTES // max(1, 8 * int(np.prod(lazy.shape[1:]))))
+    fitting = max(1, 8 * WRITTEN_BYTES // max(1, 8 * int(np.prod(lazy.shape[1:]))))
     step = max(tallest, min(fitting, 16 * tallest))
     for start in range(0, n, step):
         yield lazy[start : start + step].compute()

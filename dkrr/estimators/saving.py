@@ -32,10 +32,11 @@ from dkrr.estimators.model_description import (
     solver_of,
     summary_of,
 )
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import KeptFolds
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.requests import FitRequest, Learned, Targets, checked_weights
-from dkrr.fitting.results import FittedFunction, Kept
+from dkrr.fitting.results import Kept
 from dkrr.kernels import BagOfWords, Kernel
 from dkrr.kernels.descriptions import feature_map_from_dict, kernel_from_dict, try_given
 from dkrr.kernels.documents import TOKEN_PATTERN

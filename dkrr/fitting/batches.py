@@ -31,8 +31,8 @@ DualForm = DirectDual | FactoredDual | IteratedDual
 SolveBatch = Callable[[DualForm, TrainingData, NDArray[np.intp]], Solution]
 """Solves for some targets with the systems of their batch, from their data and numbers."""
 
-CHUNK_BYTES = 16 * 2**20
-"""Size of a chunk of them."""
+SOLUTION_CHUNK_BYTES = 16 * 2**20
+"""Bytes of a chunk of the solutions in a store."""
 
 
 class Batch(NamedTuple):
@@ -199,7 +199,7 @@ class FinishedBatches:
     def _arrays(self, batch: Batch) -> list[Any]:
         """Stored arrays of the coefficients (n, k), and of intercepts, squares and residuals (3, k)."""
         n, width = self.rows.shape[0], len(batch.columns)
-        heights = (max(1, min(n, CHUNK_BYTES // (8 * width))), 3)
+        heights = (max(1, min(n, SOLUTION_CHUNK_BYTES // (8 * width))), 3)
         return [
             self.context.storage.vectors(BATCHES, name, TileGrid(size, height, height), width)
             for name, size, height in zip(self._names(batch), (n, 3), heights, strict=True)

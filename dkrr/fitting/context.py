@@ -58,7 +58,7 @@ from dkrr.text import format_bytes, plural
 logger = logging.getLogger("dkrr")
 
 _said: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-"""What was said about the workers of each client: every fit of a search would say it again."""
+"""Messages already given about the workers of each client: every fit of a search would repeat them."""
 
 MUCH_LESS = 1.1
 """Factor by which what workers held before must be more than now, to be replaced."""
@@ -222,9 +222,9 @@ class Context:
     explained: Callable[[], str] = str
     """Returns the text of the plan, for people who look at the store."""
     layout: dict[str, Any] = field(default_factory=dict)
-    """How the run cuts its matrix, for the runs that resume it."""
+    """Tile sizes of the run, for the runs that resume it."""
     asked: dict[str, Any] = field(default_factory=dict)
-    """What is asked of the run, and the times of its plan, as `ASKED_NOTE` has it."""
+    """Requested accuracy and steps of the run, and the times of its plan, as in `ASKED_NOTE`."""
     write_bytes: float = Rates().write_bytes
     """Bytes per second that the store takes from all workers together."""
     temporary: TemporaryFolder | None = None
@@ -355,12 +355,12 @@ class Context:
         Parameters
         ----------
         fingerprint : callable
-            From the checksum of the rows to what a run that resumes must share.
+            Computes the fingerprint that a resuming run must share, from the checksum of the rows.
         rows_per_chunk : int
             Rows of a chunk of a copy in the store: where tiles and segments begin at multiples of it, reads waste
             nothing.
         notes : dict, optional
-            What runs that resume take over.
+            Notes of the store that runs which resume it read.
 
         Raises
         ------
@@ -458,7 +458,7 @@ QUIET_SECONDS = 2.0
 
 
 def progress_of(show: bool | None, seconds: float) -> Progress:
-    """Display of work that should take so long, as `make_progress` has it; None shows nothing of what is soon done."""
+    """Display for work of about `seconds`, see `make_progress`; None does not show work below QUIET_SECONDS."""
     return make_progress(False if show is None and seconds < QUIET_SECONDS else show)
 
 
@@ -499,7 +499,7 @@ def open_context(plan: Plan, store: str | None, progress: Progress, max_iter: in
 
 
 def _asked(plan: Plan, max_iter: int | None) -> dict[str, Any]:
-    """What is asked of a run beyond its problem."""
+    """Requested accuracy and steps of a run, and the times of its plan: the note `ASKED_NOTE`."""
     solver = plan.problem.solver
     if max_iter is None and isinstance(solver, ConjugateGradient):
         max_iter = solver.max_iter

@@ -75,7 +75,7 @@ class TrainingData(FitData):
         return cls(targets=outputs.values, alphas=outputs.alphas, **shared)
 
     def of_columns(self, columns: NDArray[np.intp]) -> Self:
-        """The same problem with some of the targets, which are in memory."""
+        """Problem with some of the targets, which are in memory."""
         first, stop = int(columns[0]), int(columns[-1]) + 1
         taken = slice(first, stop) if stop - first == len(columns) else columns
         return replace(self, targets=np.array(self.targets[:, taken], order="C"), alphas=self.alphas[columns])
@@ -85,7 +85,7 @@ class TrainingData(FitData):
         return [(a, np.flatnonzero(self.alphas == a)) for a in sorted(set(self.alphas.tolist()))]
 
     def target_means(self) -> Array:
-        """Weighted means of the targets with a free intercept, else zeros; shape (t,)."""
+        """Weighted means of the targets with an intercept, else zeros; shape (t,)."""
         if not self.fit_intercept:
             return np.zeros(self.targets.shape[1])
         # Differences from the first row: the mean of a constant is then that constant, to the last digit.
@@ -118,7 +118,7 @@ class TrainingData(FitData):
         return shift
 
     def dual_right_sides(self, columns: NDArray[np.intp], means: Array) -> Array:
-        """Right-hand sides c (y − ȳ) of some targets, and c for a free intercept; shape (n, len(columns) + 1 or 0)."""
+        """Right-hand sides c (y − ȳ) of some targets, and c for an intercept; shape (n, len(columns) + 1 or 0)."""
         scale = self.dual_scale()
         y = self.targets[:, columns] - means[columns]
         if self.fit_intercept:

@@ -31,7 +31,7 @@ from dkrr.store import MemoryMatrix, TiledMatrix, TileGrid
 
 Array = NDArray[np.float64]
 Settle = Callable[[Array], Array | None]
-"""Takes a solution (n, m) and returns its free constants, with which it is then checked."""
+"""Computes the intercepts of a solution (n, m), with which it is then checked."""
 
 
 @dataclass(frozen=True)

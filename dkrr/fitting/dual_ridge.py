@@ -39,8 +39,8 @@ Group = tuple[NDArray[np.intp], int]
 
 MAX_TIGHTENINGS = 3
 """Times that an iteration is continued with a smaller tolerance since the coefficients did not meet the given one."""
-CANCELLED = (
-    "the residual is that of the coefficients, which with a free intercept are differences of nearly equal numbers: "
+CANCELLATION = (
+    "the residual is that of the coefficients, which with an intercept are differences of nearly equal numbers: "
     "increase alpha, or bring the sample weights nearer to each other"
 )
 REFINED = "factored in float32, and refined in float64 to the level of rounding ({iterations})"
@@ -54,7 +54,7 @@ def tightened(tol: float, reached: float, residual: float) -> float | None:
     reached : float
         Residual of u and v.
     residual : float
-        Residual of α, of which they leave so much; it may be infinite or NaN.
+        Residual of α that results from these; it may be infinite or NaN.
     """
     smaller = 0.5 * reached * (tol / residual) if residual > 0 else 0.0
     return smaller if smaller > 0 else None
@@ -71,7 +71,7 @@ class RidgeSystem:
     shift: Array
     """s, of shape (n,) or (D,)."""
     right_sides: Array
-    """One for each target, and in dual form with a free intercept one for the constant."""
+    """Right-hand side of each target, and in dual form with an intercept that of the constant."""
 
 
 class DualRidge:
@@ -87,7 +87,7 @@ class DualRidge:
             self._begin(data)
 
     def of_batch(self, data: TrainingData) -> Self:
-        """The same systems for a batch of the targets, with the same matrix and factors."""
+        """Systems of a batch of the targets, with the same matrix and factors."""
         one = copy(self)
         one._begin(data)
         return one
@@ -107,7 +107,7 @@ class DualRidge:
         self._checks = list[Check]()
 
     def systems(self) -> Iterator[RidgeSystem]:
-        """One system after another."""
+        """Iterate over the systems, one for each distinct λ."""
         data = self._data
         for alpha, columns in data.alpha_groups():
             number = self._numbers[alpha]
@@ -115,7 +115,7 @@ class DualRidge:
             yield RidgeSystem(number, alpha, columns, data.dual_shift(alpha), sides)
 
     def _take(self, columns: NDArray[np.intp], beta: Array) -> Array | None:
-        """Take the solution for some targets, and return the parts of their free constants; None without any."""
+        """Store the solution for some targets, and return the parts of their intercepts; None without an intercept."""
         self._coef[:, columns], constants = self._data.dual_coefficients(beta)
         self._intercept[columns] = self._means[columns] + constants.sum(axis=0)
         return constants if self._data.fit_intercept else None
@@ -130,7 +130,7 @@ class DualRidge:
     ) -> CGOutcome:
         """Take what conjugate gradient finds, until the coefficients themselves meet the tolerance.
 
-        With free constants α = u − v b; its residual exceeds those of u and v where b is large or they cancel.
+        With an intercept α = u − v b; its residual exceeds those of u and v where b is large or they cancel.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class DualRidge:
             outcome = further
             residuals, squares = self._checked(groups, iteration, products, outcome)
         if outcome.status is Status.CONVERGED and not (residuals <= tol).all():
-            outcome = replace(outcome, status=Status.STALLED, messages=(*outcome.messages, CANCELLED))
+            outcome = replace(outcome, status=Status.STALLED, messages=(*outcome.messages, CANCELLATION))
         elif outcome.status is not Status.CONVERGED and (residuals <= tol).all():
             outcome = replace(outcome, status=Status.CONVERGED)
         targets = np.concatenate([columns for columns, _ in groups])

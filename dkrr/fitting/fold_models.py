@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dkrr.data import Rows
 from dkrr.errors import StoreError
 from dkrr.fitting.data import TrainingData, shared_fields
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.prediction import check_predictions, predict_together, refuse_nan, shared_values
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.fitting.results import FittedFunction
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap
@@ -48,7 +48,7 @@ def sorted_sizes(errors: Sequence[Array], folds: Sequence[Numbers], weights: Arr
 
 
 def lists_of(errors: Sequence[Array]) -> list[ShiftedLists]:
-    """The same by targets."""
+    """Sorted lists of the errors of each target, from the errors of each fold."""
     return [ShiftedLists([np.ascontiguousarray(one[:, j]) for one in errors]) for j in range(errors[0].shape[1])]
 
 
@@ -59,7 +59,7 @@ class FoldModels:
     Parameters
     ----------
     function : FittedFunction
-        Of n_folds × t columns: target j by the model without fold f is column f t + j.
+        Function with n_folds × t columns: target j by the model without fold f is column f t + j.
     errors : sequence of ndarray of shape (rows, t)
         |y − f| of the rows that are left out and count, fold by fold, ascending in each column.
     """
@@ -87,7 +87,7 @@ class FoldModels:
         return lists_of(self.errors)
 
     def kept(self) -> "KeptFolds":
-        """What a saved model holds of them."""
+        """State of the models of the folds in a saved model."""
         function = self.function
         coef = function.dual_coef if function.coef is None else function.coef
         assert coef is not None
@@ -174,13 +174,13 @@ def function_of(
     Parameters
     ----------
     data : TrainingData
-        Of the fit, with the kernel of the coefficients.
+        Data of the fit, with the kernel of the coefficients.
     coef : ndarray of shape (D, m) or (n, m)
     constants : ndarray of shape (m,)
     rows : Rows, optional
         Training rows, for the dual form; not read with a precomputed kernel.
     feature_map : FeatureMap, optional
-        Of the primal form.
+        φ, for the primal form.
     owner : object, optional
         Owner of the temporary folder of the rows.
     """
@@ -201,7 +201,7 @@ def predictions_beside(
 ) -> tuple[Array | None, list[Array]]:
     """Predictions by the mean, if it is given, and by other functions of its training rows, of shape (m, columns) each.
 
-    The kernel is evaluated once for all that have the same.
+    The kernel is evaluated once for all functions that share it.
     """
     every = [*([] if mean is None else [mean]), *functions]
     together = [every] if all(shared_values(every[0], one) for one in every[1:]) else [[one] for one in every]

@@ -19,7 +19,7 @@ from dkrr.cluster import Progress, Task, ThreadExecutor
 from dkrr.data import MemoryRows, Rows
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
-from dkrr.fitting.grids import LEAST_ALPHA
+from dkrr.fitting.grids import MIN_GRID_ALPHA
 from dkrr.fitting.iteration import settings_of
 from dkrr.fitting.normal_rows import RIDGE, NormalRows
 from dkrr.fitting.results import Kept, Left, Solution
@@ -72,7 +72,7 @@ def refused_alpha(plan: Plan, data: FitData) -> str:
     if not isinstance(data.feature_map, FourierGrid) or not isinstance(plan.chosen.how, FourierSolve):
         return ""
     total = data.n if data.weights is None else float(data.weights.sum())
-    least = LEAST_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
+    least = MIN_GRID_ALPHA * data.feature_map.grid(data.rows.shape[1]).unit * total
     alpha = min(plan.problem.alphas)
     return f"alpha = {alpha:g} is below {least:.1e}, the rounding of sums over the rows" if alpha < least else ""
 

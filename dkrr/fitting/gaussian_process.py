@@ -4,7 +4,7 @@ References
 ----------
 C. E. Rasmussen, C. K. I. Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapters 2 and 5.
 D. A. Harville, "Maximum likelihood approaches to variance component estimation and to related problems", JASA 72
-(1977), for the restricted likelihood with a free constant.
+(1977), for the restricted likelihood with an intercept.
 """
 
 import math
@@ -23,7 +23,7 @@ from dkrr.errors import InputError, warn_inaccurate
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import TrainingData
 from dkrr.fitting.fold_models import FoldModels
-from dkrr.fitting.prediction import BLOCK_ROWS
+from dkrr.fitting.prediction import PREDICTED_ROWS
 from dkrr.fitting.results import Kept
 from dkrr.kernels import Kernel
 from dkrr.linalg.variance_bounds import RELATIVE_WIDTH, VarianceBounds
@@ -54,7 +54,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def variances(
-        self, rows: Rows, first: int = 0, block_rows: int = BLOCK_ROWS
+        self, rows: Rows, first: int = 0, block_rows: int = PREDICTED_ROWS
     ) -> Iterator[tuple[slice, VarianceBounds]]:
         """Variances of f for s = 1, at most `block_rows` rows at a time.
 
@@ -63,15 +63,15 @@ class Posterior(ABC):
 
     @abstractmethod
     def quadratic(self) -> Array:
-        """yᵀ(K + λW⁻¹)⁻¹y of every target less its free constant, of shape (t,)."""
+        """yᵀ(K + λW⁻¹)⁻¹y of every target less its intercept, of shape (t,)."""
 
     @abstractmethod
     def log_determinant(self) -> Estimate:
-        """Log |K + λW⁻¹| over the rows of positive weight, and what a free constant adds to it."""
+        """Log |K + λW⁻¹| over the rows of positive weight, and the term that an intercept adds to it."""
 
     @property
     def degrees(self) -> int:
-        """Number of rows of positive weight, less one with a free constant."""
+        """Number of rows of positive weight, less one with an intercept."""
         data = self.data
         n = data.n if data.weights is None else int(np.count_nonzero(data.weights))
         return n - (1 if data.fit_intercept else 0)
@@ -86,14 +86,14 @@ class Posterior(ABC):
         """
         if self.degrees < 1:
             raise InputError(
-                "scale is None, and one row with a free constant does not determine it; expected a number > 0"
+                "scale is None, and one row with an intercept does not determine it; expected a number > 0"
             )
         return self.quadratic() / self.degrees
 
     def log_likelihoods(self) -> tuple[Array, Array]:
         """Logarithm of the marginal likelihood of every target at those s², and its standard error.
 
-        With a free constant the likelihood is the restricted one. Two arrays of shape (t,).
+        With an intercept the likelihood is the restricted one. Two arrays of shape (t,).
         """
         t, determinant = self.data.targets.shape[1], self.log_determinant()
         fit = np.zeros(t)
@@ -113,7 +113,7 @@ class CholeskyPosterior(Posterior):
 
     @abstractmethod
     def kept(self) -> Kept:
-        """What a saved model holds of it."""
+        """State of the posterior in a saved model."""
 
     @abstractmethod
     def variances_of(self, x: Any) -> VarianceBounds:
@@ -132,16 +132,16 @@ class CholeskyPosterior(Posterior):
         folds : sequence of ndarray of intp
             Numbers of rows in ascending order; every row is in one fold.
         context : Context, optional
-            Of a run, whose executor does the work, and whose store keeps what is done; None: in this process.
+            Context of a run: its executor does the work, and its store keeps the results; None: in this process.
         """
 
     @property
     @abstractmethod
     def factor_size(self) -> FactorSize:
-        """What a block of variances takes."""
+        """Size of the factor, which determines the time and memory of a block of variances."""
 
     def variances(
-        self, rows: Rows, first: int = 0, block_rows: int = BLOCK_ROWS
+        self, rows: Rows, first: int = 0, block_rows: int = PREDICTED_ROWS
     ) -> Iterator[tuple[slice, VarianceBounds]]:
         widths = list[Array]()
         for where, x in checked_blocks(rows, first, block_rows):
@@ -153,8 +153,8 @@ class CholeskyPosterior(Posterior):
 
 
 def blocks(rows: Rows, n: int, first: int = 0) -> Iterator[tuple[slice, Any]]:
-    """Checked rows, as many at a time as k between them and n training rows may take."""
-    return checked_blocks(rows, first, min(BLOCK_ROWS, power_of_two(max(1, CROSS_BYTES // (8 * n)))))
+    """Checked rows, in blocks for which k with n training rows stays below CROSS_BYTES."""
+    return checked_blocks(rows, first, min(PREDICTED_ROWS, power_of_two(max(1, CROSS_BYTES // (8 * n)))))
 
 
 def checked_blocks(rows: Rows, first: int, height: int) -> Iterator[tuple[slice, Any]]:
@@ -186,22 +186,22 @@ def diagonal_of(kernel: Kernel, x: Any) -> Array:
 def cross_of(kernel: Kernel, training: Rows, x: Any, scale: Array | None) -> Array:
     """C K(X, x) between the training rows and others, of shape (n, m).
 
-    By squares of one size, so that an entry has the same bits in blocks of any height, in threads: BLAS's own would not
-    share what is elementwise, and would wait for those of the substitution before.
+    Computed in squares of one size, so that an entry has the same bits in blocks of any height, and in threads: BLAS's
+    own would not share elementwise work, and would wait for those of the substitution before.
     """
     n, m = training.shape[0], x.shape[0]
     cross = np.empty((n, m))
 
     def fill(start: int) -> None:
-        stop = min(start + BLOCK_ROWS, n)
+        stop = min(start + PREDICTED_ROWS, n)
         left = training.read(start, stop)
-        for first in range(0, m, BLOCK_ROWS):
-            columns = slice(first, min(first + BLOCK_ROWS, m))
+        for first in range(0, m, PREDICTED_ROWS):
+            columns = slice(first, min(first + PREDICTED_ROWS, m))
             kernel(left, x[columns], out=cross[start:stop, columns])
         if scale is not None:
             cross[start:stop] *= scale[start:stop, None]
 
-    starts, threads = range(0, n, BLOCK_ROWS), usable_threads()
+    starts, threads = range(0, n, PREDICTED_ROWS), usable_threads()
     if min(len(starts), threads) == 1:
         for start in starts:
             fill(start)
@@ -216,7 +216,7 @@ def product_of(kernel: Kernel, training: Rows, x: Any, coef: Array) -> Array:
     if kernel.is_precomputed:
         return blas.product(dense(x), coef)
     found = np.zeros((x.shape[0], coef.shape[1]))
-    for start in range(0, training.shape[0], BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, training.shape[0])
+    for start in range(0, training.shape[0], PREDICTED_ROWS):
+        stop = min(start + PREDICTED_ROWS, training.shape[0])
         found += kernel(x, training.read(start, stop)) @ coef[start:stop]
     return found

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.data import Rows
+from dkrr.data.rows import dense
 from dkrr.errors import Float32BreakdownError, NotPositiveDefiniteError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData
 from dkrr.fitting.direct import DirectSystems, MemorySystems, TiledSystems, tile_threads
 from dkrr.fitting.kept_preconditioner import KeptPreconditioner
-from dkrr.fitting.results import gram_diagonal
 from dkrr.fitting.sampled import with_stored_arrays
+from dkrr.kernels import Kernel
 from dkrr.linalg.in_memory_cholesky import InMemoryMatrix
 from dkrr.linalg.pivoted_cholesky import PivotedCholesky
 from dkrr.linalg.products import Operator, Precision, ResidentRows, TiledOperator, column_norms
@@ -34,6 +35,7 @@ from dkrr.linalg.sources import (
     RoundedTiles,
     TileSource,
     least_relative_shift,
+    located,
     refuse_asymmetry,
     rounding_ratio,
     rounding_scale,
@@ -405,3 +407,25 @@ class Float32Gram(FactoredGram):
         ones = np.ones((self.n, 1)) if scale is None else scale
         placed = self._context.storage.vectors(group, "rounding", self._grid, 1, ones)
         return RoundedTiles(source, placed), shift * ones[:, 0] ** 2, scale
+
+
+DIAGONAL_ROWS = 1024
+"""Rows of which the diagonal of K is computed together."""
+
+
+def gram_diagonal(kernel: Kernel, rows: Rows) -> Array:
+    """Kᵢᵢ, of shape (n,), a block of rows at a time."""
+    n = rows.shape[0]
+    if kernel.has_unit_diagonal:
+        return np.ones(n)
+    diagonal = np.empty(n)
+    for start in range(0, n, DIAGONAL_ROWS):
+        stop = min(start + DIAGONAL_ROWS, n)
+        here = slice(start, stop)
+        if kernel.is_precomputed:
+            # Only entries around the diagonal are read.
+            diagonal[here] = dense(rows.read(start, stop, here)).diagonal()
+        else:
+            with located(here, here):
+                diagonal[here] = kernel.diagonal(rows.read(start, stop))
+    return diagonal

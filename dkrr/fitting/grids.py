@@ -28,13 +28,13 @@ from dkrr.text import format_seconds
 
 SOON_SECONDS = 0.02
 """A fit in dual form that takes no longer is not compared with a grid."""
-SURELY_FASTER = 5.0
+DECISIVE_SPEEDUP = 5.0
 """By how much a grid must beat the dual form for its spectrum not to be estimated."""
 MAX_FEATURES = 400_000
 """Most features of a grid that is priced."""
-LEAST_ALPHA = 1e-14
+MIN_GRID_ALPHA = 1e-14
 """λ over Σ w k(x, x) below which rounding of the sums leaves nothing of it."""
-LEAST_ERROR = 1e-18
+MIN_GRID_ERROR = 1e-18
 """Smallest error of a grid, relative to k(x, x): to certify less would cost more than it is worth."""
 SCANNED_ROWS, SCANNED_BYTES = 2**18, 2**26
 """Rows that are looked at together."""
@@ -53,7 +53,7 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Box:
-    """Where the rows are, in the columns of a grid."""
+    """Bounding box of the rows, in the columns of a grid."""
 
     columns: tuple[int, ...]
     lows: tuple[Extreme, ...]
@@ -151,7 +151,7 @@ def try_dual_plan(p: Problem, plan_of: Callable[[Problem], Plan]) -> Plan | Dkrr
 
 
 def is_worth_scanning(dual: Plan | DkrrError) -> bool:
-    """Whether a plan in dual form takes so long that the box of the rows is worth finding."""
+    """Whether a plan in dual form takes long enough to pay for a scan of the rows for their box."""
     return isinstance(dual, DkrrError) or dual.seconds > SOON_SECONDS
 
 
@@ -207,7 +207,7 @@ def with_fourier_features(p: Problem, box: Box, error: float) -> tuple[Problem |
         phi = FourierGrid(p.kernel, error, box.pairs())
         stretched = box.stretched(phi, p.d)
         side, grid = phi.dimension(p.d), phi.grid(p.d)
-        least = LEAST_ALPHA * grid.unit * (p.n if p.total_weight is None else p.total_weight)
+        least = MIN_GRID_ALPHA * grid.unit * (p.n if p.total_weight is None else p.total_weight)
         if refused := refusal(p, side):
             why = refused
         elif side > MAX_FEATURES:
@@ -230,7 +230,7 @@ def _primal_by(grid: Reason, p: Problem, against: str = "") -> Reason:
 
 def error_for(p: Problem) -> float:
     """Error of a grid that hardly counts in the residual of the dual system."""
-    return min(ROUNDING, max(LEAST_ERROR, 0.1 * GOAL * min(p.alphas) / p.n))
+    return min(ROUNDING, max(MIN_GRID_ERROR, 0.1 * GOAL * min(p.alphas) / p.n))
 
 
 def _explained(plan: Plan, p: Problem, dual: Plan | DkrrError, reason: Reason) -> Plan:

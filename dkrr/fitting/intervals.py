@@ -19,10 +19,10 @@ from dkrr.cluster import Progress
 from dkrr.data import MemoryRows, Rows
 from dkrr.errors import InputError
 from dkrr.fitting import fit
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.fold_models import Array, FoldModels, Numbers, lists_of, predictions_beside, sorted_sizes
 from dkrr.fitting.prediction import predict_in_memory
 from dkrr.fitting.requests import FitRequest, Targets
-from dkrr.fitting.results import FittedFunction
 from dkrr.kernels import Kernel
 from dkrr.linalg.shifted_lists import ShiftedLists
 from dkrr.planning.detection import usable_threads
@@ -89,10 +89,10 @@ def refitted(request: FitRequest, folds: Sequence[Numbers], progress: Progress) 
             outputs=Targets(outputs.values[training], outputs.alphas),
             weights=None if request.weights is None else request.weights[training],
         )
-        (solved,) = fit(one, False).solved
-        models.append(solved.model)
+        (fitted_model,) = fit(one, False).models
+        models.append(fitted_model.function)
         kernels.append(kernel)
-        errors.append(outputs.values[held] - predict_in_memory(solved.model, rows_of(held)))
+        errors.append(outputs.values[held] - predict_in_memory(fitted_model.function, rows_of(held)))
         progress.advance(1)
 
     def encode(X: Any) -> Any:
@@ -128,7 +128,7 @@ class CrossValidationIntervals:
 
     @property
     def encode(self) -> Callable[[Any], Any] | None:
-        """What new rows pass through first, where the folds' kernels do not take the rows of the model."""
+        """Encoding of new rows before the folds' kernels, which do not take the rows of the model; None if they do."""
         return self.groups.encode if isinstance(self.groups, RefittedFolds) else None
 
     def bounds(self, rows: Rows, first: int = 0) -> Array:

@@ -22,8 +22,8 @@ from dkrr.store.run_store import FACTOR, UNLIKE_OURS
 
 Array = NDArray[np.float64]
 
-CHUNK_BYTES = 8 * 2**20
-"""Size of a chunk of columns."""
+COLUMN_CHUNK_BYTES = 8 * 2**20
+"""Bytes of a chunk of columns in the store."""
 
 
 @dataclass
@@ -42,9 +42,9 @@ class KeptPreconditioner:
     factor: PivotedCholesky
     write_bytes: float
     _note: dict[str, Any] | None = None
-    """What is complete in the store."""
+    """Note on the panels that are complete in the store."""
     _begun: float = field(default_factory=time.monotonic)
-    """When computing the columns that are not kept began."""
+    """Start of computing the columns that are not kept."""
     again_seconds: float = 0.0
     """Time that computing what is not kept took."""
 
@@ -56,7 +56,7 @@ class KeptPreconditioner:
     def load(self) -> bool | None:
         """Take the columns of an earlier run; whether it had all that it wanted, None where there are none.
 
-        What is damaged is dropped: columns that can be computed again are not worth a message.
+        Damaged columns are dropped: columns that can be computed again are not worth a message.
         """
         note = self.store.note(FACTOR)
         if note is None:
@@ -78,7 +78,7 @@ class KeptPreconditioner:
         return bool(note["complete"])
 
     def _found(self, note: dict[str, Any]) -> tuple[list[KeptColumns], FactorState]:
-        """Where the rows are, and what else a factor is known by."""
+        """Stored columns of the factor, and its state, from a note of the store."""
         panels, index, corner = list[KeptColumns](), list[Array](), np.zeros((note["panels"][-1][1],) * 2)
         for first, stop in note["panels"]:
             index.append(self._array(first, stop, "index").load()[:, 0])
@@ -142,14 +142,14 @@ class KeptPreconditioner:
         self.store.delete(group)  # of a run that was killed before it noted them
         self.store.create_group(group)
         width, itemsize = stop - first, np.dtype(factor.dtype).itemsize
-        height = max(1, CHUNK_BYTES // (itemsize * width))
+        height = max(1, COLUMN_CHUNK_BYTES // (itemsize * width))
         arrays = [self._created(group, f"rows-{a}-{b}", (b - a, width), height) for a, b in factor.segments]
         factor.write_columns(first, arrays)
         self.write_bytes = factor.columns.n * width * itemsize / max(time.monotonic() - began, 1e-6)
         square = state.corner[first:stop]
         numbers = {"index": state.index[first:, None].astype(np.float64), "corner": square, "left": state.left[:, None]}
         for name, values in numbers.items():
-            height = max(1, CHUNK_BYTES // (8 * values.shape[1]))
+            height = max(1, COLUMN_CHUNK_BYTES // (8 * values.shape[1]))
             self._created(group, name, values.shape, height, "float64").fill(np.ascontiguousarray(values))
         panels = [] if before is None else before["panels"]
         self._note = {

@@ -22,7 +22,7 @@ from dkrr.fitting.gram import FactoredGram, Float32Gram, GramMatrix, GramOperato
 from dkrr.fitting.iteration import pivot_rule, pivots_of, settings_of
 from dkrr.fitting.normal_rows import NormalRows
 from dkrr.fitting.requests import FitRequest, WarmStart
-from dkrr.fitting.results import Solution, Solved, fitted_function, result_of
+from dkrr.fitting.results import FittedModel, Solution, fitted_function, result_of
 from dkrr.fitting.storage import Checkpoints
 from dkrr.linalg.curvature import ByCompleteFactors, ByPartialFactor, NewtonPreconditioners, NoPreconditioners, Solve
 from dkrr.linalg.dual_objective import DualObjective
@@ -54,7 +54,7 @@ ObjectiveAt = Callable[[float, Point, Array | None], Objective]
 
 
 class FormObjective(NamedTuple):
-    """What a form makes of the data."""
+    """Objective of one form, with the training rows that it reads."""
 
     rows: Rows | None
     """The training rows, readable after the fit; None in the primal form."""
@@ -269,11 +269,11 @@ class PathPoint:
 
 @dataclass(frozen=True)
 class PathState:
-    """How far a path has come."""
+    """Progress of a path over λ, as a checkpoint has it."""
 
     done: tuple[PathPoint, ...] = ()
     point: Point | None = None
-    """Where the next step, or the next λ, begins; None: at the start that was given."""
+    """Starting point of the next step, or of the next λ; None: the start that was given."""
     newton: NewtonState | None = None
     """State of the run for the λ after those that are done; None: it has not begun."""
     references: Array | None = None
@@ -346,7 +346,7 @@ ADVICE = {
 }
 
 
-def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Progress) -> tuple[Solved, ...]:
+def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Progress) -> tuple[FittedModel, ...]:
     """Carry out a plan for every λ of the data, each from the solution before.
 
     The first begins where the request says, if it fits the plan, else at zero. Steps that are finished before an error
@@ -362,10 +362,12 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
             None if made.near is None else made.near(alpha, one.point)
             for alpha, one in zip(data.alphas, found, strict=True)
         ]
-    models = [_solved(data, plan, context, made.rows, one, near) for one, near in zip(found, of_near, strict=True)]
+    models = [
+        _fitted_model(data, plan, context, made.rows, one, near) for one, near in zip(found, of_near, strict=True)
+    ]
     if len(models) == 1:
         models = [replace(models[0], result=replace(models[0].result, seconds=time.perf_counter() - begun))]
-    if context.temporary is not None and all(m.model.keep_alive is None for m in models):
+    if context.temporary is not None and all(m.function.keep_alive is None for m in models):
         context.temporary.delete()
     return tuple(models)
 
@@ -392,9 +394,9 @@ def _beyond_the_gradient(result: SolveResult, tol: float) -> str:
     )
 
 
-def _solved(
+def _fitted_model(
     data: LabelledData, plan: Plan, context: Context, rows: Rows | None, found: PathPoint, near: Array | None
-) -> Solved:
+) -> FittedModel:
     outcome, state, point, is_dual = found.outcome, found.outcome.state, found.point, plan.form == "dual"
     solution = Solution(
         dual_coef=point.coef if is_dual else None,
@@ -420,7 +422,7 @@ def _solved(
         probability_change=outcome.probability_change,
     )
     model = fitted_function(data, plan, solution, context.temporary)
-    return Solved(model, result, solution.dual_coef, start=point)
+    return FittedModel(model, result, solution.dual_coef, start=point)
 
 
 def _minimise(

@@ -31,6 +31,7 @@ from dkrr.data.open import is_in_blocks, place_of_targets
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError
 from dkrr.fitting.grids import Box
+from dkrr.fitting.request_plans import plan_for_rows, plan_in_box
 from dkrr.fitting.requests import (
     INTERVAL_FOLDS,
     Settings,
@@ -42,8 +43,6 @@ from dkrr.fitting.requests import (
     checked_width,
     fields_of_classes,
     fields_of_targets,
-    plan_for_rows,
-    plan_in_box,
     refuse_extreme_weights,
 )
 from dkrr.fitting.sampled import with_bounding_box
@@ -476,7 +475,7 @@ def _kernels(given: dict[str, Any], kernel_params: Any, *, is_search: bool) -> l
 
 
 def _uncertainty_of(uncertainty: Any, *, is_regression: bool) -> Any:
-    """What a regression is to keep for standard deviations."""
+    """Checked `uncertainty` of a regression; raises InputError for a classification."""
     found = checked_uncertainty(uncertainty)
     if found is not False and not is_regression:
         raise InputError(

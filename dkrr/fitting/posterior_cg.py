@@ -31,8 +31,9 @@ from dkrr.fitting.gaussian_process import (
 )
 from dkrr.fitting.gram import GramOperator
 from dkrr.fitting.iteration import iteration_of, pivot_rule, pivots_of
-from dkrr.fitting.prediction import BLOCK_ROWS
-from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
+from dkrr.fitting.prediction import PREDICTED_ROWS
+from dkrr.fitting.request_plans import with_spectrum
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.linalg.conjugate_gradient import Iteration
 from dkrr.linalg.iteration_state import State
@@ -47,7 +48,7 @@ from dkrr.planning.problem import Problem
 from dkrr.planning.strategy import Iterative
 from dkrr.planning.uncertainty import UncertaintyPlan, plan_iterations
 
-GOAL = 0.5
+END_FRACTION = 0.5
 """Fraction of the relative width at which a column ends, judged by rᵀM⁻¹r of the iteration itself."""
 MIN_TOL = 1e-13
 """Smallest relative residual that is required of a column: it ends there, however wide its bounds are."""
@@ -58,7 +59,7 @@ TIGHTENING = 4.0
 MAX_WIDTH_LEFT = 0.7
 """A continuation that leaves a larger fraction of a width has met the limit of rounding, and is the last."""
 KNOWN_TOL = 1e-7
-"""Largest relative residual of the systems of the targets and of the free constant."""
+"""Largest relative residual of the systems of the targets and of the intercept."""
 N_PROBES = 64
 """Random vectors of the likelihood's determinant."""
 PROBE_TOL = 1e-2
@@ -91,7 +92,7 @@ class IteratedPosterior(Posterior):
         self.data = centre_linear_parts(data) if data.fit_intercept else data
         self.kernel, self.alpha, self._scale = self.data.kernel, alpha, self.data.dual_scale()
         self._doubts = list[str]()
-        """What the systems of the targets lack, which all that is computed from them says."""
+        """Doubts about the systems of the targets, which are messages of all that is computed from them."""
 
     def __getstate__(self) -> dict[str, Any]:
         if self.data.fit_intercept:
@@ -102,7 +103,7 @@ class IteratedPosterior(Posterior):
         self,
         rows: Rows,
         first: int = 0,
-        block_rows: int = BLOCK_ROWS,  # noqa: ARG002 - a plan made when the run begins says how many
+        block_rows: int = PREDICTED_ROWS,  # noqa: ARG002 - a plan made when the run begins says how many
     ) -> Iterator[tuple[slice, VarianceBounds]]:
         loose = list[Array]()
         constant = self._known[1] if self.data.fit_intercept else None  # its bounds are certified
@@ -136,7 +137,7 @@ class IteratedPosterior(Posterior):
 
     @cached_property
     def _known(self) -> tuple[Array, BoundedSolution | None]:
-        """yᵀA⁻¹y of every target less its free constant, and the system of the constant.
+        """yᵀA⁻¹y of every target less its intercept, and the system of the constant.
 
         Computed in a separate run, so that they do not depend on the rows whose variances were asked for first.
         """
@@ -163,7 +164,7 @@ class IteratedPosterior(Posterior):
         return found, constant
 
     def _doubt_digits(self, found: Array, error: Array) -> None:
-        """Note quadratic forms that may be off by more than bounds of variances, since a free constant takes most."""
+        """Note quadratic forms that may be off by more than bounds of variances, since the intercept takes most."""
         if not (error <= RELATIVE_WIDTH * found).all():
             with np.errstate(divide="ignore", invalid="ignore"):
                 relative = float(np.max(np.abs(error / found)))
@@ -173,13 +174,13 @@ class IteratedPosterior(Posterior):
             )
 
     def _solved(self, run: "_BoundedRun", right_sides: Array, tol: float) -> BoundedSolution:
-        solved, doubt = run.solved(right_sides, tol)
+        solved, doubt = run.solve(right_sides, tol)
         self._doubts += [doubt] if doubt else []
         return solved
 
     @contextmanager
     def _opened(self, n_rows: int) -> Iterator["_BoundedRun"]:
-        """What a run needs, for as long as it takes; planned for the memory of this process as it is then."""
+        """Context, matrix and preconditioner of a run, planned for the memory of this process when it begins."""
         if self._problem is None:
             self._problem = with_spectrum(self._request.problem(), self._request.rows)
         how = plan_iterations(self._problem, detect(self._request.settings.memory_limit, None), n_rows)
@@ -205,7 +206,7 @@ class _BoundedRun:
     bounds: ResidualBounds
     shift: float
     constant: Array
-    """c, also without a free constant: the direction of the largest eigenvalue."""
+    """c, also without an intercept: the direction of the largest eigenvalue."""
 
     @classmethod
     def of(cls, data: TrainingData, alpha: float, how: UncertaintyPlan, context: Context, n_rows: int) -> "_BoundedRun":
@@ -248,7 +249,7 @@ class _BoundedRun:
         iteration.estimates_condition = False
         return iteration
 
-    def solved(self, right_sides: Array, tol: float) -> tuple[BoundedSolution, str]:
+    def solve(self, right_sides: Array, tol: float) -> tuple[BoundedSolution, str]:
         """Systems solved to a relative residual, and words for a residual that is larger; empty without one."""
         iteration, doubt = self.iteration(right_sides), ""
         iteration.tol = tol
@@ -269,7 +270,7 @@ class _BoundedRun:
         prior : ndarray of shape (m,)
             k(x, x).
         constant : BoundedSolution, optional
-            System of the free constant.
+            System of the constant, with an intercept.
         """
         iteration = self.iteration(cross)
         ending = _Ending(iteration, prior, np.ones(len(prior)))
@@ -352,14 +353,16 @@ class _Ending:
         cycle = state.cycle
         assert cycle is not None
         left = cycle.product * self._sizes[cycle.columns] ** 2
-        near = np.flatnonzero(self.factor[cycle.columns] * left <= GOAL * RELATIVE_WIDTH * self._prior[cycle.columns])
+        near = np.flatnonzero(
+            self.factor[cycle.columns] * left <= END_FRACTION * RELATIVE_WIDTH * self._prior[cycle.columns]
+        )
         near = near[np.isfinite(cycle.goal[near])]
         if not len(near):
             return
         columns = cycle.columns[near]
         x = state.x[:, columns] + cycle.correction[:, near]
         energy = ((self._right[:, columns] + cycle.residual[:, near]) * x).sum(axis=0) * self._sizes[columns] ** 2
-        ended = self.factor[columns] * left[near] <= GOAL * RELATIVE_WIDTH * (self._prior[columns] - energy)
+        ended = self.factor[columns] * left[near] <= END_FRACTION * RELATIVE_WIDTH * (self._prior[columns] - energy)
         self._shown[columns] = left[near]
         cycle.goal[near[ended]] = np.inf
         tol = np.array(self._iteration.tol)

@@ -36,7 +36,8 @@ from dkrr.fitting.primal_rows import (
     sums_of_others,
     weighted_means,
 )
-from dkrr.fitting.requests import FitRequest, Targets, plan_of
+from dkrr.fitting.request_plans import plan_of
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import Kept, Left
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.fitting.tiled_folds import errors_in_tiles, stored_context
@@ -59,7 +60,7 @@ Opens = Callable[[Plan], Progress]
 
 
 class DualPosterior(CholeskyPosterior):
-    """From a factor of diag(c) K diag(c) + diag(s)."""
+    """Posterior in dual form, from a factor of diag(c) K diag(c) + diag(s)."""
 
     _stored: Matrix | None = None
     """The factor where a saved model has it, which workers read instead of a large one in memory."""
@@ -404,7 +405,7 @@ class PrimalPosterior(CholeskyPosterior):
 
 
 def array_of(rows: Rows, width: int) -> Array:
-    """Array of so many rows that a fit has left, or a saved model holds, in memory."""
+    """Array in memory, with `width` rows, that a fit has left or a saved model holds."""
     if isinstance(rows, MemoryRows):
         return np.asarray(rows.array)
     assert isinstance(rows, CheckedRows)

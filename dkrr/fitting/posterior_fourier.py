@@ -30,7 +30,8 @@ from dkrr.fitting.fourier_rows import BLOCK_ROWS, FOLD_ROUNDING, MAX_ERROR, ROW_
 from dkrr.fitting.gaussian_process import Array, CholeskyPosterior, Estimate, Numbers, warn_of_width
 from dkrr.fitting.posterior_cholesky import Opens, array_of
 from dkrr.fitting.primal_rows import MIN_ONE_MINUS_LEVERAGE, loo_errors, rows_in_block, sums_of_others
-from dkrr.fitting.requests import FitRequest, Targets, plan_of
+from dkrr.fitting.request_plans import plan_of
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import Kept
 from dkrr.kernels.fourier_grid import FourierZones, Grid
 from dkrr.kernels.nonuniform import ACCURACY, Complex

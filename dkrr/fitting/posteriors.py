@@ -1,4 +1,4 @@
-"""What a fitted regression says of its own errors: standard deviations, the likelihood, leave-one-out residuals.
+"""Posteriors of a fitted regression: standard deviations, the likelihood, leave-one-out residuals.
 
 Kernel ridge regression is the mean of a Gaussian process with covariance s² k and noise of variance s² λ / wᵢ. All of
 this follows from the Cholesky factor of K + λW⁻¹ (in primal form of ΦᵀWΦ + λI), which the fit leaves (`uncertainty`),
@@ -29,7 +29,8 @@ from dkrr.fitting.posterior_cg import IteratedPosterior
 from dkrr.fitting.posterior_cholesky import DualPosterior, PrimalPosterior
 from dkrr.fitting.posterior_fourier import FourierPosterior
 from dkrr.fitting.prediction import refuse_nan
-from dkrr.fitting.requests import FitRequest, Targets, plan_of, with_spectrum
+from dkrr.fitting.request_plans import plan_of, with_spectrum
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.results import Kept
 from dkrr.fitting.storage import MemoryStorage
 from dkrr.kernels import Kernel, Polynomial, Sigmoid
@@ -69,11 +70,11 @@ class Posteriors:
     request : FitRequest
         Request of the fit.
     kernel : Kernel
-        That of the fit, with what it drew from the rows and its origins.
+        Kernel of the fit, with what it drew from the rows and its origins.
     kept : mapping, optional
         By λ, what the fit has left, or a saved model holds, of the processes with a factor.
     grid : FourierGrid, optional
-        Of the fit.
+        Grid of the fit.
     """
 
     _show_progress: bool | None = None
@@ -103,7 +104,7 @@ class Posteriors:
         self._fold_models = dict[str, list[tuple[Numbers, FoldModels]] | RefittedFolds]()
         """By the name of the folds."""
         self._kept_folds = dict[str, list[KeptFolds]]()
-        """The same of a saved model."""
+        """Models without folds in a saved model, by the name of the folds."""
         self.plan: UncertaintyPlan | None = None
         """Plan of the last call that had a choice; runs of conjugate gradient are planned again when they begin."""
         others = {"y": outputs.values, "sample_weight": request.weights}
@@ -127,7 +128,7 @@ class Posteriors:
         return self._request
 
     def within(self, memory_limit: int | str | None, show_progress: bool | None) -> "Posteriors":
-        """The same ones, which from now on keep to this limit of memory, and show their progress or not."""
+        """Set the limit of memory and the display of progress for later calls, and return these posteriors."""
         self._show_progress = show_progress
         if memory_limit != self._request.settings.memory_limit:
             for name in ("_given", "_request"):
@@ -229,7 +230,7 @@ class Posteriors:
 
     @cached_property
     def _resources(self) -> Resources:
-        """What this machine has when it is first asked for, before a factor takes some of it."""
+        """Resources of this machine at the first access, before a factor takes some of its memory."""
         return detect(self._request.settings.memory_limit, None)
 
     @cached_property
@@ -322,7 +323,7 @@ class Posteriors:
         return {alpha: one.kept() for (alpha, _), (_, one) in zip(self._groups, models, strict=True)}
 
     def planned_deviations(self, n_rows: int, resources: Resources, *, in_stores: bool) -> tuple[Deviations, ...]:
-        """How standard deviations of some number of rows are computed by each process; nothing is computed yet.
+        """Plan of the standard deviations of `n_rows` rows by each posterior; nothing is computed yet.
 
         With `in_stores` large factors of saved models are read where they are stored, as workers do.
         """
@@ -391,7 +392,7 @@ class Posteriors:
     def variances(self, n_rows: int, scale: float | None, block_rows: int | None = None) -> "Variances":
         """Variances of some number of rows for s², or (None) for that of every target.
 
-        At most `block_rows` of them are computed together; None: as many as there is memory for.
+        At most `block_rows` of them are computed together; None: the largest number that fits in memory.
         """
         processes = self.of_rows(n_rows)
         return Variances(processes, scale, block_rows or self._rows_together(processes))

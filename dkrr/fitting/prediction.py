@@ -23,7 +23,7 @@ from dkrr.data.table import FrameRows
 from dkrr.data.transformers import TransformedRows, transformed_block
 from dkrr.data.watched import FEW
 from dkrr.errors import InputError, NotFiniteError
-from dkrr.fitting.results import FittedFunction
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.linalg.sources import kernel_blocks, located, shifted
 from dkrr.planning.detection import usable_threads
 from dkrr.text import plural
@@ -31,15 +31,15 @@ from dkrr.text import plural
 Advance = Callable[[float], None]
 """Is told which fraction of the work was done since the last call."""
 
-BLOCK_ROWS = 1024
+PREDICTED_ROWS = 1024
 """Rows that are predicted together."""
 TRANSFORMED_ROWS, TRANSFORMED_BYTES = 2**18, 2**26
-"""The same with features whose products are transforms."""
-BLOCK_TRAINING_ROWS = 4096
-"""Training rows of a strip of the kernel that is in memory at once (32 MiB with BLOCK_ROWS)."""
+"""Most rows, and bytes of rows, that are predicted together by features whose products are transforms."""
+STRIP_TRAINING_ROWS = 4096
+"""Training rows of a strip of the kernel that is in memory at once (32 MiB with PREDICTED_ROWS)."""
 MIN_PARALLEL_ENTRIES = 4e6
 """Kernel entries from which several threads share the work."""
-BLOCK_BYTES = 16 * 2**20
+PREDICTED_BYTES = 16 * 2**20
 """Bound for each of: rows of a block, their features, their predictions, and training rows read from a store."""
 LAZY_BLOCK_BYTES = 16 * 2**20
 """Bound for the rows and for the predictions of a block of a lazy prediction."""
@@ -74,7 +74,7 @@ def check_rows(model: FittedFunction, rows: Rows) -> None:
 def at_once(
     rows: Rows, compute: Callable[..., NDArray[np.float64]], advance: Advance | None = None
 ) -> NDArray[np.float64]:
-    """What is computed of all rows, one block of those after a transformer after another; see `by_blocks`.
+    """Apply `compute` to all rows at once, or block by block after a transformer; see `by_blocks`.
 
     `compute` is given `advance`, if there is one, which is told the fraction of all rows that is done.
     """
@@ -142,7 +142,7 @@ def predict_together(
     is_transform = model.feature_map is not None and model.feature_map.is_transform
     is_parallel = is_transform or (model.coef is None and size >= MIN_PARALLEL_ENTRIES)
     wanted = min(len(starts), share) if is_parallel else 1
-    with _threads_in_use(os.getpid()).take(wanted, share) as threads:
+    with _threads_in_use(os.getpid()).reserve(wanted, share) as threads:
         if threads == 1:
             width = rows.shape[1] + model.n_targets  # of the first: others do not change its bits
             with blas.one_thread(share == 1 or 2.0 * width * max(size, n) < blas.SMALL_FLOPS):
@@ -174,7 +174,7 @@ class _ThreadsInUse:
         self._lock, self._n = Lock(), 0
 
     @contextmanager
-    def take(self, wanted: int, limit: int) -> Iterator[int]:
+    def reserve(self, wanted: int, limit: int) -> Iterator[int]:
         """Reserve up to `wanted` threads, of at most `limit` at once, and at least the calling one."""
         with self._lock:
             given = max(1, min(wanted, limit - self._n))
@@ -237,7 +237,7 @@ def block_rows(model: FittedFunction, rows: Rows) -> int:
     widths = [rows.dense_window_row_bytes, 8 * model.n_targets]
     if model.feature_map is not None and not (rows.is_sparse and model.feature_map.keeps_sparse):
         widths.append(8 * model.feature_map.dimension(model.n_features))
-    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(widths)))
+    return max(1, min(PREDICTED_ROWS, PREDICTED_BYTES // max(widths)))
 
 
 def _predict_block(models: Sequence[FittedFunction], x: Any, first: int) -> Iterator[NDArray[np.float64]]:
@@ -254,9 +254,9 @@ def _predict_block(models: Sequence[FittedFunction], x: Any, first: int) -> Iter
     assert model.rows is not None
     outs = [np.tile(one.intercept, (m, 1)) for one in models]
     n = model.rows.shape[0]
-    height = min(n, BLOCK_TRAINING_ROWS)
+    height = min(n, STRIP_TRAINING_ROWS)
     if model.rows.is_sparse or not model.rows.is_in_memory:
-        height = max(1, min(height, BLOCK_BYTES // model.rows.dense_window_row_bytes))
+        height = max(1, min(height, PREDICTED_BYTES // model.rows.dense_window_row_bytes))
     gram = np.empty((m, height))
     for start in range(0, n, height):
         stop = min(start + height, n)
@@ -288,7 +288,7 @@ def by_blocks(rows: Rows, width: int, compute: Callable[[Rows, int], NDArray[np.
     width : int
         Numbers of one row.
     compute : callable
-        From rows in memory, and the number of the first, to an array of shape (m, width).
+        Computes an array of shape (m, width) from rows in memory and the number of the first row.
     """
     widest, transformer = max(rows.shape[1], width), None
     if isinstance(rows, TransformedRows) and not isinstance(rows.inputs, FrameRows):

@@ -13,9 +13,9 @@ from dkrr.data.table import FrameRows
 from dkrr.data.transformers import InMemoryRows, TransformedRows
 from dkrr.errors import DkrrError
 from dkrr.fitting.context import QUIET_SECONDS
+from dkrr.fitting.fitted_function import FittedFunction
 from dkrr.fitting.posteriors import Posteriors
 from dkrr.fitting.prediction import Advance
-from dkrr.fitting.results import FittedFunction
 from dkrr.planning.detection import detect
 from dkrr.planning.measures import with_measured_kernel
 from dkrr.planning.predictions import (
@@ -35,9 +35,9 @@ MIN_PLANNED, FLOPS_PER_ENTRY = 1e8, 100.0
 one of them."""
 SHOWN = 1e9
 """Units of a display in a second: it counts in whole operations."""
-BLOCK_BYTES = 16 * 2**20
+WRITTEN_BYTES = 16 * 2**20
 """Rows, and predictions, of a block that is read and written."""
-MAX_BLOCK_ROWS = 65536
+MAX_WRITTEN_ROWS = 65536
 HERE = Reason("no-client", "in this process, since there is no Dask client")
 NOT_LAZY = Reason("rows-in-memory", "in this process, where the rows are: those in files and Dask arrays go to workers")
 ON_WORKERS = Reason("client", "on the workers of the Dask client, which read the rows where they are")
@@ -45,12 +45,12 @@ ON_WORKERS = Reason("client", "on the workers of the Dask client, which read the
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of new rows, besides their predictions."""
+    """Requested outputs for new rows: predictions, standard deviations, intervals."""
 
     n_columns: int
     """Columns of predictions, standard deviations and ends of intervals together."""
     processes: Posteriors | None = None
-    """Those of a regression, where standard deviations or intervals are asked for."""
+    """Posteriors of a regression, for standard deviations or intervals."""
     return_std: bool = False
     folds: Any = ()
     """Rows of each fold of the intervals; none without them."""
@@ -58,9 +58,9 @@ class Asked:
 
 def _rows_per_block(n_targets: int, rows: Rows) -> int:
     """Rows that are read, predicted and written together where memory allows."""
-    height = min(MAX_BLOCK_ROWS, BLOCK_BYTES // (8 * n_targets))
+    height = min(MAX_WRITTEN_ROWS, WRITTEN_BYTES // (8 * n_targets))
     # Those after a transformer have their own blocks, and their entries are not counted for this.
-    of_rows = rows.block_rows if isinstance(rows, TransformedRows) else BLOCK_BYTES // rows.dense_window_row_bytes
+    of_rows = rows.block_rows if isinstance(rows, TransformedRows) else WRITTEN_BYTES // rows.dense_window_row_bytes
     return max(1, min(height, of_rows))
 
 
@@ -170,7 +170,7 @@ def displayed(
     Yields
     ------
     tuple of callables or None
-        What predictions and standard deviations tell how far they have come.
+        Functions to which predictions and standard deviations report their progress.
     """
     size = float(rows.shape[0]) * n_training * (n_training / FLOPS_PER_ENTRY if return_std else 1.0)
     found = None
@@ -186,5 +186,5 @@ def displayed(
 
 
 def telling(progress: Progress, seconds: float) -> Advance:
-    """What is told which fraction is done of work that takes so long, a part of an open stage."""
+    """Function that adds a fraction of work of about `seconds` to an open stage of the display."""
     return lambda fraction: progress.advance(seconds * SHOWN * fraction)

@@ -1,4 +1,4 @@
-"""Checked arguments of a fit (settings, rows, targets or labels), and the plan for them."""
+"""Checked arguments of a fit: settings, rows, targets or labels."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,35 +23,19 @@ from dkrr.data import Rows, as_rows, load_array, load_labels
 from dkrr.data.open import place_of_targets
 from dkrr.data.rows import scan
 from dkrr.errors import InputError, InputTypeError, StoreError, WrongStoreError
-from dkrr.fitting.grids import (
-    SURELY_FASTER,
-    Box,
-    box_of,
-    choose_cheaper_form,
-    is_worth_scanning,
-    may_have_grid,
-    try_dual_plan,
-)
 from dkrr.kernels import AdditiveChi2, Kernel
-from dkrr.kernels.fourier_grid import FourierGrid, grid_columns
-from dkrr.kernels.kernel_features import is_drawn, refuse_more_components_than_rows
+from dkrr.kernels.fourier_grid import FourierGrid
+from dkrr.kernels.kernel_features import is_drawn
 from dkrr.kernels.map_base import FeatureMap
 from dkrr.kernels.names import kernel_of
 from dkrr.linalg.likelihood import Bernoulli, Likelihood, Softmax
 from dkrr.linalg.newton import Point
-from dkrr.linalg.preconditioners import MAX_SAMPLE_BYTES, MIN_SAMPLED_ROWS, SAMPLE, estimated_spectrum
 from dkrr.linalg.products import SAFE_SIZES
 from dkrr.linalg.refinement import Cholesky
 from dkrr.linalg.result import Status
-from dkrr.linalg.solver_settings import ConjugateGradient, Float32Cholesky
+from dkrr.linalg.solver_settings import ConjugateGradient
 from dkrr.planning import Plan
-from dkrr.planning.calibration import measured_plan
-from dkrr.planning.detection import detect
-from dkrr.planning.explain import is_soon_done
-from dkrr.planning.measures import with_measured_kernel
-from dkrr.planning.planner import make_plan
-from dkrr.planning.problem import NOTHING_SET, Because, Form, Layout, Problem, Spectrum
-from dkrr.planning.resources import Resources
+from dkrr.planning.problem import NOTHING_SET, Because, Form, Layout, Problem
 from dkrr.store import RunStore, TileGrid
 from dkrr.store.places import refuse_missing_folder
 from dkrr.text import plural
@@ -89,7 +73,7 @@ class Settings:
     grid: FourierGrid | None = None
     """Features of the kernel in the box of the rows, once a plan has chosen them."""
     uncertainty: bool | Literal["intervals"] = False
-    """What a regression keeps for standard deviations: nothing, its factors, or also the models without a fold."""
+    """State that a regression keeps for standard deviations: none, its factors, or also the models without a fold."""
 
     @classmethod
     def checked(
@@ -203,17 +187,17 @@ class WarmStart:
 class DualStart:
     """Solutions of the dual systems of a ridge regression from which conjugate gradient begins.
 
-    They are those of (C K C + λ I) β = C (y − ȳ), and with a free intercept of C 1 for every λ, C² = diag(w).
+    The systems are (C K C + λ I) β = C (y − ȳ), and with an intercept those of C 1 for every λ, C² = diag(w).
     """
 
     solutions: Array
-    """Of shape (n, t)."""
+    """β of the targets, of shape (n, t)."""
     constants: Mapping[float, Array]
-    """By λ, of shape (n,); empty without a free intercept."""
+    """β of the constant by λ, of shape (n,); empty without an intercept."""
     alphas: Array
     """λ that each target was solved with, of shape (t,)."""
     note: str
-    """Where they are from."""
+    """Message that names the origin of the solutions."""
 
     def of_targets(self, targets: NDArray[np.intp]) -> "DualStart":
         """Starting solutions of the targets `targets`."""
@@ -232,7 +216,7 @@ def _model_of(plan: Plan) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a kernel was fitted to before its rows were rows of numbers."""
+    """Kernel that was fitted to documents or tables, and access to these, before they were encoded as numbers."""
 
     kernel: Kernel
     """The kernel before."""
@@ -254,9 +238,9 @@ class FitRequest:
     weights: Array | None
     """Sample weights (times class weights), of shape (n,); None: ones."""
     start: WarmStart | DualStart | None = None
-    """What a fit of this loss begins from, if it iterates; in the dual form for a DualStart."""
+    """Starting solution of a fit of this loss, if it iterates; a DualStart is for the dual form."""
     learned: Learned | None = None
-    """What the kernel was fitted to, if its values depend on that."""
+    """Documents or tables that the kernel was fitted to, if its values depend on them."""
     folds: Sequence[NDArray[np.intp]] = ()
     """Rows of the folds without which models are computed as well; with uncertainty="intervals" only."""
     processes: Callable[..., Any] | None = None
@@ -267,7 +251,7 @@ class FitRequest:
     """The request as it was made, before a fit drew a feature map or chose another solver."""
 
     def with_settings(self, **changes: Any) -> Self:
-        """The same request with other settings."""
+        """Request with other settings."""
         return replace(self, settings=replace(self.settings, **changes))
 
     @property
@@ -291,70 +275,6 @@ class FitRequest:
             **self.outputs.problem_fields(),
         )
         return found if self.settings.grid is None else replace(found, feature_map=self.settings.grid)
-
-
-def plan_of(request: FitRequest, resources: Resources | None = None) -> Plan:
-    """Plan of a fit; raises PlanError if none stays within the limits. Resources that are not given are found."""
-    settings, rows = request.settings, request.rows
-    refuse_more_components_than_rows(settings.kernel, rows.shape[0])
-    problem = request.problem()
-    # Before the sample, some of whose memory stays in use.
-    resources = detect(settings.memory_limit, settings.store, rows=rows.url) if resources is None else resources
-    return plan_for_rows(problem, rows, resources)
-
-
-def plan_in_box(problem: Problem, resources: Resources, box: Box) -> Plan:
-    """Plan without rows, of which only the box is known."""
-    if not may_have_grid(problem):
-        return measured_plan(problem, resources)
-    return choose_cheaper_form(try_dual_plan(problem, lambda p: measured_plan(p, resources)), problem, resources, box)
-
-
-def plan_for_rows(problem: Problem, rows: Rows, resources: Resources, box: Box | None = None) -> Plan:
-    """Plan that knows the spectrum where its choice depends on it: a sample takes as long as a small fit.
-
-    So it is with the box of the rows, for a Fourier grid, unless it is given.
-    """
-    problem = with_measured_kernel(problem, rows)
-    if not may_have_grid(problem):
-        return _plan_for_rows(problem, rows, resources)
-    dual = try_dual_plan(problem, lambda p: make_plan(p, resources))
-    if not is_worth_scanning(dual):
-        return _plan_for_rows(problem, rows, resources)
-    box = box_of(rows, grid_columns(problem.kernel, problem.d)) if box is None else box
-    found = choose_cheaper_form(dual, problem, resources, box)
-    if isinstance(dual, Plan) and dual.seconds < SURELY_FASTER * found.seconds:  # the spectrum may make a difference
-        found = choose_cheaper_form(
-            try_dual_plan(problem, lambda p: _plan_for_rows(p, rows, resources)), problem, resources, box
-        )
-    return found
-
-
-def _plan_for_rows(problem: Problem, rows: Rows, resources: Resources) -> Plan:
-    """Plan for rows in memory or on disk; Fourier features are not considered."""
-    plan = make_plan(problem, resources) if problem.solver is None else None
-    if plan is not None and plan.chosen.is_direct and is_soon_done(problem, plan.seconds):
-        return plan
-    # Without a bound of its entries a kernel has iterations only at request (`explain.doubt`).
-    may_iterate = problem.solver is not None or problem.kernel.has_unit_diagonal
-    sampled = with_spectrum(problem, rows) if may_iterate else problem
-    return measured_plan(sampled, resources, plan if sampled is problem else None)
-
-
-def with_spectrum(problem: Problem, rows: Rows) -> Problem:
-    """The problem with its kernel measured, and its spectrum estimated.
-
-    The latter only if conjugate gradient may be chosen and a sample costs little.
-    """
-    p = problem = with_measured_kernel(problem, rows)
-    is_asked_for = isinstance(p.solver, ConjugateGradient) and not isinstance(p.solver.preconditioner, Float32Cholesky)
-    is_possible = p.solver is None and min(p.alphas) > 0
-    is_costly = p.kernel.is_precomputed or bool(p.kernel.functions) or rows.is_computed or is_drawn(p.kernel)
-    is_costly = is_costly or SAMPLE * p.bytes_of_row > MAX_SAMPLE_BYTES
-    if p.form == "primal" or p.n < MIN_SAMPLED_ROWS or is_costly or not (is_asked_for or is_possible):
-        return problem
-    found = estimated_spectrum(p.kernel, rows)
-    return problem if found is None else replace(problem, spectrum=Spectrum(*found))
 
 
 def stored_layout(store: str) -> Layout | None:

@@ -10,8 +10,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,12 @@ from numpy.typing import NDArray
 
 from dkrr import blas
 from dkrr.data import MemoryRows, Rows
-from dkrr.data.rows import dense
 from dkrr.errors import NotFiniteError, StoreError
 from dkrr.fitting.context import Context
 from dkrr.fitting.data import FitData, TrainingData
+from dkrr.fitting.fitted_function import FittedFunction
+from dkrr.fitting.gram import gram_diagonal
 from dkrr.kernels import Kernel
-from dkrr.kernels.base import KernelTo
 from dkrr.kernels.centring import Centring
 from dkrr.kernels.fourier_grid import FourierGrid, FourierZones
 from dkrr.kernels.map_base import FeatureMap
@@ -33,85 +32,21 @@ from dkrr.linalg.iteration_state import CGOutcome
 from dkrr.linalg.newton import Point
 from dkrr.linalg.products import column_norms
 from dkrr.linalg.result import CAUTION_ABOVE, DUAL_SYSTEM, SolveResult, caution, direct_status
-from dkrr.linalg.sources import located
 from dkrr.planning import Plan
 from dkrr.planning.problem import Form
 from dkrr.store.run_store import WORK
 
-KEPT_BYTES = 16 * 2**20
-"""Most memory of what a function keeps of the training rows for predictions of a few rows."""
+Array = NDArray[np.float64]
+
 VARIES_ABOVE = 1e3
 """Ratio of the largest k(x, x) to the smallest, below which scales of rows do not explain a matrix that is singular."""
 
 
-@dataclass(frozen=True)
-class FittedFunction:
-    """f(x) = φ(x)ᵀ w + b, or Σᵢ αᵢ k(x, xᵢ) + b; predicts in primal form if `coef` is given."""
-
-    kernel: Kernel
-    n_features: int
-    coef: NDArray[np.float64] | None
-    """w, of shape (D, t)."""
-    feature_map: FeatureMap | None
-    """φ; given if and only if `coef` is."""
-    dual_coef: NDArray[np.float64] | None
-    """α, of shape (n, t)."""
-    rows: Rows | None
-    """Training rows, for the dual form."""
-    intercept: NDArray[np.float64]
-    """b, of shape (t,)."""
-    intercept_shift: NDArray[np.float64] | None = None
-    """Difference of the intercept of the kernel about 0 from b, of shape (t,), if `kernel` has an origin."""
-    keep_alive: Any = None
-    """Owner of the temporary folder of `rows`, if any."""
-
-    @property
-    def plain_intercept(self) -> NDArray[np.float64]:
-        """Intercept of the kernel about 0, whatever origin the fit used; shape (t,)."""
-        return self.intercept if self.intercept_shift is None else self.intercept + self.intercept_shift
-
-    def kernel_to(self, start: int, stop: int) -> KernelTo | None:
-        """k(·, xᵢ) of some training rows, which is kept; None if too much would be kept of all rows together."""
-        if not self._keeps_kernels:
-            return None
-        known = self._kernels_to.get((start, stop))
-        if known is None:
-            # Two threads may both do this: either result will do.
-            assert self.rows is not None
-            known = self._kernels_to[start, stop] = self.kernel.to(self.rows.read(start, stop))
-        return known
-
-    @cached_property
-    def _keeps_kernels(self) -> bool:
-        rows = self.rows
-        if rows is None or rows.is_sparse or not rows.is_in_memory:
-            return False
-        return self.kernel.kept_bytes(*rows.shape) <= KEPT_BYTES
-
-    @cached_property
-    def _kernels_to(self) -> dict[tuple[int, int], KernelTo]:
-        return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # without what is kept
-
-    @property
-    def grid(self) -> FourierGrid | None:
-        """Grid of the fit in the box of its rows; None if it has none."""
-        return self.feature_map.inside if isinstance(self.feature_map, FourierZones) else None
-
-    @property
-    def n_targets(self) -> int:
-        """Number of targets."""
-        return len(self.intercept)
-
-
-Array = NDArray[np.float64]
-
 EPS = float(np.finfo(float).eps)
-ROUNDING = 2 * EPS
+NORM_ROUNDING = 2 * EPS
 """Times √n Σ Kᵢᵢ αᵢ²: error of αᵀKα (measured on rows that repeat each other: up to a third of this)."""
-_BLOCK = 1024
+SUMMED_ROWS = 1024
+"""Rows that are added up together."""
 
 
 def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) -> tuple[Array, tuple[str, ...]]:
@@ -128,10 +63,10 @@ def function_norms(data: TrainingData, rows: Rows, coef: Array, squares: Array) 
     -------
     norms : ndarray of shape (t,)
     messages : tuple of str
-        What is below rounding, or not far above it.
+        Warnings of norms that are below rounding, or not far above it.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        errors = ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
+        errors = NORM_ROUNDING * math.sqrt(data.n) * _weighted_squares(data.kernel, rows, coef)
         known = ~(squares <= errors)
         norms, bounds = np.sqrt(np.where(known, squares, 0.0)), np.sqrt(errors)
         # q less its error e has the root (1 − e / q)^½ √q, and q with it added is nearer.
@@ -161,8 +96,8 @@ def _weighted_squares(kernel: Kernel, rows: Rows, coef: Array) -> Array:
     if kernel.has_unit_diagonal:
         return np.einsum("ij,ij->j", coef, coef)  # type: ignore[no-any-return]
     diagonal, total = np.maximum(gram_diagonal(kernel, rows), 0.0), np.zeros(coef.shape[1])
-    for start in range(0, len(coef), _BLOCK):  # with many targets no second array of their size
-        here = slice(start, start + _BLOCK)
+    for start in range(0, len(coef), SUMMED_ROWS):  # with many targets no second array of their size
+        here = slice(start, start + SUMMED_ROWS)
         total += np.einsum("ij,ij->j", diagonal[here, None] * coef[here], coef[here])
     return total
 
@@ -183,31 +118,13 @@ def scale_of(data: TrainingData, form: Form) -> str:
     return f"{what} is up to {size:.1e}, and the rounding of such entries {EPS * size:.1e}{remedy}"
 
 
-def gram_diagonal(kernel: Kernel, rows: Rows) -> Array:
-    """Kᵢᵢ, of shape (n,), a block of rows at a time."""
-    n = rows.shape[0]
-    if kernel.has_unit_diagonal:
-        return np.ones(n)
-    diagonal = np.empty(n)
-    for start in range(0, n, _BLOCK):
-        stop = min(start + _BLOCK, n)
-        here = slice(start, stop)
-        if kernel.is_precomputed:
-            # Only entries around the diagonal are read.
-            diagonal[here] = dense(rows.read(start, stop, here)).diagonal()
-        else:
-            with located(here, here):
-                diagonal[here] = kernel.diagonal(rows.read(start, stop))
-    return diagonal
-
-
 SHIFT_ROWS = 1024
 """Training rows in memory at once for the intercept of a kernel with an origin."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a fit leaves besides the factor of one λ."""
+    """Rows and temporary folder that a fit leaves besides the factor of one λ."""
 
     rows: Rows | None = None
     """The training rows as the fit has read them; None: those of the request."""
@@ -241,7 +158,7 @@ class Solution:
     residual: float
     """Largest true relative residual."""
     residual_of: str = DUAL_SYSTEM
-    """What that is of; see SolveResult."""
+    """System of that residual; see SolveResult."""
     condition: float = math.nan
     """Estimate of κ₂ of the matrix."""
     outcome: CGOutcome | None = None
@@ -261,17 +178,17 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class Solved:
-    """Fitted value and report of one model."""
+class FittedModel:
+    """Fitted function of one model, and the report of its fit."""
 
-    model: FittedFunction
+    function: FittedFunction
     result: SolveResult
     dual_coef: Array | None
     """α, of shape (n, t); also where the model predicts in primal form."""
     norms: Array | None = None
     """‖f‖ in the kernel's space, of shape (t,); None for a classification."""
     start: Point | None = None
-    """Where a later classification may begin."""
+    """Starting point of a later classification."""
     processes: Any = None
     """Gaussian processes (`Posteriors`) of a fit with uncertainty; None: they are made when they are asked for."""
 
@@ -314,22 +231,22 @@ def result_of(solution: Solution, plan: Plan, context: Context, **facts: Any) ->
 
 
 def quadratics(data: TrainingData, dual_coef: Array) -> Array:
-    """yᵀ(K + λW⁻¹)⁻¹y of every target less its free constant, Σ (yᵢ − ȳ) αᵢ, of shape (t,)."""
+    """yᵀ(K + λW⁻¹)⁻¹y of every target less its intercept, Σ (yᵢ − ȳ) αᵢ, of shape (t,)."""
     means, total = data.target_means(), np.zeros(dual_coef.shape[1])
-    for start in range(0, data.n, _BLOCK):  # with many targets no second array of their size
-        here = slice(start, start + _BLOCK)
+    for start in range(0, data.n, SUMMED_ROWS):  # with many targets no second array of their size
+        here = slice(start, start + SUMMED_ROWS)
         total += np.einsum("ij,ij->j", data.targets[here] - means, dual_coef[here])
     return total
 
 
-def solved(
+def fitted_model(
     data: TrainingData,
     plan: Plan,
     solution: Solution,
     context: Context,
     begun: float,
     processes: Any = None,
-) -> Solved:
+) -> FittedModel:
     """Fitted value and result of a solution.
 
     Parameters
@@ -354,7 +271,7 @@ def solved(
     if owner is not None and not is_used:
         owner.delete()
     result = result_of(solution, plan, context, seconds=time.perf_counter() - begun)
-    return Solved(model, result, dual_coef, norms, processes=processes)
+    return FittedModel(model, result, dual_coef, norms, processes=processes)
 
 
 def _norms(model: FittedFunction, solution: Solution, data: TrainingData) -> tuple[Array, tuple[str, ...]]:
@@ -425,7 +342,7 @@ def _shift(
     coef: Array | None,
     solution: Solution,
 ) -> Array:
-    """Value at 0 of the fitted function without its intercept, less the same of the kernel about 0; shape (t,)."""
+    """Value at 0 of the fitted function without its intercept, minus that with the kernel about 0; shape (t,)."""
     if coef is not None:
         assert data.feature_map is not None and plan.problem.feature_map is not None
         return difference_at_zero(data.feature_map, plan.problem.feature_map, data.rows.shape[1]) @ coef

@@ -1,4 +1,4 @@
-"""From a request to fitted models: sample maps, plan, carry out the plan, fall back to a direct solver, warn.
+"""Fit models for a request: sample maps, plan, carry out the plan, fall back to a direct solver, warn.
 
 `SOLVERS` has how each way to solve is carried out, for any form at any place.
 """
@@ -24,8 +24,9 @@ from dkrr.fitting.dual_ridge import DirectDual, FactoredDual, IteratedDual
 from dkrr.fitting.fourier_ridge import FourierRidge, refused_alpha
 from dkrr.fitting.iteration import resumed
 from dkrr.fitting.primal_ridge import DirectPrimal, IteratedPrimal
-from dkrr.fitting.requests import DualStart, FitRequest, plan_of
-from dkrr.fitting.results import Kept, Solution, Solved, quadratics, scale_of, solved
+from dkrr.fitting.request_plans import plan_of
+from dkrr.fitting.requests import DualStart, FitRequest
+from dkrr.fitting.results import FittedModel, Kept, Solution, fitted_model, quadratics, scale_of
 from dkrr.fitting.sampled import centre_linear_parts, with_sampled_maps
 from dkrr.fitting.storage import with_repairs
 from dkrr.kernels.fourier_grid import FourierGrid
@@ -49,7 +50,7 @@ def solve_directly(
     context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
-    """One factorisation for each distinct λ."""
+    """Solve by one factorisation for each distinct λ."""
     for system in form.systems():
         with in_terms_of_alpha([system.alpha], plan.form, partial(scale_of, data, plan.form)):
             form.solve(system)
@@ -87,7 +88,7 @@ def solve_with_float32_factor(
     context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
-    """One factorisation in float32 for each distinct λ, and iterations in float64 with it."""
+    """Solve by one factorisation in float32 for each distinct λ, and iterations in float64 with it."""
     outcomes = list[CGOutcome]()
     for system in form.systems():
         with in_terms_of_alpha([system.alpha], "dual", partial(scale_of, data, "dual")):
@@ -102,7 +103,7 @@ def solve_by_transforms(
     context: Context,  # noqa: ARG001
     start: DualStart | None = None,  # noqa: ARG001
 ) -> Solution:
-    """One pass over the rows for all systems, and others that refine their solutions."""
+    """Solve by one pass over the rows for all systems, and others that refine their solutions."""
     with in_terms_of_alpha(np.unique(data.alphas), plan.form, partial(scale_of, data, plan.form)):
         return form.solution()
 
@@ -137,7 +138,7 @@ def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart
     return solve_in_batches(form, data, plan, context, solve_batch)
 
 
-def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[Solved]:
+def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[FittedModel]:
     """Carry out a plan; what is finished before an error stays in a store that the user gave."""
     begun = time.perf_counter()
     start = request.start if isinstance(request.start, DualStart) else None
@@ -146,7 +147,7 @@ def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress
         processes = processes_left(request, data, solution)
         if processes is not None and request.folds:
             processes.fold_models(request.folds, context)
-    return (solved(data, plan, solution, context, begun, processes),)
+    return (fitted_model(data, plan, solution, context, begun, processes),)
 
 
 def processes_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:
@@ -190,11 +191,11 @@ def merged(outcomes: Sequence[CGOutcome]) -> CGOutcome:
 
 
 class LossFit(NamedTuple):
-    """How models of one loss are fitted."""
+    """Functions that fit models of one loss."""
 
     data: Callable[[Any, dict[str, Any]], Any]
     """Data of its outputs, with the fields that all data share."""
-    carry_out: Callable[[FitRequest, Any, Plan, Progress], tuple[Solved, ...]]
+    carry_out: Callable[[FitRequest, Any, Plan, Progress], tuple[FittedModel, ...]]
     shortfall: Callable[[SolveResult, Plan], str]
     """Words for a result that is less accurate than requested."""
 
@@ -210,12 +211,12 @@ class Fit:
     """Plan of a fit, and its models."""
 
     plan: Plan
-    solved: tuple[Solved, ...]
-    """One model; one for each λ of a path."""
+    models: tuple[FittedModel, ...]
+    """Fitted models: a single one, or one for each λ of a path."""
 
     def noted(self, messages: tuple[str, ...]) -> Self:
-        """The same, whose results say this before their own messages."""
-        return replace(self, solved=_noted(self.solved, messages))
+        """Fit whose results have these messages before their own."""
+        return replace(self, models=_noted(self.models, messages))
 
 
 def fit(request: FitRequest, show_progress: bool | None) -> Fit:
@@ -256,40 +257,40 @@ def fit(request: FitRequest, show_progress: bool | None) -> Fit:
         raise InputError(f"{lost} on a Fourier grid; expected a larger alpha, or the kernel itself")
     if data.fit_intercept:
         data = centre_linear_parts(data, request.settings.store)
-    broken, solved = "", tuple[Solved, ...]()
+    broken, models = "", tuple[FittedModel, ...]()
     try:
-        solved = _fit_regression(request, data, plan, progress)
+        models = _fit_regression(request, data, plan, progress)
     except Float32BreakdownError as error:
         broken = str(error)
     if broken:  # outside of the handler, which keeps the factor in memory that has failed
-        plan, solved = _without_float32(request, data, broken, show_progress)
-    if _may_be_retried(request, solved):
-        largest = max(one.result.residual for one in solved)
+        plan, models = _without_float32(request, data, broken, show_progress)
+    if _may_be_retried(request, models):
+        largest = max(one.result.residual for one in models)
         with suppress(PlanError):
             message = request.outputs.retry_message.format(residual=largest)
-            plan, solved = _with_solver(Cholesky(), request, data, message, show_progress)
+            plan, models = _with_solver(Cholesky(), request, data, message, show_progress)
     if spent is not None:
-        solved = (_after_drawing(solved[0], plan, *spent), *solved[1:])
-    for one in solved:
+        models = (_after_drawing(models[0], plan, *spent), *models[1:])
+    for one in models:
         _warn(one.result, plan)
-    return Fit(plan, solved)
+    return Fit(plan, models)
 
 
-def _after_drawing(first: Solved, plan: Plan, seconds: float, peak_bytes: int) -> Solved:
-    """The same with the time of drawing centres, and its memory, which is the calling process's."""
+def _after_drawing(first: FittedModel, plan: Plan, seconds: float, peak_bytes: int) -> FittedModel:
+    """Add the time and the memory of drawing centres, in the calling process, to a result."""
     most = first.result.peak_bytes if plan.execution == "dask" else max(first.result.peak_bytes, peak_bytes)
     return replace(first, result=replace(first.result, seconds=first.result.seconds + seconds, peak_bytes=most))
 
 
-def _may_be_retried(request: FitRequest, solved: tuple[Solved, ...]) -> bool:
+def _may_be_retried(request: FitRequest, models: tuple[FittedModel, ...]) -> bool:
     """Whether conjugate gradient, which the planner chose, failed, and no store holds its run."""
     is_free = request.settings.solver is None and request.settings.store is None
-    return is_free and any(one.result.status in request.outputs.retried for one in solved)
+    return is_free and any(one.result.status in request.outputs.retried for one in models)
 
 
 def _without_float32(
     request: FitRequest, data: FitData, message: str, show_progress: bool | None
-) -> tuple[Plan, tuple[Solved, ...]]:
+) -> tuple[Plan, tuple[FittedModel, ...]]:
     """Plan and fit once more with a factor in float64; by conjugate gradient if that needs more memory than allowed."""
     try:
         return _with_solver(Cholesky(), request, data, message, show_progress)
@@ -299,7 +300,7 @@ def _without_float32(
 
 def _with_solver(
     solver: Cholesky | ConjugateGradient, request: FitRequest, data: FitData, message: str, show_progress: bool | None
-) -> tuple[Plan, tuple[Solved, ...]]:
+) -> tuple[Plan, tuple[FittedModel, ...]]:
     """Plan and fit once more with another solver; the message says why."""
     because = Because(solver=Reason("solver-failed", message))
     request = replace(request.with_settings(solver=solver), start=None, because=because)
@@ -309,20 +310,20 @@ def _with_solver(
     return plan, _noted(_fit_regression(request, data, plan, progress), (message,))
 
 
-def _fit_regression(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[Solved, ...]:
+def _fit_regression(request: FitRequest, data: FitData, plan: Plan, progress: Progress) -> tuple[FittedModel, ...]:
     """Models of a plan; what is damaged in the store that was given is computed again."""
     carry_out = LOSSES[plan.problem.loss].carry_out
     store = request.settings.store
     stores = () if store is None else (store,)
-    solved, repairs = with_repairs(stores, lambda: carry_out(request, data, plan, progress))
+    models, repairs = with_repairs(stores, lambda: carry_out(request, data, plan, progress))
     for text in repairs:
         progress.note(text)
-    return _noted(solved, repairs)
+    return _noted(models, repairs)
 
 
-def _noted(solved: tuple[Solved, ...], messages: tuple[str, ...]) -> tuple[Solved, ...]:
-    results = [replace(one.result, messages=(*messages, *one.result.messages)) for one in solved]
-    return tuple(replace(one, result=result) for one, result in zip(solved, results, strict=True))
+def _noted(models: tuple[FittedModel, ...], messages: tuple[str, ...]) -> tuple[FittedModel, ...]:
+    results = [replace(one.result, messages=(*messages, *one.result.messages)) for one in models]
+    return tuple(replace(one, result=result) for one, result in zip(models, results, strict=True))
 
 
 def _warn(result: SolveResult, plan: Plan) -> None:

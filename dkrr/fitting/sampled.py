@@ -68,7 +68,7 @@ def _boxed(phi: FourierGrid, rows: Rows) -> FourierGrid:
 
 
 def centre_linear_parts(data: Data, store: str | None = None) -> Data:
-    """The same problem with an origin near the rows, for fits with a free intercept.
+    """Move the origin of the kernel near the rows, for fits with an intercept.
 
     The model is the same. Data are returned as they are where that brings nothing (see `kernels.centring`), and with
     CSR rows, which it would fill.

@@ -7,7 +7,7 @@ from typing import Any
 from dkrr.data import Rows
 from dkrr.errors import InputError, PlanError
 from dkrr.fitting.grids import (
-    SURELY_FASTER,
+    DECISIVE_SPEEDUP,
     Box,
     box_of,
     finufft_missing,
@@ -17,7 +17,8 @@ from dkrr.fitting.grids import (
     try_dual_plan,
     with_fourier_features,
 )
-from dkrr.fitting.requests import Settings, with_spectrum
+from dkrr.fitting.request_plans import with_spectrum
+from dkrr.fitting.requests import Settings
 from dkrr.kernels.fourier_grid import ROUNDING, grid_columns
 from dkrr.kernels.nonuniform import is_available
 from dkrr.planning import Plan
@@ -32,7 +33,7 @@ from dkrr.store.paths import resolved_place
 
 
 def within_store(settings: Settings, name: str) -> Settings:
-    """The same settings with a store within theirs, if they have one."""
+    """Settings with a store within that of `settings`, if there is one."""
     return settings if settings.store is None else replace(settings, store=f"{resolved_place(settings.store)}/{name}")
 
 
@@ -54,7 +55,7 @@ def search_plan(
     problems : sequence of Problem
         As for `plan_scores`, without the spectrum; one for each kernel.
     sizes : sequence of FoldSizes
-        Of each kernel.
+        Sizes of the folds, for each kernel.
     rows : Rows or None
         None: only the sizes of the problems are known.
     resources : Resources
@@ -96,7 +97,7 @@ def scoring_plan(problem: Problem, sizes: FoldSizes, rows: Rows | None, resource
         if is_worth_scanning(dual):
             box = box_of(rows, grid_columns(problem.kernel, problem.d))
             grid, reason = _on_grid(problem, sizes, resources, box)
-            if grid is not None and (not isinstance(dual, Plan) or dual.seconds > SURELY_FASTER * grid.seconds):
+            if grid is not None and (not isinstance(dual, Plan) or dual.seconds > DECISIVE_SPEEDUP * grid.seconds):
                 return grid
     try:
         found = plan_scores(with_spectrum(problem, rows), sizes, resources)

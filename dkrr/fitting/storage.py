@@ -1,4 +1,4 @@
-"""What a run keeps, and where: in this process's memory, or in a store that workers read and another run resumes.
+"""Arrays and checkpoints of a run: in this process's memory, or in a store that workers read and another run resumes.
 
 Iterations write checkpoints to the store, from the last of which a killed run resumes. What does not match its checksum
 is discarded, and computed again by its tasks.
@@ -33,7 +33,7 @@ class Storage(ABC):
     """Arrays of one run by group and name, and small values by name."""
 
     keeps: bool
-    """They stay after the run, for one that resumes it."""
+    """Whether the arrays stay after the run, for one that resumes it."""
 
     @abstractmethod
     def vectors(self, group: str, name: str, grid: TileGrid, width: int, data: Any = None) -> Vectors:
@@ -301,7 +301,7 @@ class Snapshots:
     def write(self, arrays: dict[str, Array], plain: dict[str, Any], shown: dict[str, Any]) -> None:
         """Save them, with what `dkrr.status` shows; they are complete when the store's description names them.
 
-        Those of the last checkpoint stay: a finished run that is read again writes nothing.
+        The arrays of the last checkpoint stay: a finished run that is read again writes nothing.
         """
         digests = {name: digest_of(arrays[name]) for name in sorted(arrays)}
         if self._last == (digests, plain):
@@ -409,14 +409,14 @@ def with_repairs(stores: Sequence[str], work: Callable[[], Value]) -> tuple[Valu
     Returns
     -------
     value
-        Of the work.
+        Result of `work`.
     messages : tuple of str
-        What was discarded.
+        Descriptions of the parts that were discarded.
 
     Raises
     ------
     DamagedChunkError
-        Of another store, or where damage does not end.
+        If another store is damaged, or damage appears again.
     """
     runs = [RunStore(resolved_place(store)) for store in stores]
     for run in runs:

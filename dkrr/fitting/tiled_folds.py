@@ -32,7 +32,7 @@ STAGE = "held-out models"
 
 @dataclass(frozen=True)
 class FoldErrors:
-    """What the model without a fold is made of."""
+    """Held-out errors of a fold, and their forward substitution: they determine the model without the fold."""
 
     errors: Array
     """Scaled errors e_F of its rows, of shape (len(fold), t)."""
@@ -64,7 +64,7 @@ def errors_in_tiles(
     Parameters
     ----------
     left_out : HeldOutErrors
-        Of a factor that all workers of the executor read.
+        Held-out errors by a factor that all workers of the executor read.
     folds : sequence of ndarray of intp
     context : Context
         With a store.

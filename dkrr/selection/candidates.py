@@ -1,4 +1,4 @@
-"""From a request to the chosen λ and kernel: score every candidate, refine the best one, and fit all rows."""
+"""Choose λ and the kernel for a request: score every candidate, refine the best one, and fit all rows."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +15,8 @@ from dkrr.errors import InputError
 from dkrr.fitting import Fit, fit
 from dkrr.fitting.context import QUIET_SECONDS
 from dkrr.fitting.posteriors import Posteriors
-from dkrr.fitting.requests import FitRequest, Targets, plan_of
+from dkrr.fitting.request_plans import plan_of
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.search_plans import within_store
 from dkrr.planning.detection import detect
 from dkrr.planning.searches import SelectionPlan
@@ -110,7 +111,7 @@ def displayed(plan: SelectionPlan, show_progress: bool | None) -> CombinedProgre
 
 
 def _of_scores(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    """What the runs of the scores have to say, of each message one."""
+    """Distinct messages of the runs of the scores."""
     return tuple(dict.fromkeys(f"scores: {text}" for one in candidates for text in one.report.messages))
 
 

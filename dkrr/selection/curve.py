@@ -60,7 +60,7 @@ class LearningCurve:
             Fractions of the training rows of a fold, or numbers of rows.
         weights : ndarray of shape (n,), optional
         groups : array-like of shape (n,), optional
-            One group after another is drawn, with all of its rows.
+            Groups, each drawn with all of its rows.
         random_state : int
 
         Raises
@@ -121,7 +121,7 @@ def _order(folds: Folds, groups: Any, random_state: int) -> Numbers:
 
 @dataclass(frozen=True)
 class Gain:
-    """What the score gained by the last doubling of the training rows.
+    """Gain of the score by the last doubling of the training rows.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class Gain:
         return float(stdtrit(self.n_folds - 1, (1 + CONFIDENCE) / 2)) * self.standard_error
 
     def conclusion(self) -> str:
-        """What it says of more rows."""
+        """Sentence on what more rows would gain."""
         (n, m), (before, after) = self.sizes, self.scores
         gain, margin = self.per_doubling, self.margin
         found = f"from {n:,.0f} to {m:,.0f} the score went from {before:.5g} to {after:.5g}"

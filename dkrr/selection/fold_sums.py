@@ -115,7 +115,7 @@ class PrimalFolds:
         for a, (alpha, (factor, coef)) in enumerate(zip(alphas.tolist(), solved, strict=True)):
             found = sums.rounding(alpha, factor, coef, self._n_features)
             relative = found / np.where(sizes[a] > 0, sizes[a], 1.0)
-            self._report.take(a, fold, float(relative.max()), INACCURATE_ABOVE)
+            self._report.add_residual(a, fold, float(relative.max()), INACCURATE_ABOVE)
 
     def _residuals(self, where: slice, features: Array, about: Array | None, means: Array | float) -> Array:
         """Targets of some rows, without means and without what some coefficients predict."""
@@ -171,7 +171,7 @@ class PrimalFolds:
         for a in np.flatnonzero(certain):
             for f, rows in enumerate(folds.test):
                 total = len(rows) if self._data.weights is None else self._data.weights[rows].sum()
-                sheet.take_squares(int(a), f, squares[f, a * t : (a + 1) * t], float(total))
+                sheet.add_squares(int(a), f, squares[f, a * t : (a + 1) * t], float(total))
         if not certain.all():
             self._predict(np.flatnonzero(~certain), coefs, sheet)
 
@@ -271,9 +271,9 @@ class PrimalFolds:
         for k, a in enumerate(chosen.tolist()):
             for f in range(len(folds)):
                 if kept:
-                    sheet.take(a, f, kept[f][:, k * t : (k + 1) * t])
+                    sheet.add_predictions(a, f, kept[f][:, k * t : (k + 1) * t])
                 else:
-                    sheet.take_squares(a, f, squares[f, k * t : (k + 1) * t], float(totals[f]))
+                    sheet.add_squares(a, f, squares[f, k * t : (k + 1) * t], float(totals[f]))
 
     def _of_all_rows(self, alphas: Array) -> tuple[NormalSums, list[tuple[Array, Array]], Array, Array]:
         """Sums, factor and coefficients of every λ, and means of features, (p,), and targets, (t,), that these lack."""
@@ -327,9 +327,9 @@ class PrimalFolds:
         total = data.n if data.weights is None else data.weights.sum()
         for a in range(len(alphas)):
             if kept:
-                sheet.take(a, 0, kept[a])
+                sheet.add_predictions(a, 0, kept[a])
             else:
-                sheet.take_squares(a, 0, squares[a], float(total))
+                sheet.add_squares(a, 0, squares[a], float(total))
 
 
 def _in_task(meter: Meter, function: Callable[[int, int], Any], start: int, stop: int) -> Any:  # noqa: ARG001

@@ -7,7 +7,7 @@ the others::
     (C K C + λ I) q = C K g      u = g − C q
     dV = −2 [uᵀ (dK) C β − dλ qᵀβ]
 
-With a free constant both systems are bordered by c = C 1: β stands for β_y − b A⁻¹c with cᵀβ = 0, and q for q − s A⁻¹c
+With an intercept both systems are bordered by c = C 1: β stands for β_y − b A⁻¹c with cᵀβ = 0, and q for q − s A⁻¹c
 with cᵀq = 1ᵀg. So all derivatives take one more solve, for as many columns and with the same preconditioner, and one
 pass over K for all lengths together (`linalg.length_sums`). A residual r of the first solve changes V by −2 qᵀr, to
 first order, which is taken off: its square is left.
@@ -33,9 +33,9 @@ from dkrr.linalg.preconditioners import Identity, Preconditioner
 from dkrr.linalg.products import TrainingSetOperator, TrainingSets, column_sizes, root_mean_squares
 from dkrr.planning import Plan
 from dkrr.planning.strategy import Iterative
+from dkrr.selection.fold_systems import predictions_with_intercept
 from dkrr.selection.folds import Folds
-from dkrr.selection.scores import freed_predictions
-from dkrr.selection.sweep import LEAST_TOL, MAX_TIGHTENINGS, SLACK, target_batches
+from dkrr.selection.sweep import MAX_TIGHTENINGS, MIN_FOLD_TOL, SLACK, target_batches
 
 Array = NDArray[np.float64]
 
@@ -82,7 +82,7 @@ class Evaluation:
     predictions: tuple[Array, ...]
     """Predictions of the rows that each fold holds out, of shape (k, t)."""
     iterations: int
-    """Of conjugate gradient, for both systems."""
+    """Iterations of conjugate gradient, for both systems."""
     excess: float
     """Largest true relative residual over the one that was asked for: beyond 1 a system has not converged."""
 
@@ -95,7 +95,7 @@ class HeldOutError:
     data : EvaluatedData
     folds : Folds
     plan : Plan
-        Of conjugate gradient for the systems of all folds, with as many targets as there are in one run.
+        Plan of conjugate gradient for the systems of all folds, with the number of targets of one run.
     context : Context
     tol : float, optional
         Relative residual of the systems; None: that of the plan.
@@ -188,7 +188,7 @@ class HeldOutError:
             # Columns are folds × (targets, 1): the last one of each fold is A⁻¹c.
             sums = np.einsum("ij,ijk->jk", self._scales, beta.reshape(-1, n_folds, t + 1))
             constants = np.divide(sums[:, :t], sums[:, t:])
-            beta, residual = (_without_constant(v, constants) for v in (beta, residual))
+            beta, residual = (_without_intercept(v, constants) for v in (beta, residual))
             v = first.x[:, t :: t + 1]
             q = q - np.repeat(v / sums[:, t], t, axis=1) * (np.einsum("ij,ij->j", c, q) - g.sum(axis=0))
         value -= 2.0 * float(np.vdot(q, residual))
@@ -211,15 +211,15 @@ class HeldOutError:
         products = solution.products()[self._folds.test[fold], where]
         if not self._data.fit_intercept:
             return products
-        return freed_predictions(products, self._scales[:, fold] @ solution.x[:, where])
+        return predictions_with_intercept(products, self._scales[:, fold] @ solution.x[:, where])
 
     def _wanted(self, errors: Array, targets: slice) -> float:
         """Residual that the errors of a fold ask for (see `sweep`)."""
         part = root_mean_squares(errors) / self._sizes[targets]
-        return max(self._tol * min(1.0, SLACK * float(part.min())), LEAST_TOL)
+        return max(self._tol * min(1.0, SLACK * float(part.min())), MIN_FOLD_TOL)
 
 
-def _without_constant(columns: Array, constants: Array) -> Array:
+def _without_intercept(columns: Array, constants: Array) -> Array:
     """Columns v_y − b v_1 of every fold, of shape (n, folds × t), from its columns v_y and v_1 and b, (folds, t)."""
     n_folds, t = constants.shape
     each = columns.reshape(-1, n_folds, t + 1)
@@ -233,7 +233,7 @@ class GradientSystems:
     ----------
     matrix : LengthGram
     factor : PivotedCholesky or None
-        Of K; None: without a preconditioner.
+        Low-rank factor of K; None: without a preconditioner.
     scales : ndarray of shape (n, n_folds)
         C.
     alpha : float
@@ -268,7 +268,7 @@ class GradientSystems:
         return TrainingSets(self._scales, of_column), np.full(len(of_column), self.alpha)
 
     def solve(self, right_sides: Array) -> "FoldSolution":
-        """Solve for as many columns of every fold, of shape (n, folds × width)."""
+        """Solve for `width` columns of every fold; `right_sides` has shape (n, folds × width)."""
         width = right_sides.shape[1] // self._scales.shape[1]
         sets, shift = self._of_width(width)
         preconditioner = self._preconditioner
@@ -303,7 +303,7 @@ class FoldSolution:
 
     @property
     def residual(self) -> Array:
-        """True residual, of the same shape."""
+        """True residual, of the shape of the right-hand sides."""
         assert self._iteration.last is not None
         return self._iteration.last.residual * self._sizes
 

@@ -77,8 +77,8 @@ class GridFolds:
         ‖Φ(A + λI)⁻¹‖ ≤ ½ λ^(−½); that of rounding is of A, and is divided by λ itself.
         """
         for a, condition in enumerate((total * self._rows.grid.unit / alphas).tolist()):
-            report.take(a, fold, float(residuals[a]), 2.0 * MAX_ERROR / math.sqrt(condition))
-            report.take(a, fold, rounding, MAX_ERROR / condition)
+            report.add_residual(a, fold, float(residuals[a]), 2.0 * MAX_ERROR / math.sqrt(condition))
+            report.add_residual(a, fold, rounding, MAX_ERROR / condition)
 
     def _training_sums(self) -> "Sequence[GridSums]":
         """Sums of the training rows of every fold."""
@@ -147,9 +147,9 @@ class GridFolds:
             columns = slice(a * t, (a + 1) * t)
             for f in range(len(folds)):
                 if kept:
-                    sheet.take(a, f, kept[f][:, columns])
+                    sheet.add_predictions(a, f, kept[f][:, columns])
                 else:
-                    sheet.take_squares(a, f, squares[f, columns], float(totals[f]))
+                    sheet.add_squares(a, f, squares[f, columns], float(totals[f]))
 
     def _score_each_row(self, alphas: Array, sheet: ScoreSheet, report: Report) -> None:
         data, rows, grid = self._data, self._rows, self._rows.grid
@@ -173,7 +173,7 @@ class GridFolds:
             if len(near):
                 errors[near] = errors_without(rows, near, alpha)
             if not sheet.takes_squares:
-                sheet.take(a, 0, data.targets - errors)
+                sheet.add_predictions(a, 0, data.targets - errors)
                 continue
             weights = rows.weights(slice(0, data.n))
-            sheet.take_squares(a, 0, weights @ errors**2, float(weights.sum()))
+            sheet.add_squares(a, 0, weights @ errors**2, float(weights.sum()))

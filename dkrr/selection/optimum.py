@@ -21,7 +21,8 @@ from dkrr.data.rows import digest_of
 from dkrr.errors import DkrrError, InputError, StoreError, warn_inaccurate
 from dkrr.fitting.context import QUIET_SECONDS, open_context
 from dkrr.fitting.data import shared_fields
-from dkrr.fitting.requests import FitRequest, Targets, with_spectrum
+from dkrr.fitting.request_plans import with_spectrum
+from dkrr.fitting.requests import FitRequest, Targets
 from dkrr.fitting.sampled import centre_linear_parts
 from dkrr.kernels import Kernel
 from dkrr.kernels.lengths import WithLengths
@@ -36,13 +37,13 @@ from dkrr.store.run_store import ENDED, STAGE
 from dkrr.text import Explained, plural
 
 Array = NDArray[np.float64]
-What = Literal["isotropic", "ard", "alpha"]
+OptimizedParameters = Literal["isotropic", "ard", "alpha"]
 
 RANGE = 1000.0
 """Factor by which λ and every length may become larger or smaller than where they start."""
-LEAST_GAIN = 1e-3
+MIN_GAIN = 1e-3
 """Relative decrease of the error by a step below which the search has converged."""
-LEAST_SLOPE = 1e-3
+MIN_SLOPE = 1e-3
 """Relative change of the error over that of any parameter, below which it has."""
 TOL_RATIO = 0.1
 """Residual of an evaluation over that of scores: line searches compare errors that differ by little."""
@@ -52,7 +53,7 @@ EVALUATIONS = "evaluations"
 
 @dataclass(frozen=True, repr=False)
 class Optimum(Explained):
-    """Where the search by gradients has ended: the best of its evaluations.
+    """Best evaluation of a search by gradients, and how the search ended.
 
     ``str(optimum)`` explains it, as a notebook does.
 
@@ -79,7 +80,7 @@ class Optimum(Explained):
     gradients : ndarray
         Derivatives of the scores by the logarithms of λ and of the lengths, of shape (n_evaluations, 1 + lengths).
     plan : ScoringPlan
-        How an evaluation was computed, and what it should have cost.
+        Method of the evaluations, and their projected cost.
     stages : tuple of Stage
         Time of all evaluations by stage.
     predictions : tuple of ndarray
@@ -134,18 +135,18 @@ class Optimum(Explained):
 
 @dataclass(frozen=True)
 class Search:
-    """What is to be optimised, and for how long."""
+    """Parameters to optimise, and the largest number of evaluations."""
 
-    what: What
+    what: OptimizedParameters
     max_evaluations: int
 
     @classmethod
     def checked(cls, what: Any, max_evaluations: Any) -> "Search | None":
-        """From a user's arguments; None for None."""
+        """Search from a user's arguments; None for None."""
         n_evaluations = whole(max_evaluations, "max_evaluations", 1)
         if what is None:
             return None
-        if not isinstance(what, str) or what not in get_args(What):
+        if not isinstance(what, str) or what not in get_args(OptimizedParameters):
             raise InputError(
                 f"optimize is {shown(what)}; expected None, 'isotropic' (λ and one length for all "
                 f"columns), 'ard' (λ and a length for each column) or 'alpha' (λ alone)"
@@ -357,7 +358,7 @@ def optimise(
     ----------
     search : Search
     request : FitRequest
-        Of a fit with the λ and the kernel to begin with, to the residual that scores need, without a store.
+        Request of a fit with the first λ and kernel, to the residual that scores need, without a store.
     folds : Folds
     sizes : FoldSizes
     resources : Resources
@@ -419,7 +420,7 @@ def optimise(
 
 def _minimised(objective: _Objective, start: Array) -> tuple[bool, str]:
     """Whether the search has converged, and why it ended."""
-    options = {"ftol": LEAST_GAIN, "gtol": LEAST_SLOPE, "maxiter": 10**6, "maxfun": 10**9}
+    options = {"ftol": MIN_GAIN, "gtol": MIN_SLOPE, "maxiter": 10**6, "maxfun": 10**9}
     bounds = [(s - log(RANGE), s + log(RANGE)) for s in start]
     try:
         found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
@@ -441,15 +442,15 @@ def _ends_of_range(objective: _Objective, start: Array) -> str:
     """Parameters of the best evaluation that are at an end of their range, and would go on; empty if none is."""
     best = objective.best
     found, slopes = objective.parameters[best], objective.gradients[best] / objective.values[best]
-    low = (found <= start - log(RANGE)) & (slopes > LEAST_SLOPE)
-    high = (found >= start + log(RANGE)) & (slopes < -LEAST_SLOPE)
+    low = (found <= start - log(RANGE)) & (slopes > MIN_SLOPE)
+    high = (found >= start + log(RANGE)) & (slopes < -MIN_SLOPE)
     beyond, values = np.flatnonzero(low | high), np.exp(found)
     names = [f"alpha = {values[k]:.3g}" if k == 0 else f"length {k - 1} = {values[k]:.3g}" for k in beyond]
     return ", ".join(names)
 
 
 def _shortfalls(objective: _Objective, message: str, *, converged: bool) -> Iterator[str]:
-    """What the result lacks."""
+    """Messages on what the result lacks."""
     if not converged:
         yield f"the search for lengths and alpha has not converged: {message}; the best of its evaluations is taken"
     if objective.excess > 1:
@@ -460,7 +461,7 @@ def _shortfalls(objective: _Objective, message: str, *, converged: bool) -> Iter
 
 
 def _fingerprint(search: Search, data: EvaluatedData, folds: Folds, start: Array) -> dict[str, Any]:
-    """What evaluations in a store depend on, but for X, which the stores of the candidates are compared by."""
+    """Values that evaluations in a store depend on, except X, by which the stores of the candidates are compared."""
     parts = [np.concatenate([folds.training(k), [-1], test]) for k, test in enumerate(folds.test)]
     return {
         "optimize": search.what,

@@ -1,4 +1,4 @@
-"""Scores of held-out predictions for every λ and fold, what else a selection reports, and the systems of one run."""
+"""Scores of held-out predictions for every λ and fold, and the report of the systems behind them."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -8,8 +8,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dkrr.fitting.data import TrainingData
-from dkrr.linalg.products import TrainingSets, column_norms, column_sizes, root_mean_squares
 from dkrr.linalg.result import INACCURATE_ABOVE, SolveResult, Status
 from dkrr.selection.folds import Folds
 from dkrr.text import first_names
@@ -78,7 +76,7 @@ class ScoreSheet:
         """Whether some of the targets may be scored at a time."""
         return self.per_target or self._score is negative_squared_error or self._targets.shape[1] == 1
 
-    def take(self, a: int, fold: int, predictions: Array, columns: slice = slice(None)) -> None:
+    def add_predictions(self, a: int, fold: int, predictions: Array, columns: slice = slice(None)) -> None:
         """Score predictions of a fold's rows, of shape (k, t'), by a model of one λ (by all of leave-one-out's)."""
         values = self.score(fold, predictions, columns)
         if self._kept is not None:
@@ -103,7 +101,7 @@ class ScoreSheet:
         """Whether sums of squares over the rows of a fold are enough."""
         return self.is_squared_error and self._kept is None
 
-    def take_squares(self, a: int, fold: int, squares: Array, total: float) -> None:
+    def add_squares(self, a: int, fold: int, squares: Array, total: float) -> None:
         """Enter the score of a fold's rows from their weighted sums of squared errors, (t,), and the sum of weights."""
         values = -squares / total
         self.values[a, fold] = values if self.per_target else values.mean()
@@ -123,7 +121,7 @@ class ScoreSheet:
         return np.arange(self._folds.n) if self._folds.is_loo else self._folds.test[fold]
 
     def in_order(self, order: Numbers) -> Self:
-        """The same with the λ in another order."""
+        """Score sheet with the λ in another order."""
         other = copy(self)
         other.values = self.values[order]
         if self._kept is not None:
@@ -161,7 +159,7 @@ def without_score(alphas: Array, reached: float, wanted: float, remedy: str, wha
 
 @dataclass
 class Report:
-    """How the systems of one kernel were solved.
+    """Iterations and residuals of the systems of one kernel.
 
     Parameters
     ----------
@@ -187,17 +185,17 @@ class Report:
         self.wanted = np.full(shape, np.inf)
         self.stopped = np.zeros(self.n_alphas, bool)
 
-    def take(self, a: int, fold: int, residual: float, wanted: float) -> None:
-        """Take the residual of a λ and a fold, and the one that its score asks for; of several the worst."""
+    def add_residual(self, a: int, fold: int, residual: float, wanted: float) -> None:
+        """Record the residual of a λ and a fold, and the one that its score requires; of several the worst."""
         if not self.residuals[a, fold] / self.wanted[a, fold] >= residual / wanted:
             self.residuals[a, fold], self.wanted[a, fold] = residual, wanted
 
-    def take_fit(self, fold: int, result: SolveResult, tol: float) -> None:
-        """Take the result of a fit of a fold whose targets are those of all λ, to a residual `tol` if iterative."""
+    def add_fit(self, fold: int, result: SolveResult, tol: float) -> None:
+        """Record the result of a fit of a fold whose targets are those of all λ, to a residual `tol` if iterative."""
         wanted = INACCURATE_ABOVE if result.status in (Status.SOLVED, Status.INACCURATE) else tol
         self.iterations[:, fold] = result.iterations
         for a, residual in enumerate(np.reshape(result.residuals, (self.n_alphas, -1)).max(axis=1).tolist()):
-            self.take(a, fold, residual, wanted)
+            self.add_residual(a, fold, residual, wanted)
 
     @property
     def unsolved(self) -> NDArray[np.bool_]:
@@ -219,119 +217,8 @@ class Report:
         return (without_score(alphas[bad], float(np.nanmax(self.residuals[bad])), float(wanted.min()), remedy),)
 
     def in_order(self, order: NDArray[np.intp]) -> Self:
-        """The same with the λ in another order."""
+        """Report with the λ in another order."""
         other = copy(self)
         other.iterations, other.residuals = self.iterations[order], self.residuals[order]
         other.wanted, other.stopped = self.wanted[order], self.stopped[order]
         return other
-
-
-class FoldSystems:
-    """Systems (C_f K C_f + λ I) β = C_f y of some targets.
-
-    Parameters
-    ----------
-    data : TrainingData
-    folds : Folds
-    alphas : ndarray of shape (n_alphas,)
-        λ in descending order.
-    targets : slice
-        Targets of this run.
-    sheet : ScoreSheet
-        What scores them.
-    with_all_rows : bool
-        All rows are one more training set, after those of the folds.
-    """
-
-    def __init__(
-        self, data: TrainingData, folds: Folds, alphas: Array, targets: slice, sheet: ScoreSheet, *, with_all_rows: bool
-    ) -> None:
-        self.folds, self.alphas, self.targets, self._sheet = folds, alphas, targets, sheet
-        roots = data.dual_scale()
-        self.scales, self._means = folds.scales(roots), data.target_means()[targets]
-        if with_all_rows:
-            self.scales = np.column_stack([self.scales, np.ones(data.n) if roots is None else roots])
-        self.n_sets = self.scales.shape[1]
-        self.spreads = [_spread(self.scales[:, f]) for f in range(self.n_sets)]
-        """How much of a residual may be that of rows with ordinary weights, relative to these rows, for each set."""
-        self.values = data.targets[:, targets]
-        """y, of shape (n, t')."""
-        y = self.values - self._means
-        counting = y if data.weights is None else y[data.weights > 0]
-        sizes = root_mean_squares(counting)
-        self.sizes_of_targets = np.where(sizes > 0, sizes, 1.0)
-        """Root mean squares of the right-hand sides, of shape (t',)."""
-        self._right = np.column_stack([y, np.ones(data.n)]) if data.fit_intercept else y
-        self.is_whole, self.width = y.shape[1] == data.targets.shape[1], self._right.shape[1]
-        self.frees_constant = data.fit_intercept
-        of_column = np.tile(np.repeat(np.arange(self.n_sets), self.width), len(alphas))
-        self.sets = TrainingSets(self.scales, of_column)
-        self.shift = np.repeat(alphas, self.n_sets * self.width)
-        self.sizes = np.tile(column_sizes(self._of_sets()), len(alphas))
-        """Powers of two about as large as the right-hand sides, of shape (m,)."""
-
-    def columns(self, a: int, fold: int) -> slice:
-        """Columns of a λ and a fold, or the set after the last fold."""
-        first = (a * self.n_sets + fold) * self.width
-        return slice(first, first + self.width)
-
-    def columns_of_folds(self, a: int) -> slice:
-        """Columns of a λ, of all folds."""
-        return slice(self.columns(a, 0).start, self.columns(a, len(self.folds) - 1).stop)
-
-    def right_sides(self) -> Array:
-        """C_f y of all columns, and C_f 1 with a free constant; shape (n, m)."""
-        return np.tile(self._of_sets(), len(self.alphas))
-
-    def _of_sets(self) -> Array:
-        """Right-hand sides of one λ."""
-        return np.hstack([self._right * self.scales[:, [f]] for f in range(self.n_sets)])
-
-    def predictions(self, products: Array, sums: Array) -> Array:
-        """Predictions from K C β of held-out rows, (k, width), and cᵀβ, (width,): shape (k, t')."""
-        if not self.frees_constant:
-            return products + self._means
-        return freed_predictions(products, sums) + self._means
-
-    def shares_of_constants(self, sums: Array, fold: int) -> Array:
-        """Ratio ‖b r₁‖ / ‖y‖ for each target, of shape (t',): how much rounding the intercept contributes.
-
-        With β = β_y − b β_1 the residual is r_y − b r_1, and b is large where K is nearly constant.
-        """
-        norms, constants = column_norms(self._right * self.scales[:, [fold]]), np.abs(_constants(sums))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            shares = np.where(constants == 0, 0.0, constants * (norms[-1] / norms[:-1]))
-        return np.nan_to_num(shares, nan=np.inf, posinf=np.inf)
-
-    def score(self, fold: int, predictions: Array) -> Array:
-        """Scores of predictions of a fold's rows, of shape (k, t')."""
-        return self._sheet.score(fold, predictions, self.targets)
-
-    @property
-    def per_target(self) -> bool:
-        """Whether every target has its own scores."""
-        return self._sheet.per_target
-
-    @property
-    def is_squared_error(self) -> bool:
-        """Whether scores are mean squared errors."""
-        return self._sheet.is_squared_error
-
-
-def _spread(roots: Array) -> float:
-    """Root mean square of √w over the median: if few weights are far larger, a residual says little of other rows."""
-    roots = roots[roots > 0]
-    return max(1.0, float(np.sqrt(np.mean(roots**2)) / np.median(roots))) if roots.size else 1.0
-
-
-def freed_predictions(products: Array, sums: Array) -> Array:
-    """Predictions of rows with a free constant, from their K C β, (k, t + 1), and cᵀβ, (t + 1,): the last is of c."""
-    u, v, constants = products[:, :-1], products[:, -1:], _constants(sums)
-    with np.errstate(invalid="ignore"):  # what is not finite has no score
-        return np.asarray(u - v * constants + constants)
-
-
-def _constants(sums: Array) -> Array:
-    """B = cᵀβ_y / cᵀβ_1 of every target."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(sums[:-1] / sums[-1])

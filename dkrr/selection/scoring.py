@@ -1,4 +1,4 @@
-"""What a selection is asked for, and the scores of every kernel with every λ: the plan, and what it takes.
+"""Requests of selections, their plans, and the scores of every kernel with every λ.
 
 Held-out errors come from a Cholesky factor for each λ, exact for leave-one-out and for folds that train on the rest;
 from a fit of all λ for each fold, where nothing is shared between folds, or factors of their own take less time; or
@@ -79,9 +79,9 @@ class SelectionRequest:
     refit: bool = True
     """Whether all rows are fitted with the best candidate."""
     search: Search | None = None
-    """What is optimised further from the best candidate; None: nothing."""
+    """Parameters to optimise from the best candidate on; None: none."""
     uncertainty: bool | Literal["intervals"] = False
-    """What the last fit keeps for standard deviations."""
+    """State that the last fit keeps for standard deviations; see `Settings`."""
     interval_folds: Sequence[NDArray[np.intp]] = ()
     """Folds without which the last fit computes models as well."""
 
@@ -101,7 +101,7 @@ class SelectionRequest:
         return replace(fits.problem(), alphas=tuple(sorted(set(self.alphas.tolist()))))
 
     def sizes(self, settings: Settings) -> FoldSizes:
-        """What plans depend on of the folds."""
+        """Sizes of the folds, for plans."""
         sheet = _sheet(self, self.folds, 0)
         return FoldSizes(
             n_folds=len(self.folds),
@@ -152,9 +152,9 @@ def score_by_factors(
             cuts = np.cumsum([len(rows) for rows in folds.test])[:-1]
             predictions, residual = np.split(found["values"], cuts), float(found["residual"][0, 0])
         for fold in range(report.n_folds):
-            report.take(a, fold, residual, MAX_RESIDUAL)
+            report.add_residual(a, fold, residual, MAX_RESIDUAL)
         for fold, values in enumerate(predictions):
-            sheet.take(a, fold, values)
+            sheet.add_predictions(a, fold, values)
 
 
 def _predictions(
@@ -236,11 +236,11 @@ def score_by_refits(
         with warnings.catch_warnings():  # the report says which λ were not solved, of all folds together
             warnings.simplefilter("ignore", ConvergenceWarning)
             fitted = fit(_of_training_rows(request, folds, f, alphas, is_primal=is_primal), progress)
-        (solved,) = fitted.solved
-        predictions = predict_in_memory(solved.model, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
-        report.take_fit(f, solved.result, request.settings.tol)
+        (model,) = fitted.models
+        predictions = predict_in_memory(model.function, MemoryRows(_taken(request, folds.test[f], folds.training(f))))
+        report.add_fit(f, model.result, request.settings.tol)
         for a in range(len(alphas)):
-            sheet.take(a, f, predictions[:, a * t : (a + 1) * t])
+            sheet.add_predictions(a, f, predictions[:, a * t : (a + 1) * t])
 
 
 def _taken(request: FitRequest, rows: Numbers, training: Numbers) -> Any:

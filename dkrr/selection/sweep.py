@@ -27,8 +27,9 @@ from dkrr.linalg.result import Status
 from dkrr.planning import Plan
 from dkrr.planning.selection import RISES
 from dkrr.planning.strategy import Iterative
+from dkrr.selection.fold_systems import FoldSystems
 from dkrr.selection.folds import Folds
-from dkrr.selection.scores import FoldSystems, Report, ScoreSheet
+from dkrr.selection.scores import Report, ScoreSheet
 from dkrr.text import plural
 
 Array = NDArray[np.float64]
@@ -187,20 +188,20 @@ class Refit:
 
     tol: float
     iterations: int = 0
-    """Of the run that solved for them, the folds included."""
+    """Iterations of the run that computed the solutions, including those for the folds."""
     _solutions: dict[int, Array] = field(default_factory=dict)
     _constants: dict[float, Array] = field(default_factory=dict)
     _alphas: dict[int, float] = field(default_factory=dict)
 
-    def take(self, targets: Numbers, alphas: Array, solutions: Array, constants: Array | None) -> None:
-        """Take the solutions of some targets, (n, t'), and of their constants, if these are free."""
+    def add_solutions(self, targets: Numbers, alphas: Array, solutions: Array, constants: Array | None) -> None:
+        """Record the solutions of some targets, (n, t'), and of the constant, with an intercept."""
         for j, (target, alpha) in enumerate(zip(targets.tolist(), alphas.tolist(), strict=True)):
             self._solutions[target], self._alphas[target] = solutions[:, j], alpha
             if constants is not None:
                 self._constants[alpha] = constants[:, j]
 
     def start(self, n_targets: int) -> DualStart | None:
-        """What the last fit begins from; None unless every target has a solution."""
+        """Starting solutions of the last fit; None unless every target has a solution."""
         if len(self._solutions) < n_targets:
             return None
         note = (
@@ -212,18 +213,18 @@ class Refit:
 
 SLACK = 10.0
 """Errors of held-out rows over the size of the targets, times this, below which a residual has to be smaller."""
-LEAST_TOL = 1e-10
+MIN_FOLD_TOL = 1e-10
 RECURRENCE_FRACTION = 0.6
 """Fraction of the tolerance at which a cycle ends: another one, for the columns whose true residuals are a little
 larger than those of the recurrence in float32, takes longer than the iterations to here."""
 REFIT_FRACTION = 0.5
-"""Fraction of the last fit's tolerance to which its columns are solved: with a free constant they are differences."""
+"""Fraction of the last fit's tolerance to which its columns are solved: with an intercept they are differences."""
 MAX_TIGHTENINGS = 4
 """Times that a run is continued with smaller tolerances: from the default to the smallest one."""
 
 
 class FoldSweep:
-    """One run for some of the targets.
+    """Run of conjugate gradient for all folds and λ of some of the targets.
 
     Parameters
     ----------
@@ -293,7 +294,7 @@ class FoldSweep:
         outcome = resumed(context, iteration, start) if systems.is_whole else start(None)
         for left in reversed(range(MAX_TIGHTENINGS + 1)):
             held_out, wanted, shares = self._held_out(operator, outcome, plan.problem.tol)
-            further = iteration.continued(outcome, np.maximum(wanted / shares, LEAST_TOL)) if left else None
+            further = iteration.continued(outcome, np.maximum(wanted / shares, MIN_FOLD_TOL)) if left else None
             if further is None:
                 break
             outcome = further
@@ -306,9 +307,9 @@ class FoldSweep:
             needed = float(wanted[where.start]) if a < n_kept else np.inf
             if not is_finite and residual <= needed:
                 residual = np.inf
-            self._report.take(a, f, residual, needed)
+            self._report.add_residual(a, f, residual, needed)
             if is_finite and (a < n_kept or outcome.residuals[systems.columns_of_folds(a)].max() <= STOPPED_RESIDUAL):
-                self._sheet.take(a, f, values, systems.targets)
+                self._sheet.add_predictions(a, f, values, systems.targets)
         self._report.stopped[n_kept:] = True
         self._report.messages += outcome.messages
         if watch is not None:
@@ -326,7 +327,7 @@ class FoldSweep:
         chosen = np.broadcast_to(np.nanargmax(means, axis=0), len(self._target_numbers))
         numbers = np.array([systems.columns(a, systems.n_sets - 1).start for a in chosen.tolist()])
         targets, constants = numbers + np.arange(len(numbers)), numbers + systems.width - 1
-        used = np.concatenate([targets, constants]) if systems.frees_constant else targets
+        used = np.concatenate([targets, constants]) if systems.has_intercept else targets
         iteration.tol = np.full(len(systems.shift), np.inf)
         iteration.tol[used] = REFIT_FRACTION * refit.tol
         outcome = iteration.run(state=iteration.last)
@@ -334,20 +335,20 @@ class FoldSweep:
             return  # a separate fit may have another solver
         x = outcome.x
         refit.iterations = max(refit.iterations, self._n_steps)
-        free = x[:, constants] if systems.frees_constant else None
-        refit.take(self._target_numbers, systems.alphas[chosen], x[:, targets], free)
+        free = x[:, constants] if systems.has_intercept else None
+        refit.add_solutions(self._target_numbers, systems.alphas[chosen], x[:, targets], free)
 
     def _held_out(
         self, operator: TrainingSetOperator, outcome: CGOutcome, tol: float
     ) -> tuple[dict[tuple[int, int], Array], Array, Array]:
         """Predictions of held-out rows for every λ and fold, the residuals that their scores need, and shares.
 
-        The shares are how many times the residual of a column counts, more than once that of a large free constant;
+        The shares are how many times the residual of a column counts, more than once that of a large intercept;
         both have shape (m,).
 
         A residual moves predictions by about as much of ‖y‖, which may be far more than they are wrong: where targets
-        have a mean and no constant is free, or hardly any noise; or where most of it is that of a few rows with large
-        weights, and so little of the others is solved.
+        have a mean and the model no intercept, or hardly any noise; or where a few rows with large weights have most of
+        it, and so little of the others is solved.
         """
         systems = self.systems
         products = operator.products_of_all_rows(outcome.x / systems.sizes) * systems.sizes
@@ -358,11 +359,11 @@ class FoldSweep:
                 where = systems.columns(a, f)
                 sums = systems.scales[:, f] @ outcome.x[:, where]
                 found[a, f] = systems.predictions(products[rows, where], sums)
-                if systems.frees_constant:
-                    shares[where.stop - 1] = max(1.0, systems.shares_of_constants(sums, f).max())
+                if systems.has_intercept:
+                    shares[where.stop - 1] = max(1.0, systems.shares_of_intercepts(sums, f).max())
                 errors = root_mean_squares(found[a, f] - systems.values[rows])
                 part = float(np.min(errors / systems.sizes_of_targets, initial=np.inf))
-                wanted[where] = max(tol * min(1.0, SLACK * part) / systems.spreads[f], LEAST_TOL)
+                wanted[where] = max(tol * min(1.0, SLACK * part) / systems.spreads[f], MIN_FOLD_TOL)
         return found, wanted, shares
 
     def _count(self, columns: Numbers, *_: Array) -> None:
@@ -384,14 +385,14 @@ def sweep(
     race: bool,
     refit: Refit | None = None,
 ) -> None:
-    """Score every λ, in descending order, by conjugate gradient; as many targets at a time as the plan has.
+    """Score every λ, in descending order, by conjugate gradient, in batches of the plan's number of targets.
 
     Parameters
     ----------
     strategy : Iterative
     data : TrainingData
     plan : Plan
-        Of a fit with as many targets as there are in one run, and with these folds.
+        Plan of a fit with the number of targets of one run, and with these folds.
     refit : Refit, optional
         Takes the solutions for all rows.
     """
@@ -415,7 +416,7 @@ def sweep(
 
 
 def target_batches(n_targets: int, width: int) -> Iterator[slice]:
-    """Targets, as many at a time."""
+    """Slices of at most `width` targets."""
     for start in range(0, n_targets, width):
         yield slice(start, min(start + width, n_targets))
 

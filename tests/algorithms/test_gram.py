@@ -21,9 +21,9 @@ from dkrr.data import MemoryRows, as_rows, write_rows
 from dkrr.data.rows import ALL
 from dkrr.errors import InputError, NotFiniteError, StoreError
 from dkrr.features import CallableMap
-from dkrr.fitting import requests
-from dkrr.fitting.prediction import BLOCK_BYTES, BLOCK_ROWS, block_rows, predict
-from dkrr.fitting.results import FittedFunction
+from dkrr.fitting import request_plans
+from dkrr.fitting.fitted_function import FittedFunction
+from dkrr.fitting.prediction import PREDICTED_BYTES, PREDICTED_ROWS, block_rows, predict
 from dkrr.kernels import RBF, Laplacian, Linear, Matern, Polynomial, Precomputed, Sigmoid, smallest_eigenvalue
 from dkrr.linalg.preconditioners import SAMPLE, estimated_spectrum, power_law
 from dkrr.store import ChunkedArray
@@ -176,7 +176,7 @@ def test_rows_are_sampled_where_iterations_may_be_chosen(monkeypatch, tmp_path, 
     """Of rows that are too wide a sample would take memory that no plan counts; few are sampled for searches."""
     np.lib.format.open_memmap(tmp_path / "X.npy", "w+", shape=shape)
     sampled = []
-    monkeypatch.setattr(requests, "estimated_spectrum", lambda kernel, rows: sampled.append(rows))
+    monkeypatch.setattr(request_plans, "estimated_spectrum", lambda kernel, rows: sampled.append(rows))
     dkrr.plan(tmp_path / "X.npy", memory_limit="4GiB", **settings)
     assert bool(sampled) == is_sampled
 
@@ -239,7 +239,7 @@ def fitted(n, d, t, rows=None):
 def test_blocks_are_lower_where_something_is_wide(d, t):
     model = FittedFunction(RBF(gamma=1.0), d, None, None, None, None, np.zeros(t))
     height = block_rows(model, MemoryRows(np.broadcast_to(0.0, (5000, d))))
-    assert 1 <= height <= BLOCK_ROWS and (height == 1 or height * 8 * max(d, t) <= BLOCK_BYTES)
+    assert 1 <= height <= PREDICTED_ROWS and (height == 1 or height * 8 * max(d, t) <= PREDICTED_BYTES)
 
 
 def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatch):
@@ -250,7 +250,7 @@ def test_what_is_kept_of_the_training_rows_is_bounded_and_not_pickled(monkeypatc
     assert len(pickle.dumps(model)) == len(pickled)
     for other in (model, pickle.loads(pickled)):
         assert_array_equal(predict(other, X), first)
-    monkeypatch.setattr("dkrr.fitting.results.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
+    monkeypatch.setattr("dkrr.fitting.fitted_function.KEPT_BYTES", RBF().kept_bytes(3000, 4) - 1)
     other = replace(model)
     assert_array_equal(predict(other, X), first)
     assert not other._kernels_to

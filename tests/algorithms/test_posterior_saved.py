@@ -42,8 +42,8 @@ METHODS = {
     "several tiles": {"kernel": RBF(gamma=0.1), "tile": 48},
     "one tile in a store": {"kernel": RBF(gamma=0.1), "tile": 512},
     "conjugate gradient": {"kernel": RBF(gamma=0.1), "solver": CG, "alpha": 0.5},
-    "conjugate gradient, free constant": {"kernel": RBF(gamma=0.1), "solver": CG, "alpha": 0.5, "fit_intercept": True},
-    "free constant": {"kernel": RBF(gamma=0.1), "fit_intercept": True},
+    "conjugate gradient, intercept": {"kernel": RBF(gamma=0.1), "solver": CG, "alpha": 0.5, "fit_intercept": True},
+    "intercept": {"kernel": RBF(gamma=0.1), "fit_intercept": True},
     "λ of each target": {"kernel": "laplacian", "alpha": [0.3, 0.1, 0.3]},
     "primal": {"kernel": "linear", "fit_intercept": True},
     "solved in dual form": {"kernel": "linear", "form": "dual"},
@@ -73,7 +73,7 @@ def test_a_loaded_model_has_the_same_bits(data, tmp_path, monkeypatch, way, unce
 KEPT = (
     "dual",
     "several tiles",
-    "free constant",
+    "intercept",
     "λ of each target",
     "primal",
     "Fourier",
@@ -270,7 +270,7 @@ def test_intervals_of_rows_that_someone_has_changed_are_not_nan(data, tmp_path):
 
 
 FOLDED = {
-    name: METHODS[name] for name in ("free constant", "λ of each target", "primal", "columns", "λ = 0", "several tiles")
+    name: METHODS[name] for name in ("intercept", "λ of each target", "primal", "columns", "λ = 0", "several tiles")
 }
 FOLDED |= {"grid": {"kernel": Columns(RBF(gamma=0.1), [0]), "form": "primal"}, "search": {}}
 

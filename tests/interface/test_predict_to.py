@@ -43,7 +43,7 @@ def here(tmp_path, monkeypatch):
     """The current folder, with the table in groups of rows that blocks of predictions do not meet."""
     monkeypatch.chdir(tmp_path)
     TABLE.to_parquet("x.parquet", index=False, row_group_size=40)
-    monkeypatch.setattr(predictions_out, "MAX_BLOCK_ROWS", 33)
+    monkeypatch.setattr(predictions_out, "MAX_WRITTEN_ROWS", 33)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_wrong_settings_are_refused_before_work(monkeypatch, name, value):
-    monkeypatch.setattr("dkrr.fitting.run.drawn", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("dkrr.fitting.run.with_sampled_maps", lambda *_: pytest.fail("work has begun"))
     word = {"memory-limit": "memory_limit", "local.workers": "workers"}.get(name, f"dkrr.{name}")
     with dask.config.set({f"dkrr.{name}": value}), pytest.raises(InputError, match=word):
         dkrr.KernelRidge(tile=2).fit(np.eye(4), np.ones(4))

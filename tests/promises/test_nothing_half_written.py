@@ -21,7 +21,7 @@ from dkrr.fitting import prediction_plans
 root, ENDS = Path(sys.argv[1]), json.loads(sys.argv[2])
 frame = pd.DataFrame({"a": np.random.default_rng(0).normal(size=3000), "id": [f"row {k}" for k in range(3000)]})
 model = dkrr.KernelRidge().fit(frame[["a"]], frame.a)
-prediction_plans.MAX_BLOCK_ROWS = 500
+prediction_plans.MAX_WRITTEN_ROWS = 500
 
 def predict(folder, end):
     dkrr.predict_to(model, frame, folder / f"p{end}", keep=["id"] if end != ".npy" else (), overwrite=True)
