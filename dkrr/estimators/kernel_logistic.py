@@ -603,8 +603,8 @@ class KernelLogisticRegression(KernelClassifier):
             Labels: numbers, strings or booleans, of at least two classes; with a table as X also
             the name of its column, which is then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            Weights ≥ 0, positive for rows of at least two classes, with `fit_intercept` of every
-            class; None: 1 for every row.
+            Weights, 0 or from 1e-30 to 1e30 (times `class_weight`), positive for rows of at least two
+            classes, with `fit_intercept` of every class; None: 1 for every row.
 
         Returns
         -------

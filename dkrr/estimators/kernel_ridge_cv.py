@@ -381,9 +381,10 @@ class KernelRidgeCV(RidgeRegressor):
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
             documents, graphs, a table or other objects if the kernel takes these.
         y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
-            Targets; with a table as X also names of its columns, which are then not part of X.
+            Targets, the largest of each column 0 or from 1e-120 to 1e120 in size; with a table as X also
+            names of its columns, which are then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            wᵢ ≥ 0, not all 0, of the fits and of the scores; None: 1 for every row.
+            wᵢ of the fits and of the scores: 0 or from 1e-30 to 1e30, not all 0; None: 1 for every row.
         groups : array-like of shape (n_samples,), optional
             Groups of the rows, for splitters that keep them together.
 
