@@ -35,7 +35,16 @@ from dkrr.fitting.intervals import CrossValidationIntervals
 from dkrr.fitting.posteriors import Posteriors, Variances
 from dkrr.fitting.prediction import Advance, at_once, by_blocks, predict
 from dkrr.fitting.prediction_plans import Asked, plan_of_rows
-from dkrr.fitting.requests import INTERVAL_FOLDS, FitRequest, Learned, Settings, Targets, checked_weights
+from dkrr.fitting.requests import (
+    INTERVAL_FOLDS,
+    FitRequest,
+    Learned,
+    Settings,
+    Targets,
+    checked_weights,
+    refuse_extreme_targets,
+    refuse_extreme_weights,
+)
 from dkrr.kernels import Kernel
 from dkrr.planning.predictions import PredictionPlan
 from dkrr.planning.uncertainty import UncertaintyPlan
@@ -548,10 +557,12 @@ class RidgeRegressor(MultiOutputMixin, RegressorMixin, KernelEstimator):
         self._learned = Learned(kernel, partial(_safe_indexing, X))
 
     def _checked_targets(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Rows, NDArray[np.float64], Any]:
-        """X as rows of numbers, settings, rows, finite targets as they were given, and sample weights."""
+        """X as rows of numbers, settings, rows, targets that float64 can square, and sample weights."""
         self.__dict__.pop("_learned", None)  # of a fit that failed
         X, settings, rows, y, weights = self._checked_data(X, y, sample_weight)
         check_finite(y, "y")
+        refuse_extreme_targets(y)
+        refuse_extreme_weights(weights)
         release_pages(y)  # they would count as memory of this process
         return X, settings, rows, y, weights
 
@@ -763,9 +774,10 @@ class KernelRidge(RidgeRegressor):
             Training rows; the Gram matrix (n_samples, n_samples) if kernel == "precomputed";
             documents, graphs, a table or other objects if the kernel takes these.
         y : ndarray, table, Dask or Zarr array, path, or column of X, of shape (n_samples,) or (n_samples, n_targets)
-            Targets; with a table as X also names of its columns, which are then not part of X.
+            Targets, the largest of each column 0 or from 1e-120 to 1e120 in size; with a table as X also
+            names of its columns, which are then not part of X.
         sample_weight : float, array-like of shape (n_samples,), or column of X, optional
-            wᵢ ≥ 0, not all 0; None: 1 for every row.
+            wᵢ: 0 or from 1e-30 to 1e30, not all 0; None: 1 for every row.
 
         Returns
         -------

@@ -120,8 +120,6 @@ class CrossValidationIntervals:
     """Targets and the models of all folds."""
     coverage: float
     n_targets: int
-    units: Array | None
-    """Powers of two that the targets of the models have been divided by, of shape (t,)."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Name for Dask: a checksum of all models would take long."""
 
@@ -155,7 +153,7 @@ class CrossValidationIntervals:
                 predictions[where] = values
             for columns, lists, part in parts:
                 self._fill(found[where], columns, lists, part)
-        return predictions, found if self.units is None else found * np.tile(self.units, 2)
+        return predictions, found
 
     @property
     def _n_columns(self) -> int:

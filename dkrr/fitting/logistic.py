@@ -123,7 +123,6 @@ def _dual(
             max_iter=settings_of(plan).max_iter,
             start=start,
             progress=context.progress,
-            unit=data.unit,
             known=known,
         )
 
@@ -193,7 +192,6 @@ def _by_passes(
             progress=context.progress,
             least_weight=least_weight,
             record=context.record,
-            unit=data.unit,
             known=known,
         )
 
@@ -356,15 +354,14 @@ def fit_path(request: FitRequest, data: LabelledData, plan: Plan, progress: Prog
     stay in a store that the user gave.
     """
     begun = time.perf_counter()
-    scaled = data.in_range()
     start = request.start.for_plan(plan) if isinstance(request.start, WarmStart) else None
     with open_context(plan, request.settings.store, progress, request.settings.max_iter) as context:
-        how = plan.chosen.details
-        made = OBJECTIVES[plan.form, type(how)](how, scaled, plan, context)
-        found = _minimise(scaled, plan, context, made.objective, request.settings.max_iter, start)
+        details = plan.chosen.details
+        made = OBJECTIVES[plan.form, type(details)](details, data, plan, context)
+        found = _minimise(data, plan, context, made.objective, request.settings.max_iter, start)
         of_near = [
             None if made.near is None else made.near(alpha, one.point)
-            for alpha, one in zip(scaled.alphas, found, strict=True)
+            for alpha, one in zip(data.alphas, found, strict=True)
         ]
     models = [
         _fitted_model(data, plan, context, made.rows, one, near) for one, near in zip(found, of_near, strict=True)

@@ -43,6 +43,7 @@ from dkrr.fitting.requests import (
     checked_width,
     fields_of_classes,
     fields_of_targets,
+    refuse_extreme_weights,
 )
 from dkrr.fitting.sampled import with_bounding_box
 from dkrr.fitting.search_plans import search_plan, within_store
@@ -499,6 +500,7 @@ def _checked_content(kernel: Kernel, rows: Rows | None, sample_weight: Any, *, i
     else:
         check_content(rows, "X")
     weights = checked_weights(sample_weight, n)
+    refuse_extreme_weights(weights)
     if weights is None:
         return {}
     return {"n_positive_weights": int(np.count_nonzero(weights)), "total_weight": float(weights.sum())}

@@ -163,7 +163,8 @@ class DualPosterior(CholeskyPosterior):
                     models = [left_out.without(rows, one) for rows, one in zip(folds, scaled, strict=True)]
             else:
                 with stored_context(context, self._threads, progress) as run:
-                    found = errors_in_tiles(left_out, folds, run, f"folds-{self.alpha!r}")
+                    name = f"folds-{self.alpha!r}".replace("+", "")  # as in 1e+16, which is not in names of arrays
+                    found = errors_in_tiles(left_out, folds, run, name)
                 scaled = [one.errors for one in found]
                 models = left_out.without_stored(folds, [one.forward for one in found])
         coef = np.hstack([solution * self._scale[:, None] for solution, _ in models])

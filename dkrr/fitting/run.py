@@ -140,14 +140,13 @@ def _solution(data: TrainingData, plan: Plan, context: Context, start: DualStart
 def fit_regression(request: FitRequest, data: TrainingData, plan: Plan, progress: Progress) -> tuple[FittedModel]:
     """Carry out a plan; what is finished before an error stays in a store that the user gave."""
     begun = time.perf_counter()
-    data, sizes = data.in_range()
-    start = request.start if isinstance(request.start, DualStart) and sizes is None else None
+    start = request.start if isinstance(request.start, DualStart) else None
     with open_context(plan, request.settings.store, progress) as context:
         solution = _solution(data, plan, context, start)
         processes = processes_left(request, data, solution)
         if processes is not None and request.folds:
             processes.fold_models(request.folds, context)
-    return (fitted_model(data, plan, solution, sizes, context, begun, processes),)
+    return (fitted_model(data, plan, solution, context, begun, processes),)
 
 
 def processes_left(request: FitRequest, data: TrainingData, solution: Solution) -> Any:

@@ -57,8 +57,6 @@ class DualObjective(Objective):
     start : Point
         Where to begin; its scores and gradients are computed where it has none.
     progress : Progress
-    unit : float
-        What weights and λ have been divided by.
     known : ndarray of shape (n_systems,), optional
         The references, where an earlier objective of the same labels has computed them.
     """
@@ -73,7 +71,6 @@ class DualObjective(Objective):
     max_iter: int
     start: InitVar[Point]
     progress: Progress
-    unit: float = 1.0
     known: InitVar[Array | None] = None
     messages: list[str] = field(default_factory=list)
 
@@ -223,9 +220,8 @@ class DualObjective(Objective):
         try:
             yield
         except NotPositiveDefiniteError as error:
-            alpha = self.alpha * self.unit
             raise NotPositiveDefiniteError(
-                f"kernel logistic regression with λ = alpha = {alpha:g}: {error}. The kernel is not positive "
+                f"kernel logistic regression with λ = alpha = {self.alpha:g}: {error}. The kernel is not positive "
                 f"semidefinite on these rows, or λ is below what rounding in K allows: increase alpha, or use a "
                 f"positive semidefinite kernel. dkrr never adds its own jitter; steps in a given store are kept",
                 error.row,

@@ -75,8 +75,6 @@ class Objective(ABC):
     """Reports of an iterative solver."""
     inner_iterations: int = 0
     """Iterations of the iterative solver, over all steps."""
-    unit: float = 1.0
-    """Divisor of the objective; reports are in units of the user."""
 
     def check_finite(self) -> None:
         """Raise NotFiniteError if a value, a gradient or a reference is infinite or NaN."""
@@ -268,7 +266,7 @@ class Newton:
                 o.check_finite()
                 self._squares[:] = np.inf
                 if state.history:
-                    objective, gradient = o.unit * float(o.values.sum()), float(self._relative().max())
+                    objective, gradient = float(o.values.sum()), float(self._relative().max())
                     state.history[-1] = replace(state.history[-1], objective=objective, gradient=gradient)
                 continue
             inner, before = o.inner_iterations, o.values.copy()
@@ -303,7 +301,7 @@ class Newton:
                 NewtonStep(
                     step=state.step,
                     seconds=seconds,
-                    objective=o.unit * float(o.values.sum()),
+                    objective=float(o.values.sum()),
                     gradient=float(now.max()),
                     length=float(step_lengths[is_open].min()),
                     n_open=int(is_open.sum()),

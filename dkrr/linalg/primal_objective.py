@@ -48,8 +48,6 @@ class PrimalObjective(Objective):
     progress : Progress
     least_weight : float
         Smallest weight of a row but 0.
-    unit : float
-        What weights and λ have been divided by.
     known : ndarray of shape (n_systems,), optional
         The references, where an earlier objective of the same labels has computed them.
     """
@@ -64,7 +62,6 @@ class PrimalObjective(Objective):
     progress: Progress
     least_weight: float = 1.0
     record: RunRecord = field(default_factory=RunRecord)
-    unit: float = 1.0
     known: InitVar[Array | None] = None
     messages: list[str] = field(default_factory=list)
 
@@ -194,9 +191,8 @@ class PrimalObjective(Objective):
                 factor_in_memory(memory_system(FormedTiles((factor,)), shift, factor), SerialExecutor())
                 x = substituted(factor, right_side)
             except NotPositiveDefiniteError as error:
-                alpha = self.alpha * self.unit
                 raise NotPositiveDefiniteError(
-                    f"kernel logistic regression, λ = alpha = {alpha:g}: the curvature is not positive definite "
+                    f"kernel logistic regression, λ = alpha = {self.alpha:g}: the curvature is not positive definite "
                     f"at feature {error.row % p}: λ is below its rounding. Increase alpha, or scale the columns of X",
                     error.row % p,
                 ) from None

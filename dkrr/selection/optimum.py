@@ -6,7 +6,7 @@ matter; it starts at the best candidate of the grid.
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import exp, isfinite, log
 from typing import Any, Literal, get_args
 
@@ -32,7 +32,6 @@ from dkrr.planning.searches import Optimising
 from dkrr.planning.selection import FoldSizes, ScoringPlan, plan_gradient
 from dkrr.selection.folds import Folds
 from dkrr.selection.gradients import EvaluatedData, Evaluation, HeldOutError
-from dkrr.selection.scores import times_square
 from dkrr.store import RunStore
 from dkrr.store.run_store import ENDED, STAGE
 from dkrr.text import Explained, plural
@@ -116,22 +115,6 @@ class Optimum(Explained):
     plan: ScoringPlan
     stages: tuple[Stage, ...] = field(repr=False)
     predictions: tuple[Array, ...] = field(repr=False)
-
-    def of_given(self, size: float) -> "Optimum":
-        """Result for targets that are larger by a power of two.
-
-        Parameters
-        ----------
-        size : float
-            Power of two.
-
-        Returns
-        -------
-        Optimum
-            Optimum in the units of these targets.
-        """
-        changed = {name: times_square(getattr(self, name), size) for name in ("score", "scores", "gradients")}
-        return replace(self, predictions=tuple(p * size for p in self.predictions), **changed)
 
     def _summary(self) -> str:
         how = "converged" if self.converged else "not converged"

@@ -42,7 +42,7 @@ from dkrr.selection.curve import LearningCurve
 from dkrr.selection.folds import Folds, SelectionData
 from dkrr.selection.optimum import Search
 from dkrr.selection.primal_folds import PrimalFolds
-from dkrr.selection.scores import Report, Score, ScoreSheet, in_range
+from dkrr.selection.scores import Report, Score, ScoreSheet
 from dkrr.selection.sweep import Refit, sweep
 from dkrr.store.run_store import ENDED
 
@@ -79,17 +79,10 @@ class SelectionRequest:
     """Whether all rows are fitted with the best candidate."""
     search: Search | None = None
     """Parameters to optimise from the best candidate on; None: none."""
-    units: Array | None = None
-    """Powers of two that the targets have been divided by, of shape (t,); None: by nothing."""
     uncertainty: bool | Literal["intervals"] = False
     """State that the last fit keeps for standard deviations; see `Settings`."""
     interval_folds: Sequence[NDArray[np.intp]] = ()
     """Folds without which the last fit computes models as well."""
-
-    def in_range(self) -> Self:
-        """Request with targets whose squares neither overflow nor underflow, for everything but the last fit."""
-        values, units = in_range(self.values, self.score, per_target=self.per_target)
-        return self if units is None else replace(self, values=values, units=units)
 
     def last_fit(self) -> Refit | None:
         """Collector of the full-data solutions, which become the last fit; None if there are several kernels."""
@@ -340,7 +333,6 @@ def _sheet(request: SelectionRequest, folds: Folds, n_alphas: int, *, keeps_pred
         is_vector=request.is_vector,
         per_target=request.per_target,
         keeps_predictions=keeps_predictions,
-        units=request.units,
     )
 
 

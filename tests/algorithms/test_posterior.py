@@ -263,6 +263,15 @@ def test_residuals_and_intervals_are_those_of_models_without_the_row_or_the_fold
     assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
 
+def test_intervals_by_tiles_of_a_large_alpha(data):
+    weights = 1e20 * data.weights
+    intervals = [
+        KernelRidge(1e20, kernel="rbf", tile=tile).fit(data.X, data.y, sample_weight=weights).predict_interval(data.X)
+        for tile in (None, 48)
+    ]
+    assert_close(intervals[1], intervals[0], 1e-9)
+
+
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("of_class", ["heavy", "leverage", "weights", "columns", "lambda", "duplicates"])
 def test_answers_that_float64_strains_are_right_in_160_digits_or_come_with_a_warning(of_class, number):
